@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The exception tree.
+
+Every message names the thing, the reason and the fix::
+
+    XpuRuntimeError                        every error this library raises
+     ├── CudaError                         a CUDA call failed, or the CUDA device asked for is not there
+     ├── OutOfMemoryError (MemoryError)    an allocation failed or would pass a limit; the session still works
+     ├── UnsupportedOperationError         what was asked cannot be done here; under `strict`, not honoured
+     ├── PolicyError (ValueError)          a policy has an unknown key, a bad value, or is not a policy
+     ├── ModelError (ValueError)           a model file is missing, corrupt, or refers outside its folder
+     ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
+     ├── EngineError                       an engine is missing, refused the model, or failed while running
+     └── LockError                         a lock does not match what it is held against
+
+    XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce, or what cannot be raised
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CudaError",
+    "EngineError",
+    "InputError",
+    "LockError",
+    "ModelError",
+    "OutOfMemoryError",
+    "PolicyError",
+    "UnsupportedOperationError",
+    "XpuRuntimeError",
+    "XpuRuntimeWarning",
+]
+
+
+class XpuRuntimeError(Exception):
+    """Base of every error this library raises.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, why, and how to mend it.
+    device : str, optional
+        The device concerned, such as ``"cuda:0"``.
+    engine : str, optional
+        The engine concerned, such as ``"onnxruntime"``.
+    status : int or str, optional
+        The vendor's own status code.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        device: str | None = None,
+        engine: str | None = None,
+        status: int | str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.device = device
+        self.engine = engine
+        self.status = status
+
+
+class CudaError(XpuRuntimeError):
+    """A CUDA call failed, or the CUDA device that was asked for is not there."""
+
+
+class OutOfMemoryError(XpuRuntimeError, MemoryError):
+    """An allocation failed, or would pass the limit of a pool."""
+
+
+class UnsupportedOperationError(XpuRuntimeError):
+    """What was asked cannot be done here; under ``mode: strict``, a policy key that cannot be enforced."""
+
+
+class PolicyError(XpuRuntimeError, ValueError):
+    """A policy has an unknown key or a bad value, or is no policy at all."""
+
+
+class ModelError(XpuRuntimeError, ValueError):
+    """A model file is missing, corrupt, truncated, or refers to data outside its own folder."""
+
+
+class InputError(XpuRuntimeError, ValueError):
+    """An argument is wrong: its name, dtype, rank, shape or layout."""
+
+
+class EngineError(XpuRuntimeError):
+    """An engine is not installed, refused the model, or failed while running it."""
+
+
+class LockError(XpuRuntimeError):
+    """A lock does not match what it is held against."""
+
+
+class XpuRuntimeWarning(UserWarning):
+    """What a ``prefer`` policy could not enforce, and what happens where nothing can be raised."""

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The record types of the loop: what was requested, what was resolved, what was observed.
+
+One vocabulary for every engine. A record says where its fact comes from; what could not be observed is said, never guessed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Boundary",
+    "Control",
+    "Conversion",
+    "Enforceability",
+    "Latency",
+    "Observation",
+    "Status",
+    "Time",
+    "Unit",
+    "Verdict",
+]
+
+Enforceability = Literal["enforced", "advisory", "unsupported"]
+Status = Literal["honoured", "substituted", "unsupported", "unobservable"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """A frozen, keyword-only value."""
+
+
+class Verdict(_Record):
+    """One candidate, accepted or rejected.
+
+    Attributes
+    ----------
+    candidate : str
+        ``"engine"`` or ``"engine@device"``, such as ``"onnxruntime@cuda:0"``.
+    accepted : bool
+    code : str
+        Machine-readable reason: ``accepted``, ``not_tried``, ``engine_unknown``, ``engine_missing``, ``engine_broken``,
+        ``device_missing``, ``device_unsupported``, ``library_missing``, ``precision_unsupported``, ``op_unsupported``,
+        ``not_enforceable``.
+    reason : str
+        One sentence why.
+    fix : str or None
+        The command or the policy edit that mends it, where one is known.
+    """
+
+    candidate: str
+    accepted: bool
+    code: str
+    reason: str
+    fix: str | None = None
+
+
+class Control(_Record):
+    """One policy key and what an engine can do with it, known before anything is loaded.
+
+    Attributes
+    ----------
+    key : str
+        Path in the policy file, such as ``"kernels.attention"`` or ``"execution.precision"``.
+    requested : str
+        The value in the policy, as text.
+    resolved : str
+        What it becomes: a vendor option such as ``"sdpa_kernel=1"``, a graph edit, or ``"-"`` when nothing is done.
+    enforceability : {"enforced", "advisory", "unsupported"}
+    reason : str
+    fix : str or None
+    """
+
+    key: str
+    requested: str
+    resolved: str
+    enforceability: Enforceability
+    reason: str
+    fix: str | None = None
+
+
+class Observation(_Record):
+    """One policy key after a run: requested, resolved, observed.
+
+    ``status`` is `honoured`, `substituted` (something else ran), `unsupported` (the plan said so) or `unobservable`.
+    """
+
+    key: str
+    requested: str
+    resolved: str
+    observed: str
+    status: Status
+    reason: str
+
+
+class Time(_Record):
+    """A time and what kind of time it is.
+
+    Attributes
+    ----------
+    value : float
+        Median over `runs`.
+    unit : str
+        ``"us"`` or ``"cycles"``.
+    kind : {"wall", "device", "cycles", "simulated"}
+    runs : int
+    """
+
+    value: float
+    unit: str
+    kind: Literal["wall", "device", "cycles", "simulated"]
+    runs: int
+
+
+class Unit(_Record):
+    """One thing the engine executed, joined to the source nodes it stands for.
+
+    Attributes
+    ----------
+    id : str
+        The engine's own name of the unit.
+    op : str
+        The engine's operator type, such as ``"FusedConv"``.
+    relation : {"exact", "fused", "inserted", "folded", "opaque"}
+        To the source graph: one node, several, none (a copy, cast or layout change), computed at load time, or a
+        partition whose inside cannot be seen.
+    source_nodes : tuple of str
+        Names of the source nodes (unique: unnamed nodes get a name before the engine sees them).
+    outputs : tuple of str
+        Names of the source tensors it produces; joining is keyed on these.
+    engine, device : str
+        ``device`` includes the provider where the engine has several, such as ``"cuda:0"``.
+    provider : str or None
+        The engine's own execution provider or plugin.
+    kernel : str or None
+        The kernel that ran, where the engine or a profiler says so.
+    kernel_source : {"reported", "inferred", "unknown"}
+    precision_requested, precision_run : str or None
+        Such as ``"fp32"``. ``precision_run`` is the dtype of the tensors the unit read and wrote.
+    layout : str or None
+    time : Time or None
+    placement_reason : str or None
+    placement_source : {"log", "rule", "policy", "none"}
+    status : {"honoured", "substituted", "unsupported", "unobservable"}
+    """
+
+    id: str
+    op: str
+    relation: Literal["exact", "fused", "inserted", "folded", "opaque"]
+    source_nodes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    engine: str
+    device: str
+    provider: str | None = None
+    kernel: str | None = None
+    kernel_source: Literal["reported", "inferred", "unknown"] = "unknown"
+    precision_requested: str | None = None
+    precision_run: str | None = None
+    layout: str | None = None
+    time: Time | None = None
+    placement_reason: str | None = None
+    placement_source: Literal["log", "rule", "policy", "none"] = "none"
+    status: Status = "honoured"
+
+
+class Boundary(_Record):
+    """Work at the border between devices, dtypes or layouts: a copy, cast, layout change, CPU island or synchronisation."""
+
+    kind: Literal["copy", "cast", "layout", "cpu_island", "sync"]
+    where: str
+    count: int
+    bytes: int | None = None
+    time: Time | None = None
+
+
+class Conversion(_Record):
+    """What the session did to the caller's arrays or to the model, each said once with a count.
+
+    Attributes
+    ----------
+    what : str
+        Such as ``"input 'x' was not C-contiguous: copied"``.
+    reason : str
+    count : int
+    """
+
+    what: str
+    reason: str
+    count: int
+
+
+class Latency(_Record):
+    """Wall time of whole runs, in microseconds."""
+
+    median_us: float
+    p90_us: float
+    min_us: float
+    runs: int
+    detail: dict[str, Any] = {}

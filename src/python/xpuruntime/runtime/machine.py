@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Machine`: what a computer has, as a value that planning can be given."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["CpuFacts", "CudaFacts", "EngineFacts", "Library", "Machine"]
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen, keyword-only value."""
+
+
+class CpuFacts(_Fact):
+    """The processor: name, logical cores, ISA features such as ``"avx512f"``, total memory in bytes."""
+
+    name: str
+    cores: int
+    features: tuple[str, ...] = ()
+    total_memory: int = 0
+
+
+class CudaFacts(_Fact):
+    """One NVIDIA device. Memory in bytes; versions as ``(major, minor)``; `dtypes` it computes in, such as ``"bf16"``."""
+
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+    total_memory: int
+    sm_count: int
+    driver_version: tuple[int, int]
+    runtime_version: tuple[int, int]
+    pci_id: str
+    dtypes: tuple[str, ...] = ()
+
+
+class Library(_Fact):
+    """A shared library: its soname, the path found or loaded, and the version where known."""
+
+    name: str
+    path: str
+    version: str | None = None
+    origin: str = "system"
+
+
+class EngineFacts(_Fact):
+    """What a probe of one engine found. Probing never raises.
+
+    Attributes
+    ----------
+    name : str
+    version : str or None
+        ``None`` when the engine is not installed.
+    loadable : bool
+        Whether the vendor package really imports.
+    providers : tuple of str
+        Execution providers or plugins that are present *and* loadable, such as ``"CPUExecutionProvider"``.
+    broken : dict of str to str
+        Providers that are present but cannot be loaded here, each with the reason.
+    reason, fix : str or None
+        Why it cannot be used, and the exact command that mends it.
+    detail : dict of str to str
+        Facts of the one engine: build flavour, CUDA version it was built for, …
+    """
+
+    name: str
+    version: str | None = None
+    loadable: bool = False
+    providers: tuple[str, ...] = ()
+    broken: dict[str, str] = {}
+    reason: str | None = None
+    fix: str | None = None
+    detail: dict[str, str] = {}
+
+
+class Machine(_Fact):
+    """A snapshot of a computer: planning reads this and touches no device.
+
+    Attributes
+    ----------
+    system, architecture, python : str
+        ``platform.system()``, ``platform.machine()`` and the Python version.
+    cpu : CpuFacts
+    cuda : tuple of CudaFacts
+    cuda_reason : str or None
+        Why `cuda` is empty: no driver, no device, driver too old, or a build without CUDA.
+    core_cuda : bool
+        Whether our own core was built with CUDA.
+    engines : dict of str to EngineFacts
+    """
+
+    system: str
+    architecture: str
+    python: str
+    cpu: CpuFacts
+    cuda: tuple[CudaFacts, ...] = ()
+    cuda_reason: str | None = None
+    core_cuda: bool = False
+    engines: dict[str, EngineFacts] = {}
