@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+#
+# Everything happens in $(VENV); stamp files there make second runs quick. All paths are relative, so the checkout
+# may lie in a folder with spaces in its name.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# ON, OFF, or AUTO: build the CUDA core when nvcc is found.
+XPURUNTIME_CUDA ?= AUTO
+# Options for pytest: make test PYTEST="-k policy"
+PYTEST ?=
+# make's own default for CXX is g++, set or not; only a CXX that somebody chose is handed on.
+ifeq ($(origin CXX),default)
+CXX :=
+else
+export CXX
+endif
+
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+PIP := $(PY) -m pip --disable-pip-version-check
+# For commands that look for cmake, ninja or clang-tidy themselves.
+IN_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
+CPP_FILES := $(shell find src/cpp tests/cpp -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev/null)
+# A virtual environment holds absolute paths: after a move it is made again.
+MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
+
+.PHONY: help demo install test test-python test-cpp test-gpu lint format bench bench-gpu docs docs-serve wheel clean FORCE
+
+help: ## Show this list
+	@echo "xpuruntime: make <target>"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  CXX=$(or $(CXX),(found by CMake))"
+
+demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real images
+	@$(VENV)/bin/xrt demo
+
+install: $(STAMPS)/install ## Create the environment, build the C++ core, install
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv: $(if $(MOVED),FORCE)
+	@sh tools/preflight.sh "$(PYTHON)" "$(CXX)"
+	@echo "==> creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@mkdir -p $(STAMPS)
+	@printf '%s\n' "$(CURDIR)" > $@
+
+$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs: pyproject.toml $(STAMPS)/venv
+	@echo "==> installing the tools for $(@F)"
+	@$(PIP) install --quiet --group $(@F)
+	@touch $@
+
+$(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
+	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --no-build-isolation \
+	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) --editable .
+	@touch $@
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+test: test-cpp test-python ## Run all tests that need no GPU
+
+test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
+	$(PY) -m pytest $(PYTEST)
+
+SANITIZER_plain :=
+SANITIZER_asan := address,undefined
+SANITIZER_tsan := thread
+CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
+.PHONY: $(CPP_TESTS)
+
+test-cpp: $(CPP_TESTS) ## Run the C++ tests: plain, ASan + UBSan, TSan
+
+$(CPP_TESTS): test-cpp-%: $(STAMPS)/build
+	@echo "==> C++ tests: $*"
+	@$(IN_VENV) cmake -S . -B build/cpp-$* -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=$(if $(SANITIZER_$*),RelWithDebInfo,Release) \
+	  -DXPURUNTIME_CUDA=$(if $(SANITIZER_$*),OFF,$(XPURUNTIME_CUDA)) -DXPURUNTIME_TESTS=ON "-DXPURUNTIME_SANITIZE=$(SANITIZER_$*)" \
+	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
+	@$(IN_VENV) cmake --build build/cpp-$* --parallel $(JOBS)
+	@$(IN_VENV) ctest --test-dir build/cpp-$* --output-on-failure --no-tests=error --parallel $(JOBS)
+
+test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
+	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+lint: $(STAMPS)/install $(STAMPS)/lint ## ruff, mypy, clang-format, clang-tidy and the repository's own rules
+	$(PY) tools/check_repo.py
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
+	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=OFF \
+	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
+	$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -p build/tidy "src/cpp/.*\.cpp"
+
+format: $(STAMPS)/lint ## Rewrite the sources in the project's format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+# --- measurements and documentation ----------------------------------------------------------------------------------
+
+bench: $(STAMPS)/install $(STAMPS)/test ## Run the CPU benchmarks; JSON goes to benchmarks/results/
+	$(PY) benchmarks/run.py cpu
+
+bench-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the GPU benchmarks; JSON goes to benchmarks/results/
+	$(PY) benchmarks/run.py gpu
+
+docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, warnings are errors
+	$(PY) -m mkdocs build --strict
+
+docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while you write it
+	$(PY) -m mkdocs serve
+
+wheel: $(STAMPS)/build ## Build a wheel into dist/
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist \
+	  --config-settings=build-dir=build/wheel --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) .
+
+clean: ## Remove the environment and everything that was built
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
