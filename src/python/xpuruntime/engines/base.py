@@ -132,11 +132,15 @@ class Engine(ABC):
     aliases : tuple of str
     extra : str or None
         The extra of this package that installs it, or ``None`` when it is part of the core.
+    automatic : bool
+        Whether ``engine: auto`` may choose it. An engine that computes no real answer sets this to ``False`` and runs
+        only when it is named.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
+    automatic: ClassVar[bool] = True
 
     @abstractmethod
     def probe(self) -> EngineFacts:

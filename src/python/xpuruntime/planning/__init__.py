@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Who will run the model: a pure decision from a request, a policy, a machine and the engines."""
+
+from __future__ import annotations
+
+from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
+from xpuruntime.planning.resolve import resolve
+
+__all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest", "resolve"]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which engine and device pairs a policy allows, in the order they are tried."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from xpuruntime.engines.base import Engine
+    from xpuruntime.policies import Policy
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["Candidate", "find_engine", "list_candidates"]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair to be judged.
+
+    Attributes
+    ----------
+    engine : str
+        The engine's own name, or the word of the policy where no engine has it.
+    device : str
+        ``"auto"`` only where the engine is unknown or offers no device.
+    known : bool
+        Whether an engine of that name is registered.
+    fallback : bool
+        Whether it comes from ``execution.fallback``.
+    """
+
+    engine: str
+    device: str
+    known: bool = True
+    fallback: bool = False
+
+    def __str__(self) -> str:
+        """Return ``"engine@device"``."""
+        return f"{self.engine}@{self.device}"
+
+
+def find_engine(name: str, engines: Mapping[str, Engine]) -> str | None:
+    """Return the registered name for a name or an alias, or ``None``."""
+    if name in engines:
+        return name
+    return next((key for key, engine in engines.items() if name == engine.name or name in engine.aliases), None)
+
+
+def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
+    """Return a sentence that helps with an unknown engine name: the nearest name, and all of them."""
+    words = {word: key for key, engine in engines.items() for word in (key, *engine.aliases)}
+    close = difflib.get_close_matches(name, words, n=1)
+    hint = f"did you mean '{words[close[0]]}'? " if close else ""
+    return f"{hint}registered: {', '.join(engines) or 'none'}"
+
+
+def list_candidates(policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> tuple[Candidate, ...]:
+    """List what may run, in order and without repeats.
+
+    Engines in the policy's order, or all that take part in ``engine: auto`` in registry order; for each the policy's
+    device, or with ``device: auto`` each of `Engine.devices`. With both ``auto``, accelerators of every engine come
+    before any CPU. Entries of ``execution.fallback`` follow.
+
+    Raises
+    ------
+    PolicyError
+        An entry of ``execution.fallback`` is not ``"engine@device"``.
+    """
+    found: dict[str, Candidate] = {}
+    for candidate in (*_primary(policy, machine, engines), *_fallback(policy, engines)):
+        found.setdefault(str(candidate), candidate)
+    return tuple(found.values())
+
+
+def _primary(policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> list[Candidate]:
+    asked, device = policy.execution.engine, normal_device(policy.execution.device)
+    everything = asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
+    if everything:
+        names = [name for name, engine in engines.items() if engine.automatic]
+    else:
+        names = [asked] if isinstance(asked, str) else list(asked)
+    pairs: list[Candidate] = []
+    for name in names:
+        key = find_engine(name, engines)
+        if key is None:
+            pairs.append(Candidate(engine=name, device=device, known=False))
+        elif device != "auto":
+            pairs.append(Candidate(engine=key, device=device))
+        else:
+            offered = engines[key].devices(machine) or ("auto",)
+            pairs.extend(Candidate(engine=key, device=one) for one in offered)
+    if everything and device == "auto":
+        pairs.sort(key=lambda pair: pair.device.startswith("cpu") or pair.device == "auto")
+    return pairs
+
+
+def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[Candidate]:
+    entries = policy.execution.fallback
+    if isinstance(entries, str):
+        if entries == "error":
+            return
+        entries = (entries,)
+    for entry in entries:
+        name, at, device = entry.partition("@")
+        if not (name and at and device):
+            raise PolicyError(
+                f"execution.fallback has {entry!r}: an entry is 'engine@device'. Write for example 'onnxruntime@cpu'"
+            )
+        key = find_engine(name, engines)
+        yield Candidate(engine=key or name, device=normal_device(device), known=key is not None, fallback=True)
+
+
+def normal_device(device: str) -> str:
+    """Return the device with its index: ``"cuda"`` is ``"cuda:0"``."""
+    text = str(device)
+    return f"{text}:0" if text in {"cuda", "rocm"} else text

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Plan`: the resolved choice, with every rejected candidate and the enforceability of every policy key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.evidence.records import Control, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from xpuruntime.engines.base import Judgement
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest"]
+
+SCHEMA = "xpuruntime.plan/1"
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen, keyword-only value."""
+
+
+class PlanRequest(_Value):
+    """What is to be planned: a model. Everything else is in the policy.
+
+    Attributes
+    ----------
+    model : ModelInfo
+        As `xpuruntime.engines.model.inspect_model` returns it.
+    """
+
+    model: ModelInfo
+
+
+class InputFacts(_Value):
+    """One input or output of a model: name, NumPy dtype name, shape (a text is a symbolic size, ``None`` unknown)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+class ModelFacts(_Value):
+    """What a plan keeps of the model.
+
+    Attributes
+    ----------
+    path, sha256 : str
+    size : int
+        Bytes of the model file.
+    nodes : int
+    ops : dict of str to int
+        Operator type to the number of nodes.
+    opsets : dict of str to int
+        Domain to opset version; the ONNX domain is ``""``.
+    inputs, outputs : tuple of InputFacts
+    """
+
+    path: str
+    sha256: str
+    size: int
+    nodes: int
+    ops: dict[str, int]
+    opsets: dict[str, int]
+    inputs: tuple[InputFacts, ...]
+    outputs: tuple[InputFacts, ...]
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> ModelFacts:
+        """Take the facts a plan keeps from an inspected model."""
+        return cls(
+            path=str(model.path),
+            sha256=model.sha256,
+            size=model.size,
+            nodes=len(model.nodes),
+            ops={str(k): int(v) for k, v in sorted(model.ops.items())},
+            opsets={str(k): int(v) for k, v in sorted(model.opsets.items())},
+            inputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in model.inputs),
+            outputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in model.outputs),
+        )
+
+
+class Plan(_Value):
+    """What will run, decided from facts alone, before anything is loaded.
+
+    Attributes
+    ----------
+    mode : {"prefer", "strict", "auto"}
+    model : ModelFacts
+    engine, device : str
+        The choice, such as ``"onnxruntime"`` on ``"cuda:0"``.
+    engine_version : str or None
+    precision : str
+        The precision the policy asks for; ``"model"`` keeps the model's own.
+    policy : dict
+        The whole policy as plain values.
+    verdicts : tuple of Verdict
+        Every candidate in the order tried, the chosen one included.
+    controls : tuple of Control
+        One for each policy key that was stated.
+    settings : dict
+        What the engine will be given, such as its provider options.
+    warnings : tuple of str
+        What a user must know before running: keys that are not enforced, a fallback taken, a device passed over.
+    notes : tuple of str
+        Why this candidate was chosen.
+    """
+
+    mode: str
+    model: ModelFacts
+    engine: str
+    device: str
+    precision: str
+    policy: dict[str, Any]
+    verdicts: tuple[Verdict, ...]
+    controls: tuple[Control, ...] = ()
+    settings: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    engine_version: str | None = None
+    schema: str = SCHEMA
+
+    @property
+    def candidate(self) -> str:
+        """The choice as ``"engine@device"``."""
+        return f"{self.engine}@{self.device}"
+
+    @property
+    def accepted(self) -> Verdict:
+        """The verdict of the chosen candidate."""
+        return next(v for v in self.verdicts if v.accepted)
+
+    @property
+    def rejected(self) -> tuple[Verdict, ...]:
+        """The candidates that were tried and refused, in order."""
+        return tuple(v for v in self.verdicts if not v.accepted and v.code != "not_tried")
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what will run: equal plans have equal fingerprints, in every process and on every machine.
+
+        It covers the model's contents (not its path), the choice, the engine version, the policy, what each key becomes and
+        the settings. Rejected candidates, warnings and notes are left out: they explain, they do not run.
+        """
+        what = (
+            self.schema,
+            self.model.sha256,
+            self.engine,
+            self.engine_version,
+            self.device,
+            self.precision,
+            self.policy,
+            [(c.key, c.resolved, c.enforceability) for c in self.controls],
+            self.settings,
+        )
+        text = msgspec.json.encode(what, enc_hook=str, order="deterministic")
+        return "sha256:" + hashlib.sha256(text).hexdigest()
+
+    def control(self, key: str) -> Control | None:
+        """Return the control of one policy key, or ``None`` when the policy does not state it."""
+        return next((c for c in self.controls if c.key == key), None)
+
+    def judgement(self) -> Judgement:
+        """Return the chosen engine's judgement, as `Engine.load` takes it."""
+        from xpuruntime.engines.base import Judgement
+
+        return Judgement(verdict=self.accepted, controls=self.controls, settings=self.settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, with its fingerprint."""
+        plain: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        return {"schema": plain.pop("schema"), "fingerprint": self.fingerprint, **plain}
+
+    def to_json(self, *, indent: int = 2) -> str:
+        """Return the plan as JSON text."""
+        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Read a plan back from `to_json`.
+
+        Raises
+        ------
+        InputError
+            The text is not a plan of this schema.
+        """
+        try:
+            plan = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InputError(f"this is not a plan: {error}. Write one with `xrt plan MODEL --json`") from error
+        if plan.schema != SCHEMA:
+            raise InputError(
+                f"this plan has schema {plan.schema!r}, this version reads {SCHEMA!r}: make the plan again"
+            )
+        return plan
+
+    def __str__(self) -> str:
+        """Return the plan as plain text, one fact a line."""
+        from xpuruntime.planning.render import plan_text
+
+        return plan_text(self)
+
+    def __rich__(self) -> RenderableType:
+        """Return the plan as rich tables."""
+        from xpuruntime.planning.render import plan_tables
+
+        return plan_tables(self)

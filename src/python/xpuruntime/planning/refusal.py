@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is raised when no candidate can run: the right error, naming every candidate, its reason and its fix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import CudaError, EngineError, PolicyError, UnsupportedOperationError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.evidence.records import Control, Verdict
+    from xpuruntime.planning.candidates import Candidate
+
+__all__ = ["control_lines", "refusal"]
+
+_ENGINE_CODES = frozenset({"engine_missing", "engine_broken", "library_missing"})
+
+
+def refusal(
+    candidates: Sequence[Candidate],
+    verdicts: Sequence[Verdict],
+    unmet: Mapping[str, Sequence[Control]],
+    model_path: str,
+) -> XpuRuntimeError:
+    """Build the error for a request that nothing can run.
+
+    Parameters
+    ----------
+    candidates, verdicts : sequences of the same length
+    unmet : mapping
+        Candidate to the keys that a strict policy asks for and that it cannot enforce.
+    model_path : str
+
+    Returns
+    -------
+    XpuRuntimeError
+        `PolicyError` when every engine is unknown, `CudaError` when the CUDA device is not there, `EngineError` when
+        engines or their libraries are missing, `UnsupportedOperationError` otherwise.
+    """
+    codes = {verdict.code for verdict in verdicts}
+    device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
+    if not verdicts:
+        return EngineError(
+            f"nothing can run {model_path}: no engine is registered. "
+            'Fix: pip install "xpuruntime" again, it brings ONNX Runtime'
+        )
+    text = f"nothing can run {model_path}: " + _summary(codes, len(verdicts))
+    lines = [_verdict_line(verdict) for verdict in verdicts]
+    for name, controls in unmet.items():
+        lines.append(f"  keys that {name} does not enforce, and mode is strict:")
+        lines.extend(f"  {line}" for line in control_lines(controls))
+    message = "\n".join([text, *lines])
+
+    if codes == {"engine_unknown"}:
+        return PolicyError(message, engine=engine)
+    cuda = [c.device.startswith("cuda") for c in candidates]
+    if "device_missing" in codes and (all(cuda) or codes == {"device_missing"} and any(cuda)):
+        return CudaError(message, device=device, engine=engine)
+    if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:
+        return EngineError(message, device=device, engine=engine)
+    return UnsupportedOperationError(message, device=device, engine=engine)
+
+
+def control_lines(controls: Sequence[Control]) -> list[str]:
+    """Return one line for each key: what was asked, what can be done, why, and the fix."""
+    return [
+        f"  {control.key}: {control.requested} is {control.enforceability}: {_sentence(control.reason)}"
+        + (f" Fix: {control.fix}" if control.fix else f" Fix: remove {control.key}, or set mode: prefer")
+        for control in controls
+    ]
+
+
+def _summary(codes: set[str], count: int) -> str:
+    if codes == {"not_enforceable"}:
+        return "mode is strict, and a key of the policy cannot be enforced"
+    return "the one candidate was rejected" if count == 1 else f"all {count} candidates were rejected"
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    fix = f" Fix: {verdict.fix}" if verdict.fix else ""
+    return f"  {verdict.candidate}: {verdict.code}: {_sentence(verdict.reason)}{fix}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def _one(values: set[str]) -> str | None:
+    return next(iter(values)) if len(values) == 1 else None

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Show a plan: plain text, and tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from xpuruntime.planning.plan import InputFacts, Plan
+
+__all__ = ["plan_tables", "plan_text"]
+
+_COLOUR = {"enforced": "green", "advisory": "yellow", "unsupported": "red"}
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the plan as plain text."""
+    return "\n".join(_lines(plan))
+
+
+def plan_tables(plan: Plan) -> RenderableType:
+    """Return the plan as a group of rich tables."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    for name, value in _facts(plan):
+        head.add_row(name, Text(value))
+
+    tried = Table(title="candidates", title_justify="left", expand=False)
+    for column in ("candidate", "verdict", "reason", "fix"):
+        tried.add_column(column, overflow="fold")
+    for verdict in plan.verdicts:
+        colour = "green" if verdict.accepted else "dim" if verdict.code == "not_tried" else "red"
+        tried.add_row(
+            Text(verdict.candidate), Text(verdict.code, style=colour), Text(verdict.reason), Text(verdict.fix or "")
+        )
+
+    parts: list[RenderableType] = [head, tried]
+    if plan.controls:
+        keys = Table(title="policy keys", title_justify="left", expand=False)
+        for column in ("key", "requested", "resolved", "enforceability", "reason"):
+            keys.add_column(column, overflow="fold")
+        for control in plan.controls:
+            reason = control.reason + (f" Fix: {control.fix}" if control.fix else "")
+            colour = _COLOUR[control.enforceability]
+            keys.add_row(
+                Text(control.key),
+                Text(control.requested),
+                Text(control.resolved),
+                Text(control.enforceability, style=colour),
+                Text(reason),
+            )
+        parts.append(keys)
+    if plan.settings:
+        given = Table(title="settings given to the engine", title_justify="left", expand=False)
+        given.add_column("setting")
+        given.add_column("value", overflow="fold")
+        for name, value in _flat(plan.settings):
+            given.add_row(Text(name), Text(value))
+        parts.append(given)
+    parts.extend(Text(f"warning: {line}", style="yellow") for line in plan.warnings)
+    parts.extend(Text(f"note: {line}", style="dim") for line in plan.notes)
+    return Group(*parts)
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    model = plan.model
+    yield "model", f"{model.path} ({model.nodes} nodes, {model.size} bytes, sha256 {model.sha256[:12]})"
+    yield "inputs", ", ".join(_tensor(t) for t in model.inputs) or "none"
+    yield "outputs", ", ".join(_tensor(t) for t in model.outputs) or "none"
+    yield "mode", plan.mode
+    yield "engine", plan.engine + (f" {plan.engine_version}" if plan.engine_version else "")
+    yield "device", plan.device
+    yield "precision", plan.precision
+    yield "fingerprint", plan.fingerprint
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield f"plan: {plan.candidate}"
+    for name, value in _facts(plan):
+        yield f"  {name}: {value}"
+    yield "candidates:"
+    for verdict in plan.verdicts:
+        fix = f" Fix: {verdict.fix}" if verdict.fix else ""
+        yield f"  {verdict.candidate}: {verdict.code}: {verdict.reason}{fix}"
+    if plan.controls:
+        yield "policy keys:"
+        for control in plan.controls:
+            fix = f" Fix: {control.fix}" if control.fix else ""
+            yield (
+                f"  {control.key}: {control.requested} -> {control.resolved}: "
+                f"{control.enforceability}: {control.reason}{fix}"
+            )
+    if plan.settings:
+        yield "settings:"
+        for name, value in _flat(plan.settings):
+            yield f"  {name}: {value}"
+    for line in plan.warnings:
+        yield f"warning: {line}"
+    for line in plan.notes:
+        yield f"note: {line}"
+
+
+def _tensor(tensor: InputFacts) -> str:
+    sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+    return f"{tensor.name}: {tensor.dtype}[{sizes}]"
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, str(value)

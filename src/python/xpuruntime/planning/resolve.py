@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`resolve`: the decision which engine and device run a model, as a pure function of stated facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.base import Judgement, Request
+from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.planning.candidates import list_candidates, nearest_engine
+from xpuruntime.planning.plan import ModelFacts, Plan
+from xpuruntime.planning.refusal import control_lines, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.base import Engine
+    from xpuruntime.planning.candidates import Candidate
+    from xpuruntime.planning.plan import PlanRequest
+    from xpuruntime.policies import Policy
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["resolve"]
+
+#: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
+#: has the device, but it cannot be used until something is mended.
+_MENDABLE = frozenset({"library_missing", "engine_broken"})
+
+
+def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Plan:
+    """Decide which engine and device run a model, touching neither.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    policy : Policy
+    machine : Machine
+        A snapshot; it may be of another computer.
+    engines : mapping of str to Engine
+        In registry order. Only their pure methods `devices` and `judge` are called.
+
+    Returns
+    -------
+    Plan
+        With a verdict for every candidate: those after the chosen one have the code ``not_tried``.
+
+    Raises
+    ------
+    PolicyError
+        Every engine the policy names is unknown.
+    CudaError
+        The CUDA device asked for is not there.
+    EngineError
+        The engines asked for are not installed or cannot be loaded; the message names the extra to install.
+    UnsupportedOperationError
+        A device, precision or operator is not supported, or under ``mode: strict`` a key cannot be enforced.
+
+    Notes
+    -----
+    The device and the engine never change behind the user's back: only candidates that the policy names, or leaves to
+    ``auto``, are tried, and those of ``execution.fallback`` after them. A fallback that is taken is a line in
+    `Plan.warnings`.
+    """
+    candidates = list_candidates(policy, machine, engines)
+    verdicts: list[Verdict] = []
+    unmet: dict[str, Sequence[Control]] = {}
+    chosen: tuple[Candidate, Judgement] | None = None
+    for candidate in candidates:
+        if chosen is not None:
+            verdicts.append(_not_tried(candidate, chosen[0]))
+            continue
+        if not candidate.known:
+            verdicts.append(_unknown(candidate, engines))
+            continue
+        judgement = _judge(candidate, request, policy, machine, engines)
+        short = [control for control in judgement.controls if control.enforceability != "enforced"]
+        if judgement.verdict.accepted and policy.mode == "strict" and short:
+            unmet[str(candidate)] = short
+            verdicts.append(_not_enforceable(candidate, short))
+            continue
+        verdicts.append(judgement.verdict)
+        if judgement.verdict.accepted:
+            chosen = candidate, judgement
+    if chosen is None:
+        raise refusal(candidates, verdicts, unmet, str(request.model.path))
+    winner, judgement = chosen
+    facts = machine.engines.get(winner.engine)
+    return Plan(
+        mode=policy.mode,
+        model=ModelFacts.of(request.model),
+        engine=winner.engine,
+        engine_version=facts.version if facts else None,
+        device=winner.device,
+        precision=policy.execution.precision,
+        policy=msgspec.to_builtins(policy, str_keys=True, enc_hook=str),
+        verdicts=tuple(verdicts),
+        controls=judgement.controls,
+        settings=judgement.settings,
+        warnings=tuple(_warnings(policy, winner, judgement, verdicts)),
+        notes=tuple(_notes(policy, winner, judgement, verdicts)),
+    )
+
+
+def _judge(
+    candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
+) -> Judgement:
+    engine = engines[candidate.engine]
+    if candidate.device == "auto":
+        # The engine offers no device here: ask it about the CPU, so that its own reason is told.
+        asked = Request(model=request.model, device="cpu", policy=policy)
+        answer = engine.judge(asked, machine).verdict
+        if answer.accepted:
+            answer = Verdict(
+                candidate=str(candidate),
+                accepted=False,
+                code="device_missing",
+                reason="it has no device on this machine",
+            )
+        return Judgement(verdict=msgspec.structs.replace(answer, candidate=str(candidate)))
+    judgement = engine.judge(Request(model=request.model, device=candidate.device, policy=policy), machine)
+    return Judgement(
+        verdict=msgspec.structs.replace(judgement.verdict, candidate=str(candidate)),
+        controls=_complete(candidate, policy, judgement.controls),
+        settings=judgement.settings,
+    )
+
+
+def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control]) -> tuple[Control, ...]:
+    """Return a control for every stated key: planning's own keys, and the keys the engine says nothing about."""
+    execution = policy.execution
+    own = {
+        "mode": "candidates and keys are judged by it",
+        "execution.engine": "only the engines of the policy are tried, in its order",
+        "execution.device": "no other device is tried",
+        "execution.fallback": "tried in this order after the candidates above, and nothing else",
+    }
+    resolved = {
+        "mode": policy.mode,
+        "execution.engine": candidate.engine,
+        "execution.device": candidate.device,
+        "execution.fallback": str(execution.fallback) if candidate.fallback else "not needed",
+    }
+    found = {control.key: control for control in controls}
+    for key, value in policy.stated().items():
+        if any(_covers(known, key) for known in found):
+            continue
+        if key in own:
+            found[key] = Control(
+                key=key, requested=_text(value), resolved=resolved[key], enforceability="enforced", reason=own[key]
+            )
+        else:
+            found[key] = Control(
+                key=key,
+                requested=_text(value),
+                resolved="-",
+                enforceability="unsupported",
+                reason=f"the engine {candidate.engine} has no control for this key",
+                fix=f"remove {key} from the policy, or choose an engine that supports it",
+            )
+    return tuple(found.values())
+
+
+def _covers(known: str, key: str) -> bool:
+    """Whether a control for `known` speaks about `key`: the same key, or one inside the other."""
+    if known == key:
+        return True
+    short, long = sorted((known, key), key=len)
+    return long.startswith((f"{short}.", f"{short}["))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    plain = msgspec.to_builtins(value, enc_hook=str)
+    if isinstance(plain, (list, tuple)) and all(isinstance(one, str) for one in plain):
+        return ", ".join(plain)
+    return msgspec.json.encode(plain, order="sorted").decode()
+
+
+def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
+    return Verdict(
+        candidate=str(candidate),
+        accepted=False,
+        code="engine_unknown",
+        reason=f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
+        fix="correct the name in execution.engine, or install the package that registers it",
+    )
+
+
+def _not_tried(candidate: Candidate, winner: Candidate) -> Verdict:
+    return Verdict(
+        candidate=str(candidate), accepted=False, code="not_tried", reason=f"{winner} comes before it and was accepted"
+    )
+
+
+def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
+    keys = ", ".join(control.key for control in short)
+    return Verdict(
+        candidate=str(candidate),
+        accepted=False,
+        code="not_enforceable",
+        reason=f"mode is strict and these keys cannot be enforced: {keys}",
+        fix="remove these keys, or set mode: prefer to run without them",
+    )
+
+
+def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
+    lines: list[str] = []
+    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    if winner.fallback:
+        lines.append(f"execution.fallback was used: {winner} runs, because " + "; ".join(map(_why, before)))
+    else:
+        lines.extend(f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {"engine_unknown"})
+    if policy.mode == "prefer":
+        short = [control for control in judgement.controls if control.enforceability != "enforced"]
+        lines.extend(line.strip() for line in control_lines(short))
+    return lines
+
+
+def _notes(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
+    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    order = "the first candidate" if not before else f"the first candidate accepted, after {len(before)} rejected"
+    lines = [f"{winner} is {order} of {len(verdicts)}: {judgement.verdict.reason}"]
+    if policy.mode == "auto":
+        lines.extend(
+            f"mode auto leaves {c.key} to {winner.engine}: {c.requested} is {c.enforceability}: {c.reason}"
+            for c in judgement.controls
+            if c.enforceability != "enforced"
+        )
+    return lines
+
+
+def _why(verdict: Verdict) -> str:
+    return f"{verdict.candidate} was rejected ({verdict.code}): {verdict.reason}" + (
+        f" Fix: {verdict.fix}" if verdict.fix else ""
+    )
