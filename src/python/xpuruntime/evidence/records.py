@@ -32,7 +32,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """A frozen, keyword-only value."""
 
 
-class Verdict(_Record):
+class Verdict(_Record, frozen=True, kw_only=True):
     """One candidate, accepted or rejected.
 
     Attributes
@@ -57,7 +57,7 @@ class Verdict(_Record):
     fix: str | None = None
 
 
-class Control(_Record):
+class Control(_Record, frozen=True, kw_only=True):
     """One policy key and what an engine can do with it, known before anything is loaded.
 
     Attributes
@@ -81,7 +81,7 @@ class Control(_Record):
     fix: str | None = None
 
 
-class Observation(_Record):
+class Observation(_Record, frozen=True, kw_only=True):
     """One policy key after a run: requested, resolved, observed.
 
     ``status`` is `honoured`, `substituted` (something else ran), `unsupported` (the plan said so) or `unobservable`.
@@ -95,7 +95,7 @@ class Observation(_Record):
     reason: str
 
 
-class Time(_Record):
+class Time(_Record, frozen=True, kw_only=True):
     """A time and what kind of time it is.
 
     Attributes
@@ -114,7 +114,7 @@ class Time(_Record):
     runs: int
 
 
-class Unit(_Record):
+class Unit(_Record, frozen=True, kw_only=True):
     """One thing the engine executed, joined to the source nodes it stands for.
 
     Attributes
@@ -165,7 +165,7 @@ class Unit(_Record):
     status: Status = "honoured"
 
 
-class Boundary(_Record):
+class Boundary(_Record, frozen=True, kw_only=True):
     """Work at the border between devices, dtypes or layouts: a copy, cast, layout change, CPU island or synchronisation."""
 
     kind: Literal["copy", "cast", "layout", "cpu_island", "sync"]
@@ -175,7 +175,7 @@ class Boundary(_Record):
     time: Time | None = None
 
 
-class Conversion(_Record):
+class Conversion(_Record, frozen=True, kw_only=True):
     """What the session did to the caller's arrays or to the model, each said once with a count.
 
     Attributes
@@ -191,7 +191,7 @@ class Conversion(_Record):
     count: int
 
 
-class Latency(_Record):
+class Latency(_Record, frozen=True, kw_only=True):
     """Wall time of whole runs, in microseconds."""
 
     median_us: float

@@ -27,7 +27,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen, keyword-only value."""
 
 
-class PlanRequest(_Value):
+class PlanRequest(_Value, frozen=True, kw_only=True):
     """What is to be planned: a model. Everything else is in the policy.
 
     Attributes
@@ -39,7 +39,7 @@ class PlanRequest(_Value):
     model: ModelInfo
 
 
-class InputFacts(_Value):
+class InputFacts(_Value, frozen=True, kw_only=True):
     """One input or output of a model: name, NumPy dtype name, shape (a text is a symbolic size, ``None`` unknown)."""
 
     name: str
@@ -47,7 +47,7 @@ class InputFacts(_Value):
     shape: tuple[int | str | None, ...]
 
 
-class ModelFacts(_Value):
+class ModelFacts(_Value, frozen=True, kw_only=True):
     """What a plan keeps of the model.
 
     Attributes
@@ -87,7 +87,7 @@ class ModelFacts(_Value):
         )
 
 
-class Plan(_Value):
+class Plan(_Value, frozen=True, kw_only=True):
     """What will run, decided from facts alone, before anything is loaded.
 
     Attributes
@@ -146,8 +146,8 @@ class Plan(_Value):
     def fingerprint(self) -> str:
         """A hash of what will run: equal plans have equal fingerprints, in every process and on every machine.
 
-        It covers the model's contents (not its path), the choice, the engine version, the policy, what each key becomes and
-        the settings. Rejected candidates, warnings and notes are left out: they explain, they do not run.
+        It covers the model's contents (not its path), the choice, the engine version, the policy, what each key becomes
+        and the settings. Rejected candidates, warnings and notes are left out: they explain, they do not run.
         """
         what = (
             self.schema,

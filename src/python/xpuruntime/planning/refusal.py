@@ -57,7 +57,7 @@ def refusal(
     if codes == {"engine_unknown"}:
         return PolicyError(message, engine=engine)
     cuda = [c.device.startswith("cuda") for c in candidates]
-    if "device_missing" in codes and (all(cuda) or codes == {"device_missing"} and any(cuda)):
+    if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):
         return CudaError(message, device=device, engine=engine)
     if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:
         return EngineError(message, device=device, engine=engine)

@@ -13,7 +13,7 @@ class _Fact(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen, keyword-only value."""
 
 
-class CpuFacts(_Fact):
+class CpuFacts(_Fact, frozen=True, kw_only=True):
     """The processor: name, logical cores, ISA features such as ``"avx512f"``, total memory in bytes."""
 
     name: str
@@ -22,7 +22,7 @@ class CpuFacts(_Fact):
     total_memory: int = 0
 
 
-class CudaFacts(_Fact):
+class CudaFacts(_Fact, frozen=True, kw_only=True):
     """One NVIDIA device. Memory in bytes; versions as ``(major, minor)``; `dtypes` it computes in, such as ``"bf16"``."""
 
     index: int
@@ -36,7 +36,7 @@ class CudaFacts(_Fact):
     dtypes: tuple[str, ...] = ()
 
 
-class Library(_Fact):
+class Library(_Fact, frozen=True, kw_only=True):
     """A shared library: its soname, the path found or loaded, and the version where known."""
 
     name: str
@@ -45,7 +45,7 @@ class Library(_Fact):
     origin: str = "system"
 
 
-class EngineFacts(_Fact):
+class EngineFacts(_Fact, frozen=True, kw_only=True):
     """What a probe of one engine found. Probing never raises.
 
     Attributes
@@ -75,7 +75,7 @@ class EngineFacts(_Fact):
     detail: dict[str, str] = {}
 
 
-class Machine(_Fact):
+class Machine(_Fact, frozen=True, kw_only=True):
     """A snapshot of a computer: planning reads this and touches no device.
 
     Attributes
