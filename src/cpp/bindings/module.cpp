@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "bind.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace xpuruntime::bindings;
+  module.doc() = "The C++ core of xpuruntime.";
+  module.attr("__version__") = XPURUNTIME_VERSION;
+  bind_errors();
+}
