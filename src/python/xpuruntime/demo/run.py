@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The demo itself: plan, load, check, time, explain."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xpuruntime.demo.data import demo_images, demo_model_path
+from xpuruntime.evidence.records import Latency
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from xpuruntime.inference import InferenceSession
+    from xpuruntime.policies import Policy
+
+__all__ = ["DemoResult", "run_demo"]
+
+#: What the model must reach on the held-out images, whatever the engine, device and precision.
+REQUIRED_ACCURACY = 0.98
+_CHUNK = 60
+_BATCHES = (1, 64)
+_WARM_UP, _RUNS = 20, 200
+
+
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the demo found.
+
+    Attributes
+    ----------
+    schema : str
+        ``"xpuruntime.demo/1"``.
+    plan : dict
+        The plan, as `Plan.to_dict` gives it.
+    images, correct : int
+        How many held-out images there are, and how many were recognised.
+    accuracy : float
+        ``correct / images``, 0..1.
+    accurate : bool
+        Whether `accuracy` reaches the 98 % that the model was shipped with.
+    latency : dict of str to Latency
+        Batch size, as text, to the wall time of `InferenceSession.run`, NumPy in and NumPy out, in microseconds.
+    honoured : bool
+        Whether the evidence shows that the policy was honoured.
+    report : dict
+        The evidence, as `Report.to_dict` gives it.
+    """
+
+    schema: str = "xpuruntime.demo/1"
+    plan: dict[str, Any]
+    images: int
+    correct: int
+    accuracy: float
+    accurate: bool
+    latency: dict[str, Latency]
+    honoured: bool
+    report: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists, strings and numbers."""
+        result: dict[str, Any] = msgspec.to_builtins(self)
+        return result
+
+    def to_json(self) -> str:
+        """Return the result as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def run_demo(
+    device: str | None = None,
+    policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
+    console: Console | None = None,
+) -> DemoResult:
+    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence.
+
+    Parameters
+    ----------
+    device : str, optional
+        As for `InferenceSession`: ``"cpu"``, ``"cuda:0"``, … By default the policy decides.
+    policy : Policy, path, dict or str, optional
+        As for `InferenceSession`.
+    console : rich.console.Console, optional
+        Where to print each part as soon as it is known. Nothing is printed without one.
+
+    Returns
+    -------
+    DemoResult
+
+    Raises
+    ------
+    XpuRuntimeError
+        Whatever planning, loading or running raises.
+    """
+    from xpuruntime.inference import InferenceSession
+
+    images, labels = demo_images()
+    with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
+        _heading(console, "Plan")
+        _print(console, session.plan)
+
+        predicted = _predict(session, images)
+        correct = int((predicted == labels).sum())
+        accuracy = correct / len(labels)
+        accurate = accuracy >= REQUIRED_ACCURACY
+        if console is not None:
+            _heading(console, "Accuracy")
+            _show_images(console, images, labels, predicted)
+            mark = "[green]as shipped[/]" if accurate else f"[red]below the required {REQUIRED_ACCURACY:.0%}[/]"
+            console.print(f"{correct} of {len(labels)} held-out images recognised: {accuracy:.2%}, {mark}")
+
+        latency = {str(batch): _time(session, images[:batch]) for batch in _BATCHES}
+        if console is not None:
+            _heading(console, "Latency")
+            _show_latency(console, latency)
+
+        report = session.explain()
+        _heading(console, "Evidence")
+        _print(console, report)
+        return DemoResult(
+            plan=session.plan.to_dict(),
+            images=len(labels),
+            correct=correct,
+            accuracy=accuracy,
+            accurate=accurate,
+            latency=latency,
+            honoured=report.honoured,
+            report=report.to_dict(),
+        )
+
+
+def _predict(session: InferenceSession, images: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the digit read in each image."""
+    parts = [session.run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
+    digits: NDArray[np.int64] = np.concatenate(parts).argmax(axis=1)
+    return digits
+
+
+def _time(session: InferenceSession, batch: NDArray[np.float32]) -> Latency:
+    """Time `session.run` on one batch, in microseconds."""
+    feeds = {"image": batch}
+    for _ in range(_WARM_UP):
+        session.run(feeds)
+    samples = np.empty(_RUNS)
+    for i in range(_RUNS):
+        start = time.perf_counter_ns()
+        session.run(feeds)
+        samples[i] = (time.perf_counter_ns() - start) / 1e3
+    return Latency(
+        median_us=float(np.median(samples)),
+        p90_us=float(np.percentile(samples, 90)),
+        min_us=float(samples.min()),
+        runs=_RUNS,
+        detail={"batch": len(batch), "call": "InferenceSession.run", "arrays": "numpy in, numpy out"},
+    )
+
+
+def _heading(console: Console | None, text: str) -> None:
+    if console is not None:
+        console.rule(f"[bold]{text}[/]", align="left")
+
+
+def _print(console: Console | None, thing: object) -> None:
+    if console is not None:
+        console.print(thing)
+
+
+def _show_images(
+    console: Console, images: NDArray[np.float32], labels: NDArray[np.uint8], predicted: NDArray[np.int64]
+) -> None:
+    """Draw four images, and first of all those that were read wrongly."""
+    from rich.columns import Columns
+    from rich.panel import Panel
+
+    order = np.argsort(predicted == labels, kind="stable")[:4]
+    panels = []
+    for i in order:
+        rows = ("".join(" ░▒▓█"[round(float(v) * 4)] * 2 for v in row) for row in images[i, 0])
+        right = predicted[i] == labels[i]
+        title = f"read as {predicted[i]}" + ("" if right else f", is {labels[i]}")
+        panels.append(Panel("\n".join(rows), title=title, border_style="green" if right else "red", expand=False))
+    console.print(Columns(panels))
+
+
+def _show_latency(console: Console, latency: dict[str, Latency]) -> None:
+    from rich.table import Table
+
+    table = Table("batch", "median", "p90", "fastest", "images per second")
+    for column in table.columns:
+        column.justify = "right"
+    for batch, row in latency.items():
+        rate = int(batch) / row.median_us * 1e6
+        table.add_row(batch, *(f"{us:,.1f} µs" for us in (row.median_us, row.p90_us, row.min_us)), f"{rate:,.0f}")
+    console.print(table)
+    console.print(f"[dim]{_RUNS} runs each, NumPy arrays in and out, wall time[/]")
