@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a shared library says it needs: a small reader of the dynamic section of ELF files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from xpuruntime.errors import InputError
+
+__all__ = ["ElfFacts", "read_elf"]
+
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
+#: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
+_MOST = 64 << 20
+
+
+class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The dynamic section of one file: its soname, the sonames it needs, its run paths as written."""
+
+    soname: str | None
+    needed: tuple[str, ...]
+    runpath: tuple[str, ...]
+
+
+def read_elf(path: str | Path) -> ElfFacts:
+    """Read the dynamic section of an ELF file; only headers and that section are read, whatever the size of the file.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, is no ELF file, or is corrupt.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return _read(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (struct.error, ValueError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a shared library this machine could load: {error}") from error
+
+
+def _read(file: BinaryIO) -> ElfFacts:
+    ident = file.read(16)
+    if ident[:4] != b"\x7fELF" or len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
+        raise ValueError("it does not begin as an ELF file does")
+    wide, order = ident[4] == 2, "<" if ident[5] == 1 else ">"
+    header = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
+    fields = header.unpack(file.read(header.size))
+    offset, entry_size, count = fields[4], fields[8], fields[9]
+    loads: list[tuple[int, int, int]] = []
+    dynamic: tuple[int, int] | None = None
+    for index in range(count):
+        file.seek(offset + index * entry_size)
+        if wide:
+            kind, _, at, address, _, size, *_ = struct.unpack(order + "IIQQQQQQ", file.read(56))
+        else:
+            kind, at, address, _, size, *_ = struct.unpack(order + "IIIIIIII", file.read(32))
+        if kind == _PT_LOAD:
+            loads.append((address, at, size))
+        elif kind == _PT_DYNAMIC:
+            dynamic = (at, size)
+    if dynamic is None:
+        return ElfFacts(soname=None, needed=(), runpath=())
+    return _dynamic(file, order + ("qQ" if wide else "iI"), dynamic, loads)
+
+
+def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tuple[int, int, int]]) -> ElfFacts:
+    entry = struct.Struct(form)
+    if where[1] > _MOST:
+        raise ValueError("its dynamic section is impossibly large")
+    file.seek(where[0])
+    raw = file.read(where[1])
+    tags: list[tuple[int, int]] = []
+    for start in range(0, len(raw) - entry.size + 1, entry.size):
+        tag, value = entry.unpack_from(raw, start)
+        if tag == _DT_NULL:
+            break
+        tags.append((tag, value))
+    first = dict(reversed(tags))
+    if _DT_STRTAB not in first:
+        return ElfFacts(soname=None, needed=(), runpath=())
+    address, size = first[_DT_STRTAB], first.get(_DT_STRSZ, 0)
+    if size > _MOST:
+        raise ValueError("its string table is impossibly large")
+    base = next((at + address - start for start, at, length in loads if start <= address < start + length), None)
+    if base is None:
+        raise ValueError("its string table lies outside the file")
+    file.seek(base)
+    strings = file.read(size)
+
+    def text(index: int) -> str:
+        end = strings.find(b"\0", index)
+        if not 0 <= index < len(strings) or end < 0:
+            raise ValueError("a name lies outside its string table")
+        return strings[index:end].decode()
+
+    paths = [text(value) for tag, value in tags if tag in (_DT_RPATH, _DT_RUNPATH)]
+    return ElfFacts(
+        soname=text(first[_DT_SONAME]) if _DT_SONAME in first else None,
+        needed=tuple(text(value) for tag, value in tags if tag == _DT_NEEDED),
+        runpath=tuple(part for path in paths for part in path.split(":") if part),
+    )

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Find, load and list the shared libraries of vendors."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import EngineError, InputError
+from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.machine import Library
+from xpuruntime.runtime.places import Place, cached_libraries, search_places, wheel_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["LibraryIndex", "find_library", "libraries_needed_by", "loaded_libraries", "preload"]
+
+#: File names of the libraries `loaded_libraries` lists unless told otherwise.
+VENDOR_PATTERNS = (
+    "libcuda*", "libcublas*", "libcudnn*", "libcufft*", "libcurand*", "libcusolver*", "libcusparse*", "libcupti*",
+    "libnvrtc*", "libnvJitLink*", "libnvinfer*", "libnvonnxparser*", "libnccl*", "libonnxruntime*",
+    "onnxruntime_pybind11_state*", "libopenvino*", "libQnn*", "libtensorrt*", "libtorch*", "libamdhip*", "libmigraphx*",
+)  # fmt: skip
+#: Families of libraries that a vendor ships apart from the driver, and that `preload` follows.
+_FAMILIES = re.compile(
+    r"lib(cu(blas|dart|dnn|fft|rand|solver|sparse|pti|tensor)|nv(rtc|JitLink|infer|onnxparser)|nccl)\w*\.so"
+)
+#: Libraries that CUDA providers open while running instead of linking them, by CUDA major version.
+_OPENED_LATER = {
+    12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"),
+    13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13"),
+}
+
+
+class LibraryIndex:
+    """The places where libraries are found, listed once.
+
+    Parameters
+    ----------
+    places : sequence of Place, optional
+        Folders in search order; default `search_places()`.
+    cache : sequence of str, optional
+        Paths in the cache of the dynamic linker, searched last; default `cached_libraries()`.
+    platform : str
+        As `sys.platform` spells it.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place] | None = None,
+        cache: Sequence[str] | None = None,
+        platform: str = sys.platform,
+    ) -> None:
+        self.places = tuple(search_places() if places is None else places)
+        self.cache = tuple(cached_libraries() if cache is None else cache)
+        self._platform = platform
+        self._versions: dict[str, str] | None = None
+
+    def find(self, name: str, major: int | None = None) -> list[Library]:
+        """Return every file that is the library `name`, in search order, so that shadowing can be seen.
+
+        Parameters
+        ----------
+        name : str
+            Without prefix and suffix, such as ``"cublasLt"``.
+        major : int, optional
+            Only this major version of the file name.
+
+        Returns
+        -------
+        list of Library
+            One for each real file; links to the same file appear once. Empty when there is none.
+        """
+        pattern = _file_pattern(name, self._platform)
+        found: dict[str, Library] = {}
+        for path, origin in self._files():
+            match = pattern.fullmatch(path.name)
+            if match is None:
+                continue
+            real = os.path.realpath(path)
+            version = next((group for group in match.groups() if group), None) or _file_version(real)
+            if major is not None and (version or "").split(".")[0] != str(major):
+                continue
+            known = found.get(real)
+            if known is None or _plainness(path.name) < _plainness(known.name):
+                found[real] = Library(name=path.name, path=real, version=self._version(real, origin), origin=origin)
+        return list(found.values())
+
+    def find_soname(self, soname: str) -> list[Library]:
+        """Return every file that serves a soname such as ``"libcublasLt.so.13"``, in search order."""
+        parsed = re.fullmatch(r"lib(.+?)\.so(?:\.(\d+))?[\d.]*", soname)
+        if parsed is None:
+            return []
+        return self.find(parsed[1], int(parsed[2]) if parsed[2] else None)
+
+    def describe(self) -> str:
+        """Return the places searched, as one line for a message."""
+        folders = [f"{place.path} ({place.origin})" for place in self.places]
+        return ", ".join([*folders, f"the linker's cache ({len(self.cache)} entries)"])
+
+    def _files(self) -> Iterable[tuple[Path, str]]:
+        for place in self.places:
+            try:
+                files = sorted(Path(place.path).iterdir())
+            except OSError:
+                continue
+            yield from ((file, place.origin) for file in files)
+        yield from ((Path(path), "ldconfig") for path in self.cache)
+
+    def _version(self, real: str, origin: str) -> str | None:
+        version = _file_version(real)
+        if origin == "wheel" and (version is None or "." not in version):
+            if self._versions is None:
+                self._versions = wheel_versions()
+            return self._versions.get(real, version)
+        return version
+
+
+def find_library(name: str, major: int | None = None) -> list[Library]:
+    """Return every file on this machine that is the library `name`, in search order.
+
+    The order is the `nvidia-*` wheels, ``CUDA_HOME`` and ``CUDA_PATH``, ``LD_LIBRARY_PATH``, ``/usr/local/cuda`` and
+    the cache of the dynamic linker. More than one entry means that the first shadows the others.
+
+    Parameters
+    ----------
+    name : str
+        Without prefix and suffix, such as ``"cublasLt"``.
+    major : int, optional
+    """
+    return LibraryIndex().find(name, major)
+
+
+def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None = None) -> tuple[Library, ...]:
+    """Return the libraries that this process has really loaded.
+
+    Parameters
+    ----------
+    patterns : sequence of str
+        Shell patterns of file names; default: those of vendors, engines and our own core.
+    maps : str, optional
+        Text in the form of ``/proc/self/maps``; default: this process. Where the system has no such file (Windows,
+        macOS), nothing is listed.
+
+    Returns
+    -------
+    tuple of Library
+        In order of name, with `path` the real file.
+    """
+    if maps is None:
+        try:
+            maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+        except OSError:
+            return ()
+    paths = {line.split(None, 5)[5].removesuffix(" (deleted)") for line in maps.splitlines() if line.count("/")}
+    found: list[Library] = []
+    wheels: dict[str, str] | None = None
+    for path in sorted(paths):
+        name = Path(path).name
+        ours = patterns is VENDOR_PATTERNS and name.startswith("_core.") and Path(path).parent.name == "xpuruntime"
+        if ".so" not in name or not (ours or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)):
+            continue
+        version, real = _file_version(name), os.path.realpath(path)
+        origin = "system"
+        if "/nvidia/" in path or "/tensorrt_libs/" in path:
+            wheels = wheel_versions() if wheels is None else wheels
+            version, origin = wheels.get(real, version), "wheel"
+        elif "site-packages" in path or "dist-packages" in path:
+            origin = "package"
+        found.append(Library(name=name, path=real, version=version, origin=origin))
+    return tuple(sorted(found, key=lambda library: (library.name, library.path)))
+
+
+def libraries_needed_by(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the vendor libraries that a provider file needs, read from the file itself.
+
+    Returns
+    -------
+    linked, later : tuple of tuple of str
+        Sonames that must be there for the file to load, and those it opens while running. The driver's own
+        ``libcuda.so.1`` is not among them: it comes with the driver.
+
+    Raises
+    ------
+    InputError
+        The file is no ELF file.
+    """
+    linked = tuple(soname for soname in read_elf(path).needed if _FAMILIES.match(soname))
+    major = next((int(name.rsplit(".", 1)[1]) for name in linked if name.startswith("libcudart.so.")), None)
+    later = tuple(name for name in _OPENED_LATER.get(major or 0, ()) if name not in linked)
+    return linked, later
+
+
+def preload(
+    sonames: Sequence[str], *, extra: str = "cuda", index: LibraryIndex | None = None, optional: bool = False
+) -> tuple[Library, ...]:
+    """Load libraries, and what they need of the same vendor, so that an engine finds them by soname.
+
+    A library that the process has already loaded is kept: two copies never meet. The others are loaded from the first
+    place that works, in the order of `find_library`.
+
+    Parameters
+    ----------
+    sonames : sequence of str
+        Such as ``"libcublasLt.so.13"``.
+    extra : str
+        The extra of this package that brings them, for the message.
+    index : LibraryIndex, optional
+    optional : bool
+        Leave out what cannot be loaded instead of raising.
+
+    Returns
+    -------
+    tuple of Library
+        What was loaded or already there, in the order given. Empty on Windows and macOS, where engines find their
+        libraries by themselves.
+
+    Raises
+    ------
+    EngineError
+        A library cannot be loaded: names it, the places searched and the extra to install.
+    """
+    if not sys.platform.startswith("linux"):
+        return ()
+    places = index or LibraryIndex()
+    done: dict[str, Library | None] = {}
+    for soname in sonames:
+        try:
+            _load(soname, places, done, extra)
+        except EngineError:
+            if not optional:
+                raise
+    return tuple(library for soname in sonames if (library := done.get(soname)) is not None)
+
+
+def _load(soname: str, index: LibraryIndex, done: dict[str, Library | None], extra: str) -> None:
+    if soname in done:
+        return
+    done[soname] = None
+    if _is_loaded(soname):
+        done[soname] = _loaded_as(soname)
+        return
+    failures: list[str] = []
+    for library in index.find_soname(soname):
+        try:
+            for needed in read_elf(library.path).needed:
+                if _FAMILIES.match(needed):
+                    _load(needed, index, done, extra)
+            ctypes.CDLL(library.path, mode=ctypes.RTLD_GLOBAL)
+        except (OSError, InputError, EngineError) as error:
+            failures.append(f"{library.path}: {error}")
+            continue
+        done[soname] = library
+        return
+    del done[soname]
+    why = "; ".join(failures) if failures else "it was not found"
+    raise EngineError(
+        f"{soname} cannot be loaded: {why}. Searched: {index.describe()}. "
+        f'Fix: pip install "xpuruntime[{extra}]", or put its folder on LD_LIBRARY_PATH'
+    )
+
+
+def _is_loaded(soname: str) -> bool:
+    try:
+        ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
+
+
+def _loaded_as(soname: str) -> Library:
+    stem = soname.split(".so")[0]
+    found = loaded_libraries((f"{stem}.so*",))
+    return found[0] if found else Library(name=soname, path=soname, version=_file_version(soname), origin="loaded")
+
+
+def _file_pattern(name: str, platform: str) -> re.Pattern[str]:
+    word = re.escape(name)
+    if platform == "win32":
+        return re.compile(rf"{word}(?:64)?(?:_(\d+))?(?:_\d+)*\.dll", re.IGNORECASE)
+    if platform == "darwin":
+        return re.compile(rf"lib{word}(?:\.(\d[\d.]*))?\.dylib")
+    return re.compile(rf"lib{word}\.so(?:\.(\d[\d.]*))?")
+
+
+def _plainness(name: str) -> tuple[bool, int]:
+    """Order names of one file: a soname such as ``libz.so.1`` before ``libz.so.1.2`` and before ``libz.so``."""
+    return _file_version(name) is None and ".so" in name, len(name)
+
+
+def _file_version(path: str) -> str | None:
+    match = re.search(r"\.so\.(\d[\d.]*)$", path)
+    return match[1] if match else None
