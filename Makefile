@@ -26,7 +26,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(PY) -m pip --disable-pip-version-check
 # For commands that look for cmake, ninja or clang-tidy themselves.
 IN_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
-CPP_FILES := $(shell find src/cpp tests/cpp -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+CPP_FILES := $(shell find src/cpp tests/cpp -name third_party -prune -o -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print 2>/dev/null)
 BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev/null)
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
