@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Candidate", "find_engine", "list_candidates"]
+__all__ = ["KNOWN_EXTRAS", "Candidate", "find_engine", "list_candidates", "nearest_engine"]
+
+#: Engines a policy may name without an adapter being registered, and the extra that installs the vendor's package.
+KNOWN_EXTRAS = {"openvino": "openvino", "qnn": "qnn", "tensorrt": "tensorrt", "torch": "torch"}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +58,8 @@ def find_engine(name: str, engines: Mapping[str, Engine]) -> str | None:
 
 def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
     """Return a sentence that helps with an unknown engine name: the nearest name, and all of them."""
-    words = {word: key for key, engine in engines.items() for word in (key, *engine.aliases)}
+    words = {word: word for word in KNOWN_EXTRAS}
+    words.update({word: key for key, engine in engines.items() for word in (key, *engine.aliases)})
     close = difflib.get_close_matches(name, words, n=1)
     hint = f"did you mean '{words[close[0]]}'? " if close else ""
     return f"{hint}registered: {', '.join(engines) or 'none'}"

@@ -40,11 +40,14 @@ class PlanRequest(_Value, frozen=True, kw_only=True):
 
 
 class InputFacts(_Value, frozen=True, kw_only=True):
-    """One input or output of a model: name, NumPy dtype name, shape (a text is a symbolic size, ``None`` unknown)."""
+    """One input or output of a model: name, NumPy dtype name, shape.
+
+    A text in the shape is a symbolic size, ``None`` an unknown one; a shape of ``None`` has an unknown rank.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int | str | None, ...]
+    shape: tuple[int | str | None, ...] | None
 
 
 class ModelFacts(_Value, frozen=True, kw_only=True):
@@ -82,8 +85,8 @@ class ModelFacts(_Value, frozen=True, kw_only=True):
             nodes=len(model.nodes),
             ops={str(k): int(v) for k, v in sorted(model.ops.items())},
             opsets={str(k): int(v) for k, v in sorted(model.opsets.items())},
-            inputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in model.inputs),
-            outputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in model.outputs),
+            inputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=t.shape) for t in model.inputs),
+            outputs=tuple(InputFacts(name=t.name, dtype=t.dtype, shape=t.shape) for t in model.outputs),
         )
 
 

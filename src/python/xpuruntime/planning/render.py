@@ -111,7 +111,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _tensor(tensor: InputFacts) -> str:
-    sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+    sizes = "..." if tensor.shape is None else ", ".join("?" if size is None else str(size) for size in tensor.shape)
     return f"{tensor.name}: {tensor.dtype}[{sizes}]"
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.base import Judgement, Request
 from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.planning.candidates import list_candidates, nearest_engine
+from xpuruntime.planning.candidates import KNOWN_EXTRAS, list_candidates, nearest_engine
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 
@@ -181,6 +181,16 @@ def _text(value: object) -> str:
 
 
 def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
+    if candidate.engine in KNOWN_EXTRAS:
+        install = f'pip install "xpuruntime[{KNOWN_EXTRAS[candidate.engine]}]"'
+        return Verdict(
+            candidate=str(candidate),
+            accepted=False,
+            code="engine_missing",
+            reason=f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
+            fix=f"use execution.engine: onnxruntime, or install a package that registers {candidate.engine}; "
+            f"the vendor's own package comes with {install}",
+        )
     return Verdict(
         candidate=str(candidate),
         accepted=False,

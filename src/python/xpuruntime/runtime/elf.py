@@ -76,6 +76,8 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
         raise ValueError("its dynamic section is impossibly large")
     file.seek(where[0])
     raw = file.read(where[1])
+    if len(raw) < where[1]:
+        raise ValueError("it is truncated")
     tags: list[tuple[int, int]] = []
     for start in range(0, len(raw) - entry.size + 1, entry.size):
         tag, value = entry.unpack_from(raw, start)
@@ -93,6 +95,8 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
         raise ValueError("its string table lies outside the file")
     file.seek(base)
     strings = file.read(size)
+    if len(strings) < size:
+        raise ValueError("it is truncated")
 
     def text(index: int) -> str:
         end = strings.find(b"\0", index)
