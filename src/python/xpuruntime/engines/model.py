@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ModelInfo`: what an ONNX model is, read without any engine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines import model_external
+from xpuruntime.engines.model_check import Place, check_graph, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model_external import ExternalFile
+from xpuruntime.engines.model_facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
+from xpuruntime.engines.model_file import parse, read, refuse
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = [
+    "ExternalFile",
+    "ModelInfo",
+    "NodeInfo",
+    "Quantisation",
+    "TensorInfo",
+    "inspect_bytes",
+    "inspect_model",
+]
+
+_BYTES = "<bytes>"
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An ONNX model that was checked: its facts, not its weights.
+
+    Attributes
+    ----------
+    path : str
+        As given; ``"<bytes>"`` when the model came as bytes.
+    size, mtime_ns : int
+        Of the file, in bytes and nanoseconds.
+    inputs, outputs : tuple of TensorInfo
+    overridable_inputs : tuple of TensorInfo
+        Inputs that have a default in the model, so that a caller may leave them out.
+    nodes : tuple of NodeInfo
+        Also those of subgraphs; in the order of the graph.
+    ops : dict of str to int
+        Nodes by operator: ``"Conv"``, or ``"com.microsoft:FusedMatMul"`` outside the standard.
+    opsets : dict of str to int
+        Domain to version; ``""`` is the ONNX standard.
+    custom_domains : dict of str to tuple of str
+        Operators outside the standard, by domain. Whether an engine has them is for the engine to say.
+    producer, graph_name : str
+    ir_version : int
+    functions : tuple of str
+        Model-local functions, as ``"domain:name"``.
+    external_files : tuple of ExternalFile
+    weights : dict of str to int
+        Elements of all weights by dtype; see `weight_share`.
+    quantisation : Quantisation
+    renamed : tuple of str
+        The names given to nodes that had none, or that of another node.
+    resorted : bool
+        Whether nodes stood before what they read; `named_proto` puts them in order.
+    base_dir : str or None
+        Where external data is looked up.
+    data : bytes or None
+        The model itself when it came as bytes; not part of `facts`.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    overridable_inputs: tuple[TensorInfo, ...] = ()
+    nodes: tuple[NodeInfo, ...]
+    ops: dict[str, int]
+    opsets: dict[str, int]
+    custom_domains: dict[str, tuple[str, ...]] = {}
+    producer: str = ""
+    graph_name: str = ""
+    ir_version: int
+    functions: tuple[str, ...] = ()
+    external_files: tuple[ExternalFile, ...] = ()
+    weights: dict[str, int] = {}
+    quantisation: Quantisation = Quantisation()
+    renamed: tuple[str, ...] = ()
+    resorted: bool = False
+    base_dir: str | None = None
+    data: bytes | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.size, self.mtime_ns, self.graph_name, len(self.nodes)))
+
+    def __repr__(self) -> str:
+        return f"<ModelInfo {self.path!r}: {len(self.nodes)} nodes, {self.size} bytes>"
+
+    @property
+    def has_external_data(self) -> bool:
+        """Whether weights lie in other files."""
+        return bool(self.external_files)
+
+    @property
+    def needs_renaming(self) -> bool:
+        """Whether the file as it is differs from `named_proto`: in node names, or in the order of nodes."""
+        return bool(self.renamed) or self.resorted
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the model file, without external data, in hex. Computed on first use and remembered."""
+        if self.data is not None:
+            return hashlib.sha256(self.data).hexdigest()
+        return _digest(self.path, self.size, self.mtime_ns)
+
+    def weight_share(self, *dtypes: str) -> float:
+        """Return the share (0 to 1) of weight elements that have one of `dtypes`; 0 when there are no weights."""
+        total = sum(self.weights.values())
+        return sum(self.weights.get(dtype, 0) for dtype in dtypes) / total if total else 0.0
+
+    def named_proto(self) -> onnx.ModelProto:
+        """Read the model again, with unique node names and ordered nodes; external data is not loaded.
+
+        Raises
+        ------
+        ModelError
+            The file is gone, or changed since it was inspected.
+        """
+        data = self.data
+        if data is None:
+            _, data, facts = read(self.path)
+            if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
+                raise refuse(self.path, "the file changed since it was inspected", "open the session again")
+        proto = parse(data, self.path)
+        if self.resorted:
+            sort_nodes(proto.graph)
+        for place in name_nodes(proto):
+            place.node.name = place.name
+        return proto
+
+    def serialized_named(self) -> bytes:
+        """Return `named_proto` as bytes. External data stays where it is, relative to `base_dir`."""
+        return bytes(self.named_proto().SerializeToString(deterministic=True))
+
+    def facts(self, *, digest: bool = True) -> dict[str, Any]:
+        """Return what a plan or report says about the model, ready for JSON. `digest=False` leaves SHA-256 out."""
+        facts: dict[str, Any] = {
+            "path": self.path,
+            "size": self.size,
+            "producer": self.producer,
+            "graph": self.graph_name,
+            "ir_version": self.ir_version,
+            "opsets": {domain or "ai.onnx": version for domain, version in self.opsets.items()},
+            "inputs": [msgspec.to_builtins(t) for t in self.inputs],
+            "outputs": [msgspec.to_builtins(t) for t in self.outputs],
+            "overridable_inputs": [msgspec.to_builtins(t) for t in self.overridable_inputs],
+            "node_count": len(self.nodes),
+            "ops": dict(self.ops),
+            "custom_domains": {domain or "ai.onnx": list(ops) for domain, ops in self.custom_domains.items()},
+            "functions": list(self.functions),
+            "external_files": [msgspec.to_builtins(f) for f in self.external_files],
+            "weights": dict(self.weights),
+            "quantisation": msgspec.to_builtins(self.quantisation),
+            "renamed_nodes": len(self.renamed),
+            "resorted": self.resorted,
+        }
+        if digest:
+            facts["sha256"] = self.sha256
+        return facts
+
+
+def inspect_model(path: str | os.PathLike[str]) -> ModelInfo:
+    """Read an ONNX model file, check it, and return its facts.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        An ``.onnx`` file. External data is looked up in its folder, and nowhere else.
+
+    Raises
+    ------
+    ModelError
+        The file is missing, is no ONNX, is cut off or invalid, or its external data is missing or outside its folder.
+        The message names the path, the reason and the fix.
+    """
+    where, data, facts = read(path)
+    return _inspect(where, data, str(Path(where).parent), facts.st_mtime_ns, None)
+
+
+def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None) -> ModelInfo:
+    """Check a model held in memory and return its facts; the bytes are kept in `ModelInfo.data`.
+
+    Parameters
+    ----------
+    data : bytes or onnx.ModelProto
+    base_dir : str or os.PathLike, optional
+        The folder with its external data, if it has any.
+
+    Raises
+    ------
+    ModelError
+        As in `inspect_model`.
+    """
+    if hasattr(data, "SerializeToString"):
+        try:
+            data = data.SerializeToString()
+        except Exception as error:  # protobuf raises different types for the same 2 GiB limit
+            raise refuse(_BYTES, f"it cannot be serialised ({error})", "save it with external data") from None
+    if not isinstance(data, bytes):
+        data = bytes(data)
+    folder = None if base_dir is None else str(base_dir)
+    return _inspect(_BYTES, data, folder, 0, data)
+
+
+def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: bytes | None) -> ModelInfo:
+    proto = parse(data, where)
+    size = len(data)
+    del data
+    external = model_external.check(tensors(proto), folder, where)
+    elements = weights(proto)
+    custom, resorted = check_graph(proto, where)  # empties large tensors
+    places = name_nodes(proto)
+    nodes = tuple(_node(place) for place in places)
+    initial = {tensor.name for tensor in proto.graph.initializer}
+    initial |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    ops = Counter(f"{node.domain}:{node.op}" if node.domain else node.op for node in nodes)
+    # Before IR 4 every initializer is listed as an input, so nothing is meant by it.
+    overridable = [v for v in proto.graph.input if v.name in initial] if proto.ir_version >= 4 else []
+    return ModelInfo(
+        path=where,
+        size=size,
+        mtime_ns=mtime_ns,
+        inputs=tuple(tensor_info(v) for v in proto.graph.input if v.name not in initial),
+        outputs=tuple(tensor_info(v) for v in proto.graph.output),
+        overridable_inputs=tuple(tensor_info(v) for v in overridable),
+        nodes=nodes,
+        ops=dict(sorted(ops.items())),
+        opsets={normal_domain(o.domain): o.version for o in proto.opset_import},
+        custom_domains=custom,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        graph_name=proto.graph.name,
+        ir_version=proto.ir_version,
+        functions=tuple(sorted(f"{f.domain}:{f.name}" for f in proto.functions)),
+        external_files=external,
+        weights=elements,
+        quantisation=quantisation(proto),
+        renamed=tuple(place.name for place in places if place.renamed),
+        resorted=resorted,
+        base_dir=folder,
+        data=keep,
+    )
+
+
+def _node(place: Place) -> NodeInfo:
+    node = place.node
+    return NodeInfo(
+        name=place.name,
+        op=node.op_type,
+        domain=normal_domain(node.domain),
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        graph=place.graph,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: str, size: int, mtime_ns: int) -> str:
+    """Return the SHA-256 of a file, which must still be the one of that size and time."""
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            facts = os.fstat(file.fileno())
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise refuse(path, f"the file cannot be read ({error.strerror})", "put it back, or inspect it again") from None
+    if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):
+        raise refuse(path, "the file changed since it was inspected", "inspect it again")
+    return digest.hexdigest()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Facts read off an ONNX graph: its values, its nodes, its weights, and how it is quantised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from xpuruntime.engines.model_check import graphs, tensors
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["NodeInfo", "Quantisation", "TensorInfo", "dtype_name", "quantisation", "tensor_info", "weights"]
+
+
+class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One input or output.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        NumPy's name, such as ``"float32"``; also ``"bfloat16"``, ``"float8e4m3fn"``, ``"int4"``, ``"string"``, and
+        ``"unknown"``. Of the elements, where `kind` is no tensor.
+    shape : tuple of int, str or None, or None
+        A number, the name of a symbolic dimension, or None for a dimension that is not known. None in place of the
+        tuple: the rank is not known.
+    kind : {"tensor", "sparse_tensor", "sequence", "optional", "map", "unknown"}
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+    kind: Literal["tensor", "sparse_tensor", "sequence", "optional", "map", "unknown"] = "tensor"
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `name` is unique in the model; `domain` is ``""`` for the ONNX standard; `graph` is the path of the
+    subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph.
+    """  # noqa: D205
+
+    name: str
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    graph: str = ""
+
+
+class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is quantised.
+
+    Attributes
+    ----------
+    scheme : {"none", "qdq", "qoperator", "dynamic", "weight_only"}
+        Quantize/Dequantize pairs, integer operators, activations quantised while running, or weights alone.
+    activations, weights : tuple of str
+        The integer types used, such as ``("uint8",)``.
+    """
+
+    scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
+    activations: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+
+
+# TensorProto.DataType to name.
+_DTYPES = (
+    "unknown", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64",
+    "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2",
+    "float8e5m2fnuz", "uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2", "float6e2m3", "float6e3m2",
+)  # fmt: skip
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return the name of a TensorProto.DataType, such as ``"float32"``; ``"unknown"`` for one newer than this table."""
+    return _DTYPES[elem_type] if 0 <= elem_type < len(_DTYPES) else "unknown"
+
+
+def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
+    """Return name, dtype and shape of a graph's input or output."""
+    kind = value.type.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        dtype, shape = _tensor(getattr(value.type, kind))
+        return TensorInfo(name=value.name, dtype=dtype, shape=shape, kind=kind.removesuffix("_type"))
+    inner = value.type
+    while inner.WhichOneof("value") in ("sequence_type", "optional_type"):
+        inner = getattr(inner, inner.WhichOneof("value")).elem_type
+    dtype, shape = "unknown", None
+    if inner.HasField("map_type"):
+        inner = inner.map_type.value_type
+    if inner.HasField("tensor_type"):
+        dtype, shape = _tensor(inner.tensor_type)
+    return TensorInfo(name=value.name, dtype=dtype, shape=shape, kind=kind.removesuffix("_type") if kind else "unknown")
+
+
+def _tensor(proto: onnx.TypeProto.Tensor) -> tuple[str, tuple[int | str | None, ...] | None]:
+    shape: tuple[int | str | None, ...] | None = None
+    if proto.HasField("shape"):
+        shape = tuple(
+            int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or None for dim in proto.shape.dim
+        )
+    return dtype_name(proto.elem_type), shape
+
+
+def weights(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the elements of all constant tensors by dtype, most first. Reads no data."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors(model):
+        elements = 1
+        for dim in tensor.dims:
+            elements *= dim
+        counts[dtype_name(tensor.data_type)] += elements
+    return dict(counts.most_common())
+
+
+# Integer operators and where their weights are.
+_INTEGER_OPS = {"QLinearConv": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1}
+_WEIGHT_OPS = {"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"}
+
+
+def quantisation(model: onnx.ModelProto) -> Quantisation:
+    """Return how the model is quantised, read from its operators and the types of their zero points."""
+    ops: set[str] = set()
+    activations: set[str] = set()
+    stored: set[str] = set()
+    for graph in graphs(model):
+        constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                constants.update((node.output[0], a.t.data_type) for a in node.attribute if a.name == "value")
+        for node in graph.node:
+            ops.add(node.op_type)
+            if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
+                activations.add(_zero_point(node, constants))
+            elif node.op_type == "DequantizeLinear" and node.input[0] in constants:
+                stored.add(dtype_name(constants[node.input[0]]))
+            elif node.op_type == "DynamicQuantizeLinear":
+                activations.add("uint8")
+            elif node.op_type in _INTEGER_OPS:
+                weight = node.input[_INTEGER_OPS[node.op_type]]
+                if weight in constants:
+                    stored.add(dtype_name(constants[weight]))
+                if node.op_type.startswith("QLinear"):
+                    activations.add(_zero_point(node, constants))
+    scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
+    if "DynamicQuantizeLinear" in ops:
+        scheme = "dynamic"
+    elif ops & _INTEGER_OPS.keys():
+        scheme = "qoperator"
+    elif activations:
+        scheme = "qdq"
+    elif stored or ops & _WEIGHT_OPS:
+        scheme = "weight_only"
+    return Quantisation(scheme=scheme, activations=tuple(sorted(activations)), weights=tuple(sorted(stored)))
+
+
+def _zero_point(node: onnx.NodeProto, constants: dict[str, int]) -> str:
+    if len(node.input) > 2 and node.input[2] in constants:
+        return dtype_name(constants[node.input[2]])
+    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+    return dtype_name(given) if given else "uint8"

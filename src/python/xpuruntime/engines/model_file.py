@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Reading a model file, and saying what it really is when it is no ONNX model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["MAX_PROTOBUF", "looks_like", "parse", "read", "refuse"]
+
+#: A protobuf message holds at most this many bytes.
+MAX_PROTOBUF = (1 << 31) - 1
+
+_REEXPORT = "export the model to ONNX (.onnx) and give that file"
+
+# First bytes, what they mean, and what to do.
+_MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (b"version https://git-lfs.github.com/", "a Git LFS pointer, not the model itself", "run `git lfs pull`"),
+    (b"\x89PNG\r\n\x1a\n", "a PNG image", _REEXPORT),
+    (b"\xff\xd8\xff", "a JPEG image", _REEXPORT),
+    (b"GIF8", "a GIF image", _REEXPORT),
+    (b"%PDF-", "a PDF document", _REEXPORT),
+    (b"\x1f\x8b", "gzip-compressed data", "decompress it first (gunzip)"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first (zstd -d)"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (perhaps a Keras model)", "convert it with tf2onnx"),
+    (b"GGUF", "a GGUF model", "GGUF holds no graph: get the ONNX export of the model"),
+    (b"\x93NUMPY", "a NumPy array (.npy)", _REEXPORT),
+    (b"ptrt", "a TensorRT engine", "give the ONNX model the engine was built from"),
+    (b"ftrt", "a TensorRT engine", "give the ONNX model the engine was built from"),
+    (b"\x7fELF", "an ELF program or library", _REEXPORT),
+    (b"<?xml", "an XML file (perhaps OpenVINO IR)", "give the ONNX model the IR was made from"),
+    (
+        b"<ir_version",
+        "the textual form of ONNX",
+        "write it as protobuf: onnx.save(onnx.parser.parse_model(text), path)",
+    ),
+)
+
+
+def refuse(where: str, reason: str, fix: str) -> ModelError:
+    """Return the `ModelError` that names the model, the reason and the fix."""
+    return ModelError(f"cannot use the model {where!r}: {reason}. Fix: {fix}.")
+
+
+def looks_like(head: bytes) -> tuple[str, str] | None:
+    """Return what a file that starts with `head` is, and what to do about it; None when it is not recognised."""
+    for magic, what, fix in _MAGIC:
+        if head.startswith(magic):
+            return what, fix
+    if head.startswith(b"PK\x03\x04"):
+        if b"data.pkl" in head:
+            return "a PyTorch checkpoint (.pt, .pth)", "export it with torch.onnx.export"
+        if b".npy" in head[:128]:
+            return "a NumPy archive (.npz)", _REEXPORT
+        return "a ZIP archive (perhaps a PyTorch .pt or .pt2 file)", "unpack it, or export it with torch.onnx.export"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a Python pickle", "export the object in it to ONNX"
+    if head[4:8] == b"TFL3":
+        return "a TensorFlow Lite model", "convert it with tf2onnx --tflite"
+    if head[4:8] == b"ORTM":
+        return "an ORT-format model (.ort)", "give the ONNX model it was made from"
+    if head[257:262] == b"ustar":
+        return "a tar archive", "unpack it first"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return "a safetensors file", "it holds weights without a graph: export the model to ONNX"
+    text = head.lstrip()
+    if text[:1] in (b"{", b"["):
+        return "a JSON file", "an ONNX model in JSON form must be written as protobuf first (onnx.save)"
+    if text[:9].lower() == b"<!doctype" or text[:5].lower() == b"<html":
+        return "an HTML page (a download that failed?)", "download the model again"
+    return None
+
+
+def read(path: Any) -> tuple[str, bytes, os.stat_result]:
+    """Read a whole model file.
+
+    Returns
+    -------
+    path : str
+        As given.
+    data : bytes
+    facts : os.stat_result
+        Of the file that was read; size in bytes.
+
+    Raises
+    ------
+    ModelError
+        The path names no regular, readable, non-empty file, or a file of more than 2 GiB.
+    """
+    where = path.__fspath__() if hasattr(path, "__fspath__") else path
+    if not isinstance(where, str):
+        raise ModelError(
+            f"a model is given as a path to an .onnx file, not as {type(path).__name__}. "
+            "Fix: save it first, for example with onnx.save(model, path)."
+        )
+    try:
+        with Path(where).open("rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise refuse(where, "it is not a regular file", "give the path of the .onnx file itself")
+            if facts.st_size == 0:
+                raise refuse(where, "the file is empty", "write or download it again")
+            if facts.st_size > MAX_PROTOBUF:
+                head = file.read(512)
+                known = looks_like(head)
+                if known is not None:
+                    raise refuse(where, f"it is not ONNX; it looks like {known[0]}", known[1])
+                raise refuse(
+                    where,
+                    f"the file has {facts.st_size} bytes, and a protobuf holds at most 2 GiB",
+                    "keep the weights outside: onnx.save_model(model, path, save_as_external_data=True)",
+                )
+            return where, file.read(), facts
+    except FileNotFoundError:
+        raise refuse(where, *_missing(where)) from None
+    except IsADirectoryError:
+        raise refuse(where, *_directory(where)) from None
+    except ModelError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refuse(where, f"the file cannot be read ({reason})", "check the path and its permissions") from None
+
+
+def parse(data: bytes, where: str) -> onnx.ModelProto:
+    """Parse the bytes of a model.
+
+    Raises
+    ------
+    ModelError
+        The bytes are not ONNX, are cut off, or hold no graph.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        _refuse_bytes(data, where)
+    if not model.HasField("graph"):
+        known = looks_like(data[:4096])
+        if known is not None:
+            raise refuse(where, f"it is not ONNX; it looks like {known[0]}", known[1])
+        raise refuse(where, "it holds no graph, so it is not an ONNX model", _REEXPORT)
+    if not model.graph.output:
+        raise refuse(where, "its graph has no outputs, so there is nothing to compute", "export the model again")
+    return model
+
+
+def _refuse_bytes(data: bytes, where: str) -> None:
+    known = looks_like(data[:4096])
+    if known is not None:
+        raise refuse(where, f"it is not ONNX; it looks like {known[0]}", known[1]) from None
+    cut = _cut_off(data)
+    if cut is not None:
+        raise refuse(
+            where,
+            f"the file is truncated: the {cut[0]} needs {cut[1]} bytes and {cut[2]} are there",
+            "copy or download it again and compare the sizes",
+        ) from None
+    raise refuse(
+        where, "the protobuf is corrupt, or the file is not ONNX", "copy, download or export it again"
+    ) from None
+
+
+# The fields of ModelProto: number to name.
+_FIELDS = {
+    1: "ir_version",
+    2: "producer name",
+    3: "producer version",
+    4: "domain",
+    5: "model version",
+    6: "doc string",
+    7: "graph",
+    8: "opset import",
+    14: "metadata",
+    20: "training info",
+    25: "functions",
+    26: "configuration",
+}
+
+
+def _cut_off(data: bytes) -> tuple[str, int, int] | None:
+    """Walk the outermost fields; return (field, bytes needed, bytes there) when the last one passes the end."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _varint(data, at)
+        name = _FIELDS.get(tag >> 3)
+        if name is None:
+            return None
+        if tag & 7 == 2:
+            size, at = _varint(data, at)
+            if size > end - at:
+                return name, size, max(end - at, 0)
+            at += size
+        elif tag & 7 == 0:
+            _, at = _varint(data, at)
+        else:
+            return None
+    return None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+        shift += 7
+    return value, at
+
+
+def _missing(where: str) -> tuple[str, str]:
+    path = Path(where)
+    if path.is_symlink():
+        return f"it is a symbolic link to {str(path.readlink())!r}, which does not exist", "restore the link's target"
+    if not path.parent.is_dir():
+        return f"the folder {str(path.parent)!r} does not exist", "check the path"
+    beside = sorted(p.name for p in path.parent.glob("*.onnx"))[:5]
+    if beside:
+        return "there is no such file", f"check the name; the folder holds {', '.join(map(repr, beside))}"
+    return "there is no such file", f"check the path (the current folder is {str(Path.cwd())!r})"
+
+
+def _directory(where: str) -> tuple[str, str]:
+    inside = sorted(p.name for p in Path(where).glob("*.onnx"))[:5]
+    if inside:
+        return "it is a directory", f"give a file in it, such as {str(Path(where) / inside[0])!r}"
+    return "it is a directory", "give the path of an .onnx file"
