@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
@@ -64,8 +65,8 @@ class TestSearchOrder:
         env = {"CUDA_HOME": str(home), "CUDA_PATH": str(tmp_path / "gone"), "LD_LIBRARY_PATH": f"{extra}::/nowhere"}
         places = [(place.path, place.origin) for place in search_places(env, [str(site)], "linux")]
         assert [place for place in places if place[1] != "default"] == [
-            (str(site / "nvidia/cublas/lib"), "wheel"),
             (str(site / "nvidia/cu13/lib"), "wheel"),
+            (str(site / "nvidia/cublas/lib"), "wheel"),
             (str(site / "tensorrt_libs"), "wheel"),
             (str(home / "lib64"), "CUDA_HOME"),
             (str(extra), "LD_LIBRARY_PATH"),
@@ -257,7 +258,7 @@ class TestLoaded:
 7f0000005000-7f0000006000 r--p 00000000 fe:00 3   /usr/lib/libcurl.so.4
 7f0000007000-7f0000008000 r--p 00000000 fe:00 4   /tmp/old name/libcudart.so.13.0.1 (deleted)
 7f0000009000-7f000000a000 r--p 00000000 fe:00 5   /opt/env/site-packages/msgspec/_core.cpython-311-x86_64-linux-gnu.so
-7f000000b000-7f000000c000 r--p 00000000 fe:00 6   /opt/env/site-packages/xpuruntime/_core.cpython-311-x86_64-linux-gnu.so
+7f000000b000-7f000000c000 r--p 00000000 fe:00 6   /opt/site-packages/xpuruntime/_core.cpython-311-x86_64-linux-gnu.so
 7ffd00000000-7ffd00001000 rw-p 00000000 00:00 0   [stack]
 7ffd00002000-7ffd00003000 rw-p 00000000 00:00 0
 """
