@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Links between files of the repository lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docs_blocks import ROOT, pages
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def broken(page: Path) -> list[str]:
+    targets = LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.S))
+    local = [t for t in targets if "://" not in t and not t.startswith("mailto:")]
+    return [t for t in local if not (page.parent / t).exists()]
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_links_between_files(page: Path):
+    assert not broken(page), f"{page.relative_to(ROOT)} links to files that do not exist: {broken(page)}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    missing = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
+    missing = [name for name in missing if f": {name}\n" not in navigation]
+    assert not missing, f"not in mkdocs.yml: {missing}"

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The public surface is a list: sorted, resolving, typed and documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import xpuruntime
+
+ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "docs" / "reference" / "api.md"
+
+
+def test_the_list_is_sorted_and_without_repeats():
+    assert list(xpuruntime.__all__) == sorted(set(xpuruntime.__all__))
+
+
+@pytest.mark.parametrize("name", xpuruntime.__all__)
+def test_name_resolves_and_is_documented(name: str):
+    thing = getattr(xpuruntime, name)
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        assert inspect.getdoc(thing), f"xpuruntime.{name} has no docstring"
+    directive = rf"^::: xpuruntime\.(?:[\w.]+\.)?{re.escape(name)}$|^\| `{re.escape(name)}` \|"
+    assert re.search(directive, API.read_text(encoding="utf-8"), re.M), f"{name} is not in docs/reference/api.md"
+
+
+def test_nothing_public_is_missing_from_the_list():
+    public = {n for n, v in vars(xpuruntime).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    public -= {"annotations"}
+    assert public <= set(xpuruntime.__all__), sorted(public - set(xpuruntime.__all__))
+
+
+def test_dir_lists_it():
+    assert set(xpuruntime.__all__) <= set(dir(xpuruntime))
+
+
+def test_version_is_that_of_the_package():
+    declared = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert declared is not None
+    assert xpuruntime.__version__ == declared[1]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Imports go one way, and importing the package is quick and needs no vendor."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "python" / "xpuruntime"
+
+#: The rooms in order: each may import those before it. `errors` is for all; `testing` imports what it tests.
+ORDER = ("policies", "runtime", "evidence", "engines", "planning", "inference", "tuning", "demo", "cli")
+ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
+ALLOWED["policies"] = set()
+ALLOWED["ops"] = {"policies", "runtime", "evidence"}
+ALLOWED["testing"] = set(ORDER) - {"cli"}
+SHARED = {"errors", "_core", "_version"}
+
+VENDORS = {
+    "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",
+    "rich", "typer", "click", "yaml", "sklearn", "jsonschema",
+}  # fmt: skip
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imported_by(path: Path) -> list[tuple[int, str]]:
+    """Return line and full name of everything a file imports, wherever in the file, except for type checkers only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    inside_package = path.relative_to(SOURCE.parent).with_suffix("").parts
+    package = inside_package[:-1]
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        for child in block.body
+        for node in ast.walk(child)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module == "xpuruntime":
+                found += [(node.lineno, f"xpuruntime.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, module))
+    return found
+
+
+def room_of(path: Path) -> str | None:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def test_every_room_has_a_place_in_the_order():
+    rooms = {room for path in modules() if (room := room_of(path))}
+    assert rooms, f"no packages under {SOURCE}"
+    assert rooms <= ALLOWED.keys(), f"say in this test which rooms {sorted(rooms - ALLOWED.keys())} may import"
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(SOURCE))) for p in modules()])
+def test_imports_go_one_way(path: Path):
+    room = room_of(path)
+    wrong = []
+    for line, name in imported_by(path):
+        parts = name.split(".")
+        if parts[0] != "xpuruntime":
+            continue
+        target = parts[1] if len(parts) > 1 else None
+        if room is None or target is None or target == room or target in SHARED:
+            continue
+        if target in ALLOWED and target not in ALLOWED[room]:
+            wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_direction_test_can_fail(tmp_path, monkeypatch):
+    source = tmp_path / "src" / "python" / "xpuruntime"
+    (source / "policies").mkdir(parents=True)
+    bad = source / "policies" / "bad.py"
+    bad.write_text("def f():\n    from xpuruntime.inference import InferenceSession\n")
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", source)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    with pytest.raises(AssertionError, match=r"policies imports xpuruntime\.inference"):
+        test_imports_go_one_way(bad)
+
+
+def run_python(code: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_no_vendor_package():
+    code = "import sys, json, xpuruntime; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(run_python(code)))
+    assert not loaded & VENDORS, f"import xpuruntime also imports {sorted(loaded & VENDORS)}"
+
+
+def test_import_needs_no_gpu_and_opens_no_cuda_library():
+    code = "import xpuruntime; print(open('/proc/self/maps').read())"
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("this system has no /proc/self/maps to read the loaded libraries from")
+    maps = run_python(code, CUDA_VISIBLE_DEVICES="")
+    wrong = {
+        line.split("/", 1)[1] for line in maps.splitlines() if "/" in line and ".so" in line and "cuda" in line.lower()
+    }
+    assert not wrong, f"import xpuruntime opens {sorted(wrong)}"
+
+
+def test_import_is_quick():
+    """Measured beside a fixed piece of work of the same kind, so that a busy machine does not decide the result."""
+    code = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+    ours, numpys = [], []
+    for _ in range(7):
+        ours.append(float(run_python(code.format("xpuruntime"))))
+        numpys.append(float(run_python(code.format("numpy"))))
+    quickest, limit = min(ours), 0.35
+    ratio = statistics.median(ours) / statistics.median(numpys)
+    assert quickest <= limit or ratio <= 3, (
+        f"import xpuruntime takes {quickest:.3f} s at best (limit {limit} s) and {ratio:.1f} times as long as numpy"
+    )
+
+
+def test_import_starts_no_thread():
+    assert run_python("import threading, xpuruntime; print(threading.active_count())").strip() == "1"
