@@ -23,7 +23,7 @@ class CpuFacts(_Fact, frozen=True, kw_only=True):
 
 
 class CudaFacts(_Fact, frozen=True, kw_only=True):
-    """One NVIDIA device. Memory in bytes; versions as ``(major, minor)``; `dtypes` it computes in, such as ``"bf16"``."""
+    """One NVIDIA device. Bytes of memory, versions as ``(major, minor)``, `dtypes` it computes in like ``"bf16"``."""
 
     index: int
     name: str

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`diagnose`: what is wrong with this machine's set-up, and the exact command that mends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.runtime import doctor_cuda, doctor_packages
+from xpuruntime.runtime.doctor_facts import Facts, gather
+from xpuruntime.runtime.doctor_finding import Finding
+from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    from xpuruntime.runtime.machine import EngineFacts
+    from xpuruntime.runtime.snapshot import Probed
+
+__all__ = ["CHECKS", "Diagnosis", "Finding", "diagnose", "examine"]
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+_COLOUR = {"error": "bold red", "warning": "yellow", "info": "dim"}
+#: Variables that are no problem by themselves: where libraries are looked for.
+_QUIET = frozenset({"LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"})
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings, worst first, with the facts they were made from."""
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+    schema: str = "xpuruntime.doctor/1"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no error."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {
+            "schema": plain["schema"],
+            "healthy": self.healthy,
+            "findings": plain["findings"],
+            "loaded_libraries": plain["facts"].pop("loaded"),
+            **plain["facts"],
+        }
+
+    def to_json(self, *, indent: int = 2) -> str:
+        """Return JSON text."""
+        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
+
+    def __str__(self) -> str:
+        """Return plain text."""
+        lines = [self._headline()]
+        for finding in self.findings:
+            lines.append(f"{finding.severity}: {finding.code}: {finding.what}")
+            lines.append(f"  why: {finding.why}")
+            if finding.fix:
+                lines.append(f"  fix: {finding.fix}")
+        lines.append(f"libraries loaded in this process: {len(self.facts.loaded) or 'none'}")
+        lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
+        return "\n".join(lines)
+
+    def __rich__(self) -> RenderableType:
+        """Return tables: the engines, the findings, the libraries that are loaded."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[RenderableType] = [_engine_table(self.facts.machine.engines)]
+        for finding in self.findings:
+            text = Text.assemble((f"{finding.severity} {finding.code}", _COLOUR[finding.severity]), f"  {finding.what}")
+            text.append(f"\n  why: {finding.why}", style="dim")
+            if finding.fix:
+                text.append(f"\n  fix: {finding.fix}", style="bold")
+            parts.append(text)
+        loaded = Table(title="libraries loaded in this process", title_justify="left")
+        for column in ("library", "version", "path"):
+            loaded.add_column(column, overflow="fold")
+        for lib in self.facts.loaded:
+            loaded.add_row(Text(lib.name), Text(lib.version or "-"), Text(lib.path))
+        parts.append(loaded)
+        parts.append(Text(self._headline(), style="green" if self.healthy else "bold red"))
+        return Group(*parts)
+
+    def _headline(self) -> str:
+        count = {kind: sum(finding.severity == kind for finding in self.findings) for kind in _ORDER}
+        if not count["error"] and not count["warning"]:
+            return "no problem found"
+        return f"{count['error']} error(s), {count['warning']} warning(s)"
+
+
+def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Diagnosis:
+    """Probe this machine and check it.
+
+    Parameters
+    ----------
+    engines : iterable of Engine, or mapping of name to Engine
+        Engines to probe; probing imports their vendor's package, so that the libraries really loaded can be listed.
+    """
+    problem = core_problem()
+    machine = machine_snapshot(engines)
+    return examine(gather(machine, core_error=problem))
+
+
+def examine(facts: Facts) -> Diagnosis:
+    """Run every check on stated facts. Pure."""
+    findings = [finding for check in CHECKS for finding in check(facts)]
+    return Diagnosis(facts=facts, findings=tuple(sorted(findings, key=lambda finding: _ORDER[finding.severity])))
+
+
+def check_engines(facts: Facts) -> Iterator[Finding]:
+    """Check that engines that are installed can be loaded, with all their providers."""
+    gpu = doctor_cuda.has_nvidia(facts)
+    for name, engine in facts.machine.engines.items():
+        if engine.version is not None and not engine.loadable:
+            yield Finding(
+                code="engine_broken",
+                severity="error",
+                what=f"{name} {engine.version} is installed but cannot be loaded",
+                why=engine.reason or "its package does not import",
+                fix=engine.fix,
+            )
+        for provider, reason in engine.broken.items():
+            wanted = gpu and provider == "CUDAExecutionProvider"
+            yield Finding(
+                code="provider_broken",
+                severity="error" if wanted else "info",
+                what=f"{name}: {provider} is present but cannot be loaded here",
+                why=reason,
+                fix=(engine.fix or doctor_cuda.CUDA_EXTRA) if wanted else None,
+            )
+
+
+def check_environment(facts: Facts) -> Iterator[Finding]:
+    """Name the variables that change what engines do without being in a policy."""
+    for name, value in facts.environment.items():
+        if name not in _QUIET:
+            yield Finding(
+                code="environment_override",
+                severity="warning",
+                what=f"{name}={value} is set",
+                why="engines read it, and no policy or plan can see what it changes",
+                fix=f"unset {name}",
+            )
+
+
+def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="engines", title_justify="left")
+    for column in ("engine", "version", "loadable", "providers"):
+        table.add_column(column, overflow="fold")
+    for name, engine in engines.items():
+        state = Text("yes", style="green") if engine.loadable else Text("no", style="red")
+        table.add_row(name, engine.version or "not installed", state, ", ".join(engine.providers))
+    return table
+
+
+#: Every check, in the order they run.
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    doctor_packages.check_onnxruntime,
+    doctor_packages.check_copies,
+    doctor_packages.check_versions,
+    doctor_cuda.check_core_build,
+    doctor_cuda.check_driver,
+    doctor_cuda.check_libraries,
+    doctor_cuda.check_loaded,
+    check_engines,
+    check_environment,
+)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What `doctor` looks at: facts of packages, libraries, driver and environment, gathered once."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.runtime.libraries import LibraryIndex, libraries_needed_by, loaded_libraries
+from xpuruntime.runtime.machine import Library, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["DriverFacts", "Facts", "OrtFacts", "Package", "gather"]
+
+#: Variables that change what an engine does without being in any policy.
+_OVERRIDES = re.compile(r"(ORT_|NVIDIA_TF32_OVERRIDE$|CUBLAS_|CUDNN_|CUDA_VISIBLE_DEVICES$|CUDA_LAUNCH_BLOCKING$|OV_)")
+_PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_PCI = Path("/sys/bus/pci/devices")
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen, keyword-only value."""
+
+
+class Package(_Fact, frozen=True, kw_only=True):
+    """An installed Python distribution.
+
+    Attributes
+    ----------
+    name : str
+        Normalised: lower case with hyphens.
+    version : str
+    location : str
+        The folder it is installed in.
+    provides_onnxruntime : bool
+        Whether it installs the package folder ``onnxruntime``.
+    """
+
+    name: str
+    version: str
+    location: str
+    provides_onnxruntime: bool = False
+
+
+class OrtFacts(_Fact, frozen=True, kw_only=True):
+    """The ONNX Runtime files that would be imported, read without importing them.
+
+    Attributes
+    ----------
+    folder : str
+    package, version, cuda : str or None
+        As the wheel's own build record says; `cuda` is the CUDA version it was built for.
+    linked, later : tuple of str
+        Libraries its CUDA provider is linked with, and those it opens while running.
+    """
+
+    folder: str
+    package: str | None = None
+    version: str | None = None
+    cuda: str | None = None
+    linked: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+
+class DriverFacts(_Fact, frozen=True, kw_only=True):
+    """The NVIDIA driver, looked at without our core.
+
+    Attributes
+    ----------
+    hardware : tuple of str
+        PCI addresses of NVIDIA display and compute devices.
+    module : str or None
+        Version of the loaded kernel module.
+    library : str or None
+        Real path of ``libcuda.so.1``.
+    cuda : tuple of int or None
+        The newest CUDA version the driver supports.
+    """
+
+    hardware: tuple[str, ...] = ()
+    module: str | None = None
+    library: str | None = None
+    cuda: tuple[int, int] | None = None
+
+
+class Facts(_Fact, frozen=True, kw_only=True):
+    """Everything the checks read; they look at nothing else.
+
+    Attributes
+    ----------
+    machine : Machine
+    packages : tuple of Package
+    requirements : tuple of str
+        Requirement lines of this package's own metadata.
+    ort : OrtFacts or None
+    driver : DriverFacts
+    found : dict of str to tuple of Library
+        Library name such as ``"cublasLt"`` to every file that is it, in search order.
+    loaded : tuple of Library
+        Libraries this process has really loaded.
+    environment : dict of str to str
+        Variables that matter.
+    core_error : str or None
+        Why our own core cannot be imported.
+    searched : str
+        The places searched for libraries.
+    """
+
+    machine: Machine
+    packages: tuple[Package, ...] = ()
+    requirements: tuple[str, ...] = ()
+    ort: OrtFacts | None = None
+    driver: DriverFacts = DriverFacts()
+    found: dict[str, tuple[Library, ...]] = {}
+    loaded: tuple[Library, ...] = ()
+    environment: dict[str, str] = {}
+    core_error: str | None = None
+    searched: str = ""
+
+
+def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[str, str] | None = None) -> Facts:
+    """Look at the packages, libraries, driver and environment of this machine. Imports no vendor package."""
+    env = os.environ if environ is None else environ
+    ort = ort_facts()
+    index = LibraryIndex()
+    sonames = (*ort.linked, *ort.later) if ort else ()
+    names = {_name_of(soname) for soname in sonames}
+    return Facts(
+        machine=machine,
+        packages=packages(),
+        requirements=own_requirements(),
+        ort=ort,
+        driver=driver_facts(),
+        found={name: tuple(index.find(name)) for name in sorted(names)},
+        loaded=loaded_libraries(),
+        environment={key: value for key, value in sorted(env.items()) if key in _PATHS or _OVERRIDES.match(key)},
+        core_error=core_error,
+        searched=index.describe(),
+    )
+
+
+def packages(paths: Sequence[str] | None = None) -> tuple[Package, ...]:
+    """List the installed distributions that concern us."""
+    from importlib.metadata import distributions
+
+    found: dict[tuple[str, str], Package] = {}
+    for one in distributions() if paths is None else distributions(path=list(paths)):
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+        files = one.files
+        provides = "onnxruntime/__init__.py" in map(str, files) if files else _is_ort_wheel(name)
+        if not name:
+            continue
+        where = str(one.locate_file(""))
+        found.setdefault(
+            (name, where), Package(name=name, version=one.version, location=where, provides_onnxruntime=provides)
+        )
+    return tuple(sorted(found.values(), key=lambda package: (package.name, package.location)))
+
+
+def own_requirements() -> tuple[str, ...]:
+    """Return the requirement lines of this package's metadata, empty when it is not installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return tuple(requires("xpuruntime") or ())
+    except PackageNotFoundError:
+        return ()
+
+
+def ort_facts(paths: Sequence[str] | None = None) -> OrtFacts | None:
+    """Read which ONNX Runtime would be imported, without importing it."""
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("onnxruntime", None if paths is None else list(paths))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    record = _assignments(folder / "capi" / "build_and_package_info.py")
+    linked: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    provider = folder / "capi" / "libonnxruntime_providers_cuda.so"
+    if provider.exists():
+        try:
+            linked, later = libraries_needed_by(provider)
+        except InputError:
+            linked, later = (), ()
+    return OrtFacts(
+        folder=str(folder),
+        package=record.get("package_name"),
+        version=record.get("__version__"),
+        cuda=record.get("cuda_version") or None,
+        linked=linked,
+        later=later,
+    )
+
+
+def driver_facts(version_file: Path = _DRIVER, pci: Path = _PCI) -> DriverFacts:
+    """Look for NVIDIA hardware, the kernel module and the driver's library."""
+    hardware: list[str] = []
+    try:
+        devices = sorted(pci.iterdir())
+    except OSError:
+        devices = []
+    for device in devices:
+        vendor, kind = _read(device / "vendor"), _read(device / "class")
+        if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+            hardware.append(device.name)
+    module = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]+)", _read(version_file))
+    library, cuda = _driver_library()
+    return DriverFacts(hardware=tuple(hardware), module=module[1] if module else None, library=library, cuda=cuda)
+
+
+def _driver_library() -> tuple[str | None, tuple[int, int] | None]:
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return None, None
+    loaded = loaded_libraries(("libcuda.so*",))
+    path = loaded[0].path if loaded else name
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value <= 0:
+        return path, None
+    return path, (version.value // 1000, version.value % 1000 // 10)
+
+
+def _assignments(path: Path) -> dict[str, str]:
+    """Read ``name = "text"`` lines of a Python file without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _is_ort_wheel(name: str) -> bool:
+    """Whether a distribution without a file list is one of those that install ``onnxruntime`` itself."""
+    known = "gpu|directml|openvino|rocm|migraphx|training|training-cpu|cann|azure|silicon|webgpu|vitisai"
+    return re.fullmatch(rf"onnxruntime(-({known}))?|ort-nightly(-\w+)*", name) is not None
+
+
+def _name_of(soname: str) -> str:
+    return soname.removeprefix("lib").split(".so")[0]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`machine_snapshot`: this computer as a `Machine` value, and that value to and from JSON."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Probed", "core_problem", "load_machine", "machine_from_json", "machine_snapshot", "machine_to_json"]
+
+SCHEMA = "xpuruntime.machine/1"
+
+
+class Probed(Protocol):
+    """What a snapshot needs of an engine."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+
+    def probe(self) -> EngineFacts:
+        """Say what is installed and loadable. Never raises."""
+
+
+def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Machine:
+    """Take a snapshot of this computer: processor, CUDA devices, and the engines given.
+
+    Parameters
+    ----------
+    engines : iterable of Engine, or mapping of name to Engine
+        Each is probed, which imports its vendor's package. Nothing else is imported.
+
+    Returns
+    -------
+    Machine
+        Where our own core cannot be imported, the processor's facts come from Python alone and `cuda_reason` says why
+        there is no CUDA.
+    """
+    found = engines.values() if isinstance(engines, Mapping) else engines
+    facts = {engine.name: engine.probe() for engine in found}
+    problem = core_problem()
+    if problem is not None:
+        cpu = CpuFacts(name=platform.processor() or platform.machine(), cores=os.cpu_count() or 1)
+        cuda: tuple[CudaFacts, ...] = ()
+        reason: str | None = f"the core module cannot be imported: {problem}"
+        built = False
+    else:
+        cpu, cuda, reason, built = _core_facts()
+    return Machine(
+        system=platform.system(),
+        architecture=platform.machine(),
+        python=platform.python_version(),
+        cpu=cpu,
+        cuda=cuda,
+        cuda_reason=reason,
+        core_cuda=built,
+        engines=facts,
+    )
+
+
+def core_problem() -> str | None:
+    """Return why the core module cannot be imported, or ``None`` when it can."""
+    try:
+        _core()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def machine_to_json(machine: Machine, *, indent: int = 2) -> str:
+    """Return a machine as JSON text, for `machine_from_json`."""
+    plain = {"schema": SCHEMA, **msgspec.to_builtins(machine)}
+    return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+
+
+def machine_from_json(text: str | bytes) -> Machine:
+    """Read a machine from the text that `machine_to_json` or ``xrt devices --json`` wrote.
+
+    Raises
+    ------
+    InputError
+        The text is no JSON, or not a machine of this schema.
+    """
+    try:
+        plain = msgspec.json.decode(text)
+        if not isinstance(plain, dict):
+            raise InputError(f"a machine is a JSON object, this is {type(plain).__name__}: make one with {_MAKE}")
+        schema = plain.pop("schema", None)
+        if schema != SCHEMA:
+            raise InputError(f"the schema is {schema!r}, a machine has {SCHEMA!r}: make one with {_MAKE}")
+        return msgspec.convert(plain, Machine)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"this is not a machine: {error}. Make one with {_MAKE}") from error
+
+
+def load_machine(path: str | Path) -> Machine:
+    """Read a machine from a file.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read or holds no machine; the message names it.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the machine file {path}: {error.strerror or error}") from error
+    try:
+        return machine_from_json(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+_MAKE = "`xrt devices --json > machine.json`"
+
+
+def _core() -> Any:
+    return importlib.import_module("xpuruntime._core")
+
+
+def _core_facts() -> tuple[CpuFacts, tuple[CudaFacts, ...], str | None, bool]:
+    manager = _core().DeviceManager.instance()
+    cpu, *others = manager.get_all_devices()
+    facts = CpuFacts(name=cpu.name, cores=cpu.cores, features=tuple(cpu.features), total_memory=cpu.total_memory)
+    cuda = tuple(
+        CudaFacts(
+            index=device.index,
+            name=device.name,
+            compute_capability=tuple(device.compute_capability),
+            total_memory=device.total_memory,
+            sm_count=device.sm_count,
+            driver_version=tuple(device.driver_version),
+            runtime_version=tuple(device.runtime_version),
+            pci_id=device.pci_id,
+            dtypes=tuple(device.dtypes),
+        )
+        for device in others
+    )
+    return facts, cuda, manager.cuda_reason() or None, bool(manager.built_with_cuda())
