@@ -50,18 +50,18 @@ $(STAMPS)/venv: $(if $(MOVED),FORCE)
 	@sh tools/preflight.sh "$(PYTHON)" "$(CXX)"
 	@echo "==> creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@$(PIP) install --quiet --quiet --upgrade "pip>=25.1"
 	@mkdir -p $(STAMPS)
 	@printf '%s\n' "$(CURDIR)" > $@
 
 $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs: pyproject.toml $(STAMPS)/venv
 	@echo "==> installing the tools for $(@F)"
-	@$(PIP) install --quiet --group $(@F)
+	@$(PIP) install --quiet --quiet --group $(@F)
 	@touch $@
 
 $(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
 	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --no-build-isolation \
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) --editable .
 	@touch $@
 
@@ -99,7 +99,7 @@ lint: $(STAMPS)/install $(STAMPS)/lint ## ruff, mypy, clang-format, clang-tidy a
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
-	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=OFF \
+	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DSKBUILD=ON \
 	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
 	$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -p build/tidy "src/cpp/.*\.cpp"
 
@@ -123,7 +123,7 @@ docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while yo
 	$(PY) -m mkdocs serve
 
 wheel: $(STAMPS)/build ## Build a wheel into dist/
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
 	  --config-settings=build-dir=build/wheel --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) .
 
 clean: ## Remove the environment and everything that was built

@@ -44,7 +44,8 @@ if [ -z "$cxx" ]; then
   done
 fi
 if [ -z "$cxx" ] || ! command -v "$cxx" >/dev/null 2>&1; then
-  complain "no C++ compiler" "none of c++, g++, clang++ was found${cxx:+, nor '$cxx'}" \
+  if [ -n "$cxx" ]; then why="the command '$cxx' was not found"; else why="none of c++, g++, clang++ was found"; fi
+  complain "no C++ compiler" "$why" \
     "Debian, Ubuntu: apt-get install g++; or name one: make CXX=/path/to/g++"
 else
   work=$(mktemp -d) || exit 1
