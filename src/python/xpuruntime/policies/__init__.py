@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the user asks: frozen values that are read from and written to policy files.
+
+Values here know nothing of machines and engines. They check form; planning checks what is there.
+"""
+
+from xpuruntime.policies.accuracy_policy import AccuracyPolicy
+from xpuruntime.policies.device_spec import DeviceSpec
+from xpuruntime.policies.execution_policy import ExecutionPolicy
+from xpuruntime.policies.kernel_policy import KernelPolicy
+from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+from xpuruntime.policies.memory_policy import MemoryPolicy
+from xpuruntime.policies.policy import SCHEMA, Policy
+from xpuruntime.policies.schema import policy_schema
+
+__all__ = [
+    "SCHEMA",
+    "AccuracyPolicy",
+    "DeviceSpec",
+    "ExecutionPolicy",
+    "KernelPolicy",
+    "KernelRule",
+    "MemoryPolicy",
+    "Policy",
+    "RuleMatch",
+    "policy_schema",
+]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`DeviceSpec`: a device as a policy names it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
+from xpuruntime.policies.refusal import Refused, nearest, quote
+from xpuruntime.policies.value import PolicyValue
+
+__all__ = ["DEVICE_PATTERN", "Device", "DeviceKind", "DeviceSpec", "check_device"]
+
+DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"]
+
+_KINDS: tuple[DeviceKind, ...] = ("cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto")
+_INDEXED = ("cuda", "gpu", "npu", "rocm", "dml")
+_MOST = 1023
+_INDEX = re.compile("0|[1-9][0-9]{0,18}")
+DEVICE_PATTERN = f"^({'|'.join(_KINDS)}|({'|'.join(_INDEXED)}):(0|[1-9][0-9]{{0,3}}))$"
+
+
+class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
+    """A device as a policy names it: a kind, and for some kinds an index.
+
+    Whether the device is there is a question for planning, not for this value.
+
+    Attributes
+    ----------
+    kind : {"cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"}
+        ``cuda``: NVIDIA, ``rocm``: AMD, ``gpu``: an Intel GPU, ``npu``: a neural processor, ``metal``: Apple,
+        ``dml``: DirectML, ``auto``: the plan chooses.
+    index : int or None
+        From 0; ``None`` where the policy states none. Only ``cuda``, ``gpu``, ``npu``, ``rocm`` and ``dml`` take one.
+
+    Examples
+    --------
+    >>> DeviceSpec.parse("cuda:1")
+    DeviceSpec(kind='cuda', index=1)
+    >>> str(DeviceSpec(kind="cuda", index=1))
+    'cuda:1'
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "kind": Choice(_KINDS, "Kind of device.", what="kinds"),
+        "index": Integer(0, _MOST, "Index of the device, from 0.", optional=True),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
+
+    kind: DeviceKind
+    index: int | None = None
+
+    def check_together(self) -> None:
+        """Refuse an index for a kind that has none."""
+        if self.index is not None and self.kind not in _INDEXED:
+            raise Refused(f"'{self.kind}' takes no index; write '{self.kind}'", "index")
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceSpec:
+        """Read ``"cpu"``, ``"cuda"``, ``"cuda:0"``, ...
+
+        Raises
+        ------
+        PolicyError
+            When `text` is not a device: unknown kind, bad or superfluous index.
+        """
+        try:
+            return cls._parse(text)
+        except Refused as refused:
+            raise PolicyError(refused.message()) from None
+
+    @classmethod
+    def _parse(cls, text: Any) -> DeviceSpec:
+        if not isinstance(text, str):
+            raise Refused(f"expected text such as 'cpu' or 'cuda:0', got {type(text).__name__} {text!r:.40}")
+        kind, colon, index = text.partition(":")
+        if kind not in _KINDS:
+            near = nearest(kind, _KINDS)
+            question = f"; did you mean '{near}{colon}{index}'?" if near and len(index) < 8 else "."
+            raise Refused(f"{quote(text)} is not a device{question} Valid kinds: {', '.join(_KINDS)}.")
+        if not colon:
+            return cls(kind=kind)
+        if kind not in _INDEXED:
+            raise Refused(f"{quote(text)} is not a device: '{kind}' takes no index; write '{kind}'")
+        if not _INDEX.fullmatch(index):
+            reason = "negative" if re.fullmatch("-[0-9]+", index) else f"{quote(index)}, which is not a whole number"
+            raise Refused(f"{quote(text)} is not a device: its index is {reason}; write '{kind}:0' for the first")
+        if int(index) > _MOST:
+            raise Refused(f"{quote(text)} is not a device: its index is above {_MOST}")
+        return cls(kind=kind, index=int(index))
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+class Device(Text):
+    """A device as text; the constructor also takes a `DeviceSpec`."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(doc, what="a device such as 'cpu' or 'cuda:0'", parse=check_device, pattern=DEVICE_PATTERN)
+
+    def _check(self, value: Any) -> Any:
+        return super()._check(str(value) if isinstance(value, DeviceSpec) else value)
+
+
+def check_device(text: str) -> str:
+    """Return `text` if it names a device. Raises `Refused`."""
+    return str(DeviceSpec._parse(text))

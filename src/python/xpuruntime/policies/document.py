@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The tree that a policy text is read into: values with their line and column.
+
+Scalars keep both the value that the YAML 1.2 core schema gives them and their text, and the field that reads a scalar
+takes the one it wants. So ``cuda_graph: off`` is the word "off", and ``tf32: off`` is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingABC
+from typing import Any
+
+import msgspec
+
+from xpuruntime.policies.refusal import Refused, quote
+
+__all__ = ["MAX_DEPTH", "Items", "Mapping", "Node", "Scalar", "describe", "from_python", "to_python"]
+
+MAX_DEPTH = 64
+
+
+class Node(msgspec.Struct):
+    """A place in a document. `line` and `column` count from 1; 0 where the document has no text."""
+
+    line: int
+    column: int
+
+
+class Scalar(Node):
+    """A single value.
+
+    `value` is typed; `text` is what a field that wants text reads, ``None`` where that would be a wrong type. `plain`
+    is true for unquoted YAML, where a word such as ``off`` may also be a truth value.
+    """
+
+    value: Any
+    text: str | None
+    plain: bool = False
+
+
+class Items(Node):
+    """A list."""
+
+    items: list[Node]
+
+
+class Mapping(Node):
+    """A mapping: key to (place of the key, value)."""
+
+    entries: dict[str, tuple[Node, Node]]
+
+    def add(self, key_node: Node, key: str, value: Node) -> None:
+        """Add an entry. Raises `Refused` when the key is there already."""
+        if key in self.entries:
+            first = self.entries[key][0]
+            raise Refused(f"duplicate key {quote(key)}: it is already set on line {first.line}").at(key_node)
+        self.entries[key] = (key_node, value)
+
+
+def too_deep(node: Node) -> Refused:
+    """Return the refusal of a document that is nested too deeply."""
+    return Refused(f"nested deeper than {MAX_DEPTH} levels; a policy needs at most 6").at(node)
+
+
+def describe(node: Node) -> str:
+    """Say what a node is, for messages: ``"a list"``, ``"the number 3"``, ``"text 'x'"``."""
+    if isinstance(node, Items):
+        return "a list"
+    if isinstance(node, Mapping):
+        return "a mapping"
+    assert isinstance(node, Scalar)
+    return describe_value(node.value)
+
+
+def describe_value(value: Any) -> str:
+    """Say what a Python value is, for messages."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"text {quote(value)}"
+    if isinstance(value, (int, float)):
+        return f"the number {value}" if isinstance(value, float) or value.bit_length() < 200 else "a huge number"
+    if isinstance(value, MappingABC):
+        return "a mapping"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return "a list"
+    return f"a {type(value).__name__}"
+
+
+def from_python(value: Any, depth: int = 0) -> Node:
+    """Make a tree from dicts, lists and scalars. Raises `Refused` for what has no place in a policy."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Scalar(0, 0, value, value if isinstance(value, str) else None)
+    if isinstance(value, (MappingABC, list, tuple)) and depth >= MAX_DEPTH:
+        raise too_deep(Node(0, 0))
+    if isinstance(value, MappingABC):
+        entries: dict[str, tuple[Node, Node]] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise Refused(f"a key must be text, got {describe_value(key)}")
+            entries[key] = (Node(0, 0), _child(item, depth, key))
+        return Mapping(0, 0, entries)
+    if isinstance(value, (list, tuple)):
+        return Items(0, 0, [_child(item, depth, index) for index, item in enumerate(value)])
+    raise Refused(
+        f"{describe_value(value)} has no place in a policy; use text, numbers, true, false, lists and mappings"
+    )
+
+
+def _child(value: Any, depth: int, step: str | int) -> Node:
+    try:
+        return from_python(value, depth + 1)
+    except Refused as refused:
+        raise (refused.under(step) if depth < MAX_DEPTH // 2 else refused) from None
+
+
+def to_python(node: Node) -> Any:
+    """Return the plain dicts, lists and scalars of a tree, scalars as the core schema types them."""
+    if isinstance(node, Mapping):
+        return {key: to_python(value) for key, (_, value) in node.entries.items()}
+    if isinstance(node, Items):
+        return [to_python(item) for item in node.items]
+    assert isinstance(node, Scalar)
+    return node.value

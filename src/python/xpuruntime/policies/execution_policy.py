@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ExecutionPolicy`: who runs a model, where, and how."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, Device, check_device
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
+from xpuruntime.policies.memory_policy import MemoryPolicy
+from xpuruntime.policies.provider_options import ENGINE_PATTERN, FrozenDict, ProviderOptions, check_engine
+from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.policies.device_spec import DeviceSpec
+
+__all__ = ["CudaGraph", "Determinism", "ExecutionPolicy", "Layout", "Precision"]
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "model"]
+CudaGraph = Literal["off", "prefer", "require"]
+Determinism = Literal["none", "run_to_run"]
+Layout = Literal["auto", "nchw", "nhwc"]
+
+_OP = re.compile("[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?")
+_CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
+
+
+def _check_candidate(text: str) -> str:
+    engine, at, device = text.partition("@")
+    if not at:
+        raise Refused(f"{quote(text)} names no device; write 'engine@device', such as '{text[:40]}@cpu'")
+    check_engine(engine)
+    check_device(device)
+    if device == "auto":
+        raise Refused(f"{quote(text)} names no certain device; write 'engine@device', such as '{engine}@cpu'")
+    return text
+
+
+def _check_op(text: str) -> str:
+    if not _OP.fullmatch(text):
+        raise Refused(f"{quote(text)} is not an operator type, such as 'Shape' or 'com.microsoft:FusedConv'")
+    return text
+
+
+class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Who runs a model, where, and how.
+
+    Attributes
+    ----------
+    engine : tuple of str or "auto"
+        Engines in order of preference; the constructor also takes a single name. Only the form of a name is checked
+        here: planning knows which engines exist.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:0"``, ``"npu"``, ``"gpu"``, ``"rocm:0"``, ``"metal"``, ``"dml"``;
+        see `DeviceSpec`.
+    precision : {"model", "fp32", "tf32", "fp16", "bf16", "int8"}
+        ``model`` keeps the dtypes of the model file.
+    fallback : "error" or tuple of str
+        What may run instead when engine or device cannot: ``"engine@device"``, in order. ``"error"``: nothing.
+    allow_cpu_ops : tuple of str
+        Operator types that may run on the CPU although another device is asked, such as ``"Shape"``.
+    static_shape : bool
+        Whether all input shapes are fixed at load time.
+    cuda_graph : {"off", "prefer", "require"}
+    memory : MemoryPolicy
+    determinism : {"none", "run_to_run"}
+        ``run_to_run``: the same inputs give the same bits in every run on the same machine.
+    tf32 : bool or None
+        Whether fp32 matmul and convolution may use TF32; ``None`` leaves it to `precision` and the engine.
+    layout : {"auto", "nchw", "nhwc"}
+    threads : int or None
+        CPU threads inside one operator, 1 to 4096; ``None`` leaves it to the engine.
+    provider_options : dict of str to dict
+        Engine name to option name to text, number or bool: handed to that engine as they are. Frozen; ``dict(...)``
+        makes a copy.
+
+    Raises
+    ------
+    PolicyError
+        For an unknown field or a bad value; names the nearest valid one.
+
+    Examples
+    --------
+    >>> ExecutionPolicy(engine="onnxruntime", device="cuda:0", precision="fp16")
+    ExecutionPolicy(engine=('onnxruntime',), device='cuda:0', precision='fp16')
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "engine": OneOrMore(
+            Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
+            "Engine, or several in order of preference.",
+            word="auto",
+        ),
+        "device": Device("Device to run on."),
+        "precision": Choice(
+            ("fp32", "tf32", "fp16", "bf16", "int8", "model"),
+            "Precision to compute in; 'model' keeps the dtypes of the model file.",
+            what="precisions",
+        ),
+        "fallback": OneOrMore(
+            Text(what="an 'engine@device'", parse=_check_candidate, pattern=_CANDIDATE_PATTERN),
+            "What may run instead, in order; 'error' for nothing.",
+            word="error",
+        ),
+        "allow_cpu_ops": OneOrMore(
+            Text(what="an operator type", parse=_check_op, pattern=f"^{_OP.pattern}$"),
+            "Operator types that may run on the CPU although another device is asked.",
+            empty=True,
+        ),
+        "static_shape": Flag("Whether all input shapes are fixed at load time."),
+        "cuda_graph": Choice(("off", "prefer", "require"), "Whether to run as one captured CUDA graph."),
+        "memory": Nested(MemoryPolicy, "Which pool serves device memory, and how much of it."),
+        "determinism": Choice(("none", "run_to_run"), "Whether results must repeat bit for bit."),
+        "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
+        "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
+        "threads": Integer(1, 4096, "CPU threads inside one operator.", optional=True),
+        "provider_options": ProviderOptions("Settings handed to one engine as they are: engine to option to value."),
+    }
+
+    engine: tuple[str, ...] | Literal["auto"] = "auto"
+    device: str = "auto"
+    precision: Precision = "model"
+    fallback: tuple[str, ...] | Literal["error"] = "error"
+    allow_cpu_ops: tuple[str, ...] = ()
+    static_shape: bool = False
+    cuda_graph: CudaGraph = "off"
+    memory: MemoryPolicy = MemoryPolicy()
+    determinism: Determinism = "none"
+    tf32: bool | None = None
+    layout: Layout = "auto"
+    threads: int | None = None
+    provider_options: dict[str, dict[str, str | int | bool | float]] = FrozenDict()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            engine: str | Sequence[str] = "auto",
+            device: str | DeviceSpec = "auto",
+            precision: Precision = "model",
+            fallback: str | Sequence[str] = "error",
+            allow_cpu_ops: str | Sequence[str] = (),
+            static_shape: bool = False,
+            cuda_graph: CudaGraph = "off",
+            memory: MemoryPolicy | dict[str, Any] = ...,
+            determinism: Determinism = "none",
+            tf32: bool | None = None,
+            layout: Layout = "auto",
+            threads: int | None = None,
+            provider_options: Mapping[str, Mapping[str, str | int | bool | float]] = ...,
+        ) -> None: ...
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other."""
+        if self.tf32 is False and self.precision == "tf32":
+            raise Refused("false contradicts precision 'tf32'; leave 'tf32' out, or state precision 'fp32'", "tf32")
+        if self.tf32 is True and self.precision == "fp32":
+            raise Refused("true contradicts precision 'fp32'; leave 'tf32' out, or state precision 'tf32'", "tf32")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Policy files: reading text within limits, and writing a file as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies.document import Mapping, Node
+from xpuruntime.policies.refusal import Refused, did_you_mean, quote
+
+__all__ = ["MAX_BYTES", "Document", "dumps", "load", "loads", "name_of", "policy_error", "save"]
+
+MAX_BYTES = 2**20
+_FORMATS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+
+class Document(msgspec.Struct):
+    """A tree and the name to use in messages."""
+
+    root: Node
+    name: str
+
+    def has(self, key: str) -> bool:
+        """Say whether the document states `key` at the top."""
+        return isinstance(self.root, Mapping) and key in self.root.entries
+
+
+def policy_error(refused: Refused, name: str) -> PolicyError:
+    """Return the public error: ``file:line:column: message``."""
+    node = refused.node
+    place = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
+    return PolicyError(f"{place}: {refused.message()}")
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return the name of a file for messages."""
+    return os.fspath(path)
+
+
+def loads(text: str, format: str, name: str) -> Document:
+    """Read text in a format: ``"yaml"`` or ``"json"``. Raises `PolicyError`."""
+    try:
+        if not isinstance(text, str):
+            raise Refused(f"expected text, got a {type(text).__name__}")
+        if len(text) > MAX_BYTES:
+            raise Refused(f"larger than {MAX_BYTES} bytes, which no policy is")
+        if _format(format) == "json":
+            from xpuruntime.policies.json_text import read_json
+
+            return Document(read_json(text), name)
+        from xpuruntime.policies.yaml_text import read_yaml
+
+        return Document(read_yaml(text), name)
+    except Refused as refused:
+        raise policy_error(refused, name) from None
+
+
+def dumps(document: dict[str, Any], format: str) -> str:
+    """Write a document as text in a format. Raises `PolicyError` for an unknown format."""
+    try:
+        if _format(format) == "json":
+            from xpuruntime.policies.json_text import write_json
+
+            return write_json(document)
+        from xpuruntime.policies.yaml_text import write_yaml
+
+        return write_yaml(document)
+    except Refused as refused:
+        raise PolicyError(refused.message()) from None
+
+
+def load(path: str | os.PathLike[str]) -> Document:
+    """Read a file. Raises `PolicyError` when it is missing, too large, not text, or not YAML or JSON."""
+    name = name_of(path)
+    format = _format_of(name)
+    try:
+        if Path(name).is_dir():
+            raise PolicyError(f"{name}: is a directory, not a policy file")
+        with open(name, "rb") as file:  # noqa: PTH123 - accepts what the caller gave, as it is
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, PolicyError):
+            raise
+        if isinstance(error, FileNotFoundError):
+            reason = f"no such file{_neighbour(Path(name))}"
+        raise PolicyError(f"{name}: cannot be read: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise PolicyError(f"{name}: larger than {MAX_BYTES} bytes, which no policy is")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise PolicyError(
+            f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
+            f"save the file as UTF-8"
+        ) from None
+    return loads(text, format, name)
+
+
+def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a document to a file: all of it, or nothing and `PolicyError`.
+
+    A new file gets the permissions the process gives to new files; a file that exists keeps its own. A symbolic link
+    stays and the file it points to is replaced.
+    """
+    name = name_of(path)
+    data = dumps(document, _format_of(name)).encode()
+    try:
+        _replace(Path(os.path.realpath(name)), data)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PolicyError(f"{name}: cannot be written: {reason}") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    if target.is_dir():
+        raise IsADirectoryError(0, "it is a directory")
+    temporary = target.with_name(f".{target.name[:64]}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123 - a descriptor
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)  # noqa: PTH105 - one name to watch in tests
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _format(format: str) -> str:
+    if format not in ("yaml", "json"):
+        raise Refused(f"{quote(str(format))} is not a format{did_you_mean(str(format), ('yaml', 'json'), 'formats')}")
+    return format
+
+
+def _format_of(name: str) -> str:
+    suffix = Path(name).suffix
+    if suffix not in _FORMATS:
+        ends = f"ends in {quote(suffix)}" if suffix else "has no ending"
+        raise PolicyError(f"{name}: the name {ends}, so its format is not known; use {', '.join(_FORMATS)}")
+    return _FORMATS[suffix]
+
+
+def _neighbour(path: Path) -> str:
+    from xpuruntime.policies.refusal import nearest
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _FORMATS][:1000]
+    except OSError:
+        return f"; the folder {quote(str(path.parent))} does not exist or cannot be read"
+    near = nearest(path.name, names)
+    return f"; did you mean {quote(str(path.with_name(near)))}?" if near else ""

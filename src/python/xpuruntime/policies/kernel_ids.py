@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The words a kernel policy may use.
+
+A kernel id is `backend.name`, such as ``cuda_raw.flash_attention_v2``. A bare word is a family: every engine maps it to
+what it has under that idea. Plugins define further ids under their own backend name; families are fixed here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from xpuruntime.policies.refusal import Refused, did_you_mean, nearest, quote
+
+__all__ = ["FAMILIES", "KERNEL_IDS", "OPS", "check_kernel", "families_of"]
+
+#: Operation -> family -> what it means.
+FAMILIES: dict[str, dict[str, str]] = {
+    "matmul": {
+        "auto": "the choice is free; the report says what ran",
+        "cublas": "cuBLAS, its own choice of algorithm",
+        "cublasLt": "cuBLASLt, with a pinned algorithm where the engine can hold it",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": "whatever PyTorch runs by default",
+    },
+    "attention": {
+        "auto": "the choice is free; the report says what ran",
+        "flash_v2": "FlashAttention 2",
+        "flash_v3": "FlashAttention 3 (Hopper and later)",
+        "cudnn": "cuDNN's fused attention",
+        "efficient": "memory-efficient attention (CUTLASS)",
+        "math": "unfused: matmul, softmax, matmul",
+        "trt_fused": "TensorRT's fused attention kernels",
+        "trt_flash": "TensorRT's flash attention kernels",
+        "trt_cross": "TensorRT's fused cross attention kernels",
+        "trt_causal": "TensorRT's fused causal attention kernels",
+        "lean": "lean attention, for decoding",
+        "decoder": "the decoder's masked attention kernels",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": "whatever PyTorch runs by default",
+    },
+    "layer_norm": {
+        "auto": "the choice is free; the report says what ran",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": "whatever PyTorch runs by default",
+    },
+    "rms_norm": {
+        "auto": "the choice is free; the report says what ran",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": "whatever PyTorch runs by default",
+    },
+    "conv": {
+        "auto": "the choice is free; the report says what ran",
+        "cudnn": "cuDNN, with the engine's own way of choosing an algorithm",
+        "cudnn_heuristic": "cuDNN, algorithm by its heuristics: the same choice in every run",
+        "cudnn_exhaustive": "cuDNN, algorithm by timing all: the fastest, but the choice may differ between runs",
+        "cudnn_default": "cuDNN, its default algorithm: the same choice in every run",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": "whatever PyTorch runs by default",
+    },
+}
+
+#: The operations a kernel can be chosen for.
+OPS: tuple[str, ...] = tuple(FAMILIES)
+
+#: Well-known ids: id -> (operation, what it means). Ids that are not listed are accepted: backends may define more.
+KERNEL_IDS: dict[str, tuple[str, str]] = {
+    "cublas.cublas": ("matmul", "the cuBLAS kernels"),
+    "cublas.cublasLt": ("matmul", "the cuBLASLt kernels"),
+    "cuda_raw.skinny": ("matmul", "matmul with few rows (m <= 64), bound by reading the weights"),
+    "torch.mm": ("matmul", "PyTorch's matrix product"),
+    "cuda_raw.flash_attention_v2": ("attention", "FlashAttention 2 of this library"),
+    "cudnn.sdpa": ("attention", "cuDNN's scaled dot product attention"),
+    "torch.flash": ("attention", "PyTorch's FlashAttention 2"),
+    "torch.efficient": ("attention", "PyTorch's memory-efficient attention"),
+    "torch.cudnn": ("attention", "cuDNN's attention as PyTorch calls it"),
+    "torch.math": ("attention", "PyTorch's unfused attention"),
+    "cuda_raw.layer_norm": ("layer_norm", "layer norm of this library"),
+    "torch.layer_norm": ("layer_norm", "PyTorch's layer norm"),
+    "cuda_raw.rms_norm": ("rms_norm", "RMS norm of this library"),
+    "torch.rms_norm": ("rms_norm", "PyTorch's RMS norm"),
+}
+
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+#: The form of an id, for the JSON Schema.
+ID_PATTERN = f"^{_ID.pattern}$"
+
+
+def families_of(op: str | None) -> dict[str, str]:
+    """Return family -> meaning for an operation, or for all operations together when `op` is ``None``."""
+    if op is not None:
+        return FAMILIES[op]
+    return {family: meaning for families in FAMILIES.values() for family, meaning in families.items()}
+
+
+def check_kernel(kernel: str, op: str | None) -> str:
+    """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
+    families = families_of(op)
+    for_op = f" for {op}" if op else ""
+    if "." not in kernel:
+        if kernel in families:
+            return kernel
+        others = [other for other in OPS if kernel in FAMILIES[other]]
+        if others:
+            raise Refused(
+                f"{quote(kernel)} is a kernel of {' and '.join(others)}, not of {op}."
+                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'."
+            )
+        hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
+        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
+    if not _ID.fullmatch(kernel):
+        near = nearest(kernel, [*families, *(known for known, (of, _) in KERNEL_IDS.items() if op in (None, of))])
+        question = f"; did you mean {near!r}?" if near else ""
+        raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
+    known = KERNEL_IDS.get(kernel)
+    if known is not None and op is not None and known[0] != op:
+        raise Refused(f"{quote(kernel)} is a kernel of {known[0]}, not of {op}")
+    return kernel

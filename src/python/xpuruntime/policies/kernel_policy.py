@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`KernelPolicy`: which kernel runs each operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import files
+from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_rule import KernelName, KernelRule
+from xpuruntime.policies.kinds import Choice, Kind
+from xpuruntime.policies.refusal import did_you_mean, quote
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+__all__ = ["AutoStrategy", "KernelPolicy"]
+
+AutoStrategy = Literal["first_supported", "best_performance"]
+
+
+def _kernels(op: str) -> OneOrMore:
+    doc = f"Kernel for {op}, or several in order of preference."
+    return OneOrMore(KernelName(op), doc, keep_single=True, last="auto", optional=True)
+
+
+class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Which kernel runs each operation.
+
+    A kernel is a family such as ``"cublasLt"`` or an id such as ``"cuda_raw.flash_attention_v2"``. Several are in
+    order of preference: the first that the engine can run is taken, and ``"auto"`` may come last.
+
+    Attributes
+    ----------
+    matmul, attention, layer_norm, rms_norm, conv : str or tuple of str or None
+        The short forms; ``None`` when nothing is stated.
+    rules : tuple of KernelRule
+        Looked at before the short forms; the first that matches wins.
+    auto_strategy : {"first_supported", "best_performance"}
+        How a kernel is chosen where the policy leaves the choice: the first that works, or the fastest measured.
+
+    Raises
+    ------
+    PolicyError
+        For an unknown operation or kernel; names the nearest valid one.
+
+    Examples
+    --------
+    >>> policy = KernelPolicy(matmul="cublasLt", attention=["cudnn", "flash_v2"])
+    >>> policy.attention
+    ('cudnn', 'flash_v2')
+    >>> policy.set("conv", "cudnn_heuristic").preferences["conv"]
+    'cudnn_heuristic'
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        **{op: _kernels(op) for op in OPS},
+        "rules": ListOf(
+            Nested(KernelRule), "Rules by operation, shape, dtype, device, name or phase; the first that matches wins."
+        ),
+        "auto_strategy": Choice(
+            ("first_supported", "best_performance"),
+            "How a kernel is chosen where the policy leaves the choice.",
+            what="strategies",
+        ),
+    }
+    #: Fields that stand outside the ``kernels`` section of a file.
+    OUTSIDE: ClassVar[frozenset[str]] = frozenset(("auto_strategy",))
+
+    matmul: str | tuple[str, ...] | None = None
+    attention: str | tuple[str, ...] | None = None
+    layer_norm: str | tuple[str, ...] | None = None
+    rms_norm: str | tuple[str, ...] | None = None
+    conv: str | tuple[str, ...] | None = None
+    rules: tuple[KernelRule, ...] = ()
+    auto_strategy: AutoStrategy = "first_supported"
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            matmul: str | Sequence[str] | None = None,
+            attention: str | Sequence[str] | None = None,
+            layer_norm: str | Sequence[str] | None = None,
+            rms_norm: str | Sequence[str] | None = None,
+            conv: str | Sequence[str] | None = None,
+            rules: Sequence[KernelRule | dict[str, Any]] = (),
+            auto_strategy: AutoStrategy = "first_supported",
+        ) -> None: ...
+
+    @property
+    def preferences(self) -> dict[str, str | tuple[str, ...]]:
+        """The short forms that are stated: operation to kernel, or to kernels in order. A new dict each time."""
+        return {op: kernel for op in OPS if (kernel := getattr(self, op)) is not None}
+
+    def get(self, op: str) -> str | tuple[str, ...] | None:
+        """Return the short form for `op`, or ``None``. Raises `PolicyError` for an unknown operation."""
+        kernel: str | tuple[str, ...] | None = getattr(self, _check_op(op))
+        return kernel
+
+    def set(self, op: str, kernel: str | Sequence[str]) -> KernelPolicy:
+        """Return a new policy with this short form; this one stays as it is.
+
+        Raises `PolicyError` for an unknown operation or kernel.
+        """
+        if kernel is None:
+            raise PolicyError(
+                f"KernelPolicy.{_check_op(op)}: no kernel is given; to take the key out, use remove({op!r})"
+            )
+        return self.replace(**{_check_op(op): kernel})
+
+    def remove(self, op: str) -> KernelPolicy:
+        """Return a new policy without this short form; this one stays as it is.
+
+        Removing what is not set is no error. Raises `PolicyError` for an unknown operation.
+        """
+        return self.replace(**{_check_op(op): None})
+
+    def choose(self, op: str, **facts: Any) -> tuple[tuple[str, ...], str]:
+        """Return the kernels asked for one operation, in order, and the key that asks.
+
+        Parameters
+        ----------
+        op : str
+        **facts
+            What is known of the operation: the keyword arguments of `RuleMatch.matches`, such as ``m=8``.
+
+        Returns
+        -------
+        use : tuple of str
+            Never empty; ``("auto",)`` when the policy states nothing.
+        source : str
+            ``"kernels.rules[0]"``, ``"kernels.matmul"``, or ``"default"``.
+
+        Notes
+        -----
+        The first rule that matches and states `use` wins, then the short form. Rules that state only a precision do not
+        choose a kernel; see `choose_precision`.
+        """
+        _check_op(op)
+        for index, rule in enumerate(self.rules):
+            if rule.use is not None and rule.match.matches(op=op, **facts):
+                return _as_tuple(rule.use), f"kernels.rules[{index}]"
+        kernel = self.get(op)
+        return (("auto",), "default") if kernel is None else (_as_tuple(kernel), f"kernels.{op}")
+
+    def choose_precision(self, op: str | None, **facts: Any) -> tuple[str | None, str]:
+        """Return the precision that a rule asks for one operation, and the key that asks.
+
+        The first rule that matches and states `precision` wins; ``(None, "default")`` when none does. `op` is
+        ``None`` for operations that no kernel can be chosen for: rules by node or module name still hold for them.
+        """
+        if op is not None:
+            _check_op(op)
+        for index, rule in enumerate(self.rules):
+            if rule.precision is not None and rule.match.matches(op=op, **facts):
+                return rule.precision, f"kernels.rules[{index}]"
+        return None, "default"
+
+    def to_json(self) -> str:
+        """Return the policy as the text of a JSON policy file with only a ``kernels`` section."""
+        return files.dumps(self._document(), "json")
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` returns. Raises `PolicyError`."""
+        return cls._from_policy(files.loads(text, "json", "policy"), "policy")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a policy file with only a ``kernels`` section; ``.yaml``, ``.yml`` or ``.json`` by its name.
+
+        The file is replaced as a whole or not at all. Raises `PolicyError` when it cannot be written.
+        """
+        files.save(self._document(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a policy file that says nothing but kernels.
+
+        Raises
+        ------
+        PolicyError
+            When the file cannot be read, is not a policy, or has other sections: read those with `Policy.load`.
+        """
+        return cls._from_policy(files.load(path), files.name_of(path))
+
+    def _document(self) -> dict[str, Any]:
+        from xpuruntime.policies.policy import Policy
+
+        document = Policy(kernels=self).to_dict()
+        del document["mode"]
+        return document
+
+    @classmethod
+    def _from_policy(cls, document: files.Document, name: str) -> Self:
+        from xpuruntime.policies.policy import Policy
+
+        policy = Policy.from_document(document)
+        others = [key for key in ("mode", "execution", "accuracy") if key in policy.to_dict() and document.has(key)]
+        if others:
+            raise PolicyError(
+                f"{name}: states {' and '.join(others)}, which a KernelPolicy cannot hold; "
+                f"read it with Policy.load and take its .kernels"
+            )
+        return policy.kernels  # type: ignore[return-value]
+
+
+def _check_op(op: str) -> str:
+    if op not in OPS:
+        text = op if isinstance(op, str) else repr(op)
+        raise PolicyError(f"{quote(text)} is not an operation of a KernelPolicy{did_you_mean(text, OPS, 'operations')}")
+    return op
+
+
+def _as_tuple(kernel: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (kernel,) if isinstance(kernel, str) else kernel

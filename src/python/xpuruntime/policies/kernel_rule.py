@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`RuleMatch` and `KernelRule`: a kernel or a precision for some operations only."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.device_spec import check_device
+from xpuruntime.policies.document import describe_value
+from xpuruntime.policies.kernel_ids import ID_PATTERN, OPS, check_kernel, families_of
+from xpuruntime.policies.kinds import Choice, Kind, Text
+from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DType", "IntRange", "KernelName", "KernelRule", "Phase", "RuleMatch", "RulePrecision", "contains"]
+
+DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
+Phase = Literal["train", "infer", "backward"]
+RulePrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
+
+_DTYPES: tuple[DType, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
+_PHASES: tuple[Phase, ...] = ("train", "infer", "backward")
+_PRECISIONS: tuple[RulePrecision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
+_MOST = 2**63 - 1
+_BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9]{1,19})")
+_SPAN = re.compile(r"([0-9]{1,19})\s*\.\.\s*([0-9]{1,19})")
+_ARCH = re.compile("sm[0-9]{2,3}")
+
+
+class IntRange(Text):
+    """A whole number, or a condition: ``"<=16"``, ``"<16"``, ``">=128"``, ``">128"``, ``"1..64"`` (both ends in)."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(doc, what="a whole number such as 16, or a condition such as '<=16', '>=128' or '1..64'")
+        self.optional = True
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value <= _MOST:
+                raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            return int(value)
+        text = super()._check(value).strip()
+        if re.fullmatch("[0-9]{1,19}", text):
+            return self._check(int(text))
+        if (bound := _BOUND.fullmatch(text)) is not None:
+            return f"{bound[1]}{self._check(int(bound[2]))}"
+        if (span := _SPAN.fullmatch(text)) is not None:
+            first, last = self._check(int(span[1])), self._check(int(span[2]))
+            if first > last:
+                raise Refused(f"{quote(text)} is an empty range; write '{last}..{first}'")
+            return f"{first}..{last}"
+        raise Refused(f"{quote(text)} is not a condition; expected {self.expects()}")
+
+    def _read(self, node: Any) -> Any:
+        if isinstance(getattr(node, "value", None), int):
+            return self._check(node.value)
+        return super()._read(node)
+
+    def _schema(self) -> dict[str, Any]:
+        number, gap = "[0-9]{1,19}", r"\s*"
+        pattern = f"^{gap}(((<=|>=|<|>){gap})?{number}|{number}{gap}\\.\\.{gap}{number}){gap}$"
+        return {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MOST}, {"type": "string", "pattern": pattern}]}
+
+
+def contains(condition: int | str, value: int) -> bool:
+    """Say whether `value` meets a condition in the canonical form of `IntRange`."""
+    if isinstance(condition, int):
+        return value == condition
+    if (span := _SPAN.fullmatch(condition)) is not None:
+        return int(span[1]) <= value <= int(span[2])
+    bound = _BOUND.fullmatch(condition)
+    assert bound is not None
+    limit = int(bound[2])
+    return {"<=": value <= limit, "<": value < limit, ">=": value >= limit, ">": value > limit}[bound[1]]
+
+
+class KernelName(Text):
+    """A kernel family or id that can serve `op`; ``None`` stands for any operation."""
+
+    def __init__(self, op: str | None, doc: str = "") -> None:
+        super().__init__(doc, what="the name of a kernel", parse=lambda text: check_kernel(text, op))
+        self._op = op
+
+    def _schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"enum": list(families_of(self._op))}, {"type": "string", "pattern": ID_PATTERN}]}
+
+
+def _check_match_device(text: str) -> str:
+    return text if _ARCH.fullmatch(text) else check_device(text)
+
+
+class RuleMatch(PolicyValue, frozen=True, kw_only=True):
+    """The operations a rule is for. Every key that is stated must hold; a key that is not stated holds always.
+
+    Attributes
+    ----------
+    op : {"matmul", "attention", "layer_norm", "rms_norm", "conv"} or None
+    m, n, k : int or str or None
+        Rows, columns and inner size of a matmul: a number, or a condition such as ``"<=16"``, ``">=128"``, ``"1..64"``.
+    head_dim : int or str or None
+        Head size of an attention; as above.
+    dtype : str or tuple of str or None
+        One of ``fp64, fp32, tf32, fp16, bf16, fp8, int8, int4``, or several.
+    device : str or None
+        ``"cuda"`` holds for every CUDA device, ``"cuda:1"`` for that one, ``"sm90"`` for that architecture.
+    node, module : str or None
+        Pattern for the name of the graph node or of the PyTorch module; ``*`` stands for any text, dots included,
+        ``?`` for one character, ``[ab]`` for one of several. Case counts.
+    phase : {"train", "infer", "backward"}, or several, or None
+
+    Examples
+    --------
+    >>> RuleMatch(op="matmul", m="<=16").matches(op="matmul", m=8)
+    True
+    >>> RuleMatch(op="matmul", m="<=16").matches(op="matmul")
+    False
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "op": Choice(OPS, "Operation.", what="operations", optional=True),
+        "m": IntRange("Rows of a matmul: a number or a condition such as '<=16', '>=128', '1..64'."),
+        "n": IntRange("Columns of a matmul: a number or a condition."),
+        "k": IntRange("Inner size of a matmul: a number or a condition."),
+        "head_dim": IntRange("Head size of an attention: a number or a condition."),
+        "dtype": OneOrMore(
+            Choice(_DTYPES, what="dtypes"), "Data type of the inputs, or several.", keep_single=True, optional=True
+        ),
+        "device": Text(
+            "Device such as 'cuda' or 'cuda:1', or architecture such as 'sm90'.",
+            what="a device or architecture",
+            parse=_check_match_device,
+            optional=True,
+        ),
+        "node": Text("Pattern for the name of the graph node, such as 'layers.*.attn'.", optional=True),
+        "module": Text("Pattern for the name of the PyTorch module.", optional=True),
+        "phase": OneOrMore(
+            Choice(_PHASES, what="phases"), "Phase of the work, or several.", keep_single=True, optional=True
+        ),
+    }
+
+    op: str | None = None
+    m: int | str | None = None
+    n: int | str | None = None
+    k: int | str | None = None
+    head_dim: int | str | None = None
+    dtype: str | tuple[str, ...] | None = None
+    device: str | None = None
+    node: str | None = None
+    module: str | None = None
+    phase: str | tuple[str, ...] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            op: str | None = None,
+            m: int | str | None = None,
+            n: int | str | None = None,
+            k: int | str | None = None,
+            head_dim: int | str | None = None,
+            dtype: str | Sequence[str] | None = None,
+            device: str | None = None,
+            node: str | None = None,
+            module: str | None = None,
+            phase: str | Sequence[str] | None = None,
+        ) -> None: ...
+
+    def matches(
+        self,
+        *,
+        op: str | None = None,
+        m: int | None = None,
+        n: int | None = None,
+        k: int | None = None,
+        head_dim: int | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        arch: str | None = None,
+        node: str | None = None,
+        module: str | None = None,
+        phase: str | None = None,
+    ) -> bool:
+        """Say whether an operation with these facts is meant. A fact that is not known never meets a stated key.
+
+        `device` is concrete, such as ``"cuda:0"``; `arch` is its architecture, such as ``"sm90"``.
+        """
+        numbers = ((self.m, m), (self.n, n), (self.k, k), (self.head_dim, head_dim))
+        words = ((self.op, op), (self.dtype, dtype), (self.phase, phase))
+        patterns = ((self.node, node), (self.module, module))
+        return (
+            all(_holds_word(stated, fact) for stated, fact in words)
+            and all(stated is None or (fact is not None and contains(stated, fact)) for stated, fact in numbers)
+            and _holds_device(self.device, device, arch)
+            and all(_holds_pattern(stated, fact) for stated, fact in patterns)
+        )
+
+
+def _holds_word(stated: str | tuple[str, ...] | None, fact: str | None) -> bool:
+    if isinstance(stated, tuple):
+        return fact in stated
+    return stated is None or stated == fact
+
+
+def _holds_device(stated: str | None, device: str | None, arch: str | None) -> bool:
+    if stated is None:
+        return True
+    if _ARCH.fullmatch(stated):
+        return stated == arch
+    return device is not None and (stated in ("auto", device) or stated == device.partition(":")[0])
+
+
+def _holds_pattern(stated: str | None, fact: str | None) -> bool:
+    import fnmatch
+
+    return stated is None or (fact is not None and fnmatch.fnmatchcase(fact, stated))
+
+
+class KernelRule(PolicyValue, frozen=True, kw_only=True):
+    """A kernel, a precision, or both, for the operations that `match` describes.
+
+    Attributes
+    ----------
+    match : RuleMatch
+        States at least one key.
+    use : str or tuple of str or None
+        A kernel, or several in order of preference; ``None`` leaves the kernel to later rules and the short forms.
+    precision : {"fp32", "tf32", "fp16", "bf16", "int8"} or None
+        Precision to compute in; ``None`` leaves it to later rules and to ``execution.precision``.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "match": Nested(RuleMatch, "The operations this rule is for; states at least one key."),
+        "use": OneOrMore(
+            KernelName(None),
+            "Kernel to use, or several in order of preference.",
+            keep_single=True,
+            last="auto",
+            optional=True,
+        ),
+        "precision": Choice(_PRECISIONS, "Precision to compute in.", what="precisions", optional=True),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("match",)
+
+    match: RuleMatch
+    use: str | tuple[str, ...] | None = None
+    precision: RulePrecision | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            match: RuleMatch | dict[str, Any],
+            use: str | Sequence[str] | None = None,
+            precision: RulePrecision | None = None,
+        ) -> None: ...
+
+    def check_together(self) -> None:
+        """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
+        if self.use is None and self.precision is None:
+            raise Refused("asks for nothing; state 'use', 'precision' or both")
+        if not self.match.stated_fields():
+            raise Refused(
+                f"states no key, so it would match everything; state one of {', '.join(RuleMatch.KINDS)}", "match"
+            )
+        if self.match.op is not None and self.use is not None:
+            single = isinstance(self.use, str)
+            for index, kernel in enumerate((self.use,) if isinstance(self.use, str) else self.use):
+                try:
+                    check_kernel(kernel, self.match.op)
+                except Refused as refused:
+                    raise refused.under(*(("use",) if single else ("use", index))) from None

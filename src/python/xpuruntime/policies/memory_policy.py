@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`MemoryPolicy`: which pool serves device memory, and how much of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.policies.document import describe_value
+from xpuruntime.policies.kinds import Choice, Kind, Text
+from xpuruntime.policies.refusal import Refused, nearest, quote
+from xpuruntime.policies.value import PolicyValue
+
+__all__ = ["ByteSize", "MemoryPolicy", "Pool", "format_bytes"]
+
+Pool = Literal["engine", "direct", "caching", "driver"]
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,12}))?\s*([A-Za-z]*)")
+_MOST = 2**63 - 1
+
+
+class ByteSize(Text):
+    """A number of bytes: a whole number, or text with a unit such as ``"8GiB"`` (2**30) or ``"512MB"`` (10**6)."""
+
+    def __init__(self, doc: str = "", *, optional: bool = False) -> None:
+        super().__init__(doc, what="a size such as '8GiB', '512MB', or a number of bytes", optional=optional)
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            size = int(value)
+        else:
+            size = self._parse_size(super()._check(value).strip())
+        if not 1 <= size <= _MOST:
+            raise Refused(f"{describe_value(value)} is out of range; a size is from 1 byte to 2**63 - 1 bytes")
+        return size
+
+    def _read(self, node: Any) -> Any:
+        if isinstance(getattr(node, "value", None), int):
+            return self._check(node.value)
+        return super()._read(node)
+
+    def _parse_size(self, text: str) -> int:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise Refused(f"{quote(text)} is not a size; expected {self.expects()}")
+        whole, fraction, unit = match[1], match[2] or "", match[3]
+        if unit not in _UNITS:
+            near = nearest(f"{unit}B" if len(unit) == 1 else unit, _UNITS)
+            question = f"; did you mean '{text.removesuffix(unit).strip()}{near}'?" if near and unit else "."
+            what = f"unit {unit!r} is not known" if unit else "no unit is given"
+            raise Refused(f"{quote(text)} is not a size: {what}{question} Valid units: {', '.join(_UNITS)}.")
+        size: int
+        size, rest = divmod(int(whole + fraction) * _UNITS[unit], 10 ** len(fraction))
+        if rest:
+            raise Refused(f"{quote(text)} is not a whole number of bytes")
+        return size
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return None if value is None else format_bytes(value)
+
+    def _schema(self) -> dict[str, Any]:
+        pattern = f"^\\s*[0-9]{{1,19}}(\\.[0-9]{{1,12}})?\\s*({'|'.join(_UNITS)})\\s*$"
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST}, {"type": "string", "pattern": pattern}]}
+
+
+def format_bytes(size: int) -> int | str:
+    """Return ``"8GiB"`` for whole KiB, MiB, GiB or TiB, else the number itself. `ByteSize` reads both back exactly."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size % _UNITS[unit] == 0:
+            return f"{size // _UNITS[unit]}{unit}"
+    return size
+
+
+class MemoryPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Which pool serves device memory, and how much of it.
+
+    Attributes
+    ----------
+    pool : {"engine", "direct", "caching", "driver"}
+        ``engine``: the engine's own allocator. ``caching``: our caching pool. ``driver``: the driver's stream-ordered
+        pool. ``direct``: no pool, every allocation goes to the driver.
+    limit : int or None
+        Most bytes in use at once; ``None`` for no limit. The constructor also takes text such as ``"8GiB"`` or
+        ``"512MB"``.
+
+    Examples
+    --------
+    >>> MemoryPolicy(pool="caching", limit="8GiB")
+    MemoryPolicy(pool='caching', limit=8589934592)
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "pool": Choice(("engine", "direct", "caching", "driver"), "Who serves device memory.", what="pools"),
+        "limit": ByteSize("Most device memory in use at once, such as '8GiB' or '512MB'.", optional=True),
+    }
+
+    pool: Pool = "engine"
+    limit: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, pool: Pool = "engine", limit: int | str | None = None) -> None: ...

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Policy`: all that a user asks, in one value and one file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import files
+from xpuruntime.policies.accuracy_policy import AccuracyPolicy
+from xpuruntime.policies.compound_kinds import ListOf, Nested
+from xpuruntime.policies.document import describe_value, from_python
+from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
+from xpuruntime.policies.kernel_policy import KernelPolicy
+from xpuruntime.policies.kinds import Choice, Kind, Text
+from xpuruntime.policies.refusal import Refused, dotted, nearest, quote
+from xpuruntime.policies.value import PolicyValue, read_fields
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from xpuruntime.policies.device_spec import DeviceSpec
+
+__all__ = ["SCHEMA", "Mode", "Policy"]
+
+#: The version of the file format that this release writes, and the only one it reads.
+SCHEMA = "xpuruntime.policy/1"
+
+Mode = Literal["prefer", "strict", "auto"]
+_MODES: tuple[Mode, ...] = ("prefer", "strict", "auto")
+
+
+def _check_schema(text: str) -> str:
+    if text != SCHEMA:
+        near = "; upgrade xpuruntime to read it" if text.startswith("xpuruntime.policy/") else ""
+        raise Refused(f"{quote(text)} is not a version that this release reads; it reads {SCHEMA}{near}")
+    return text
+
+
+class Policy(PolicyValue, frozen=True, kw_only=True):
+    r"""All that a user asks: how strictly, who runs it, with which kernels, how exactly.
+
+    Attributes
+    ----------
+    mode : {"prefer", "strict", "auto"}
+        ``prefer``: a key that cannot be enforced still runs, with a warning. ``strict``: it raises. ``auto``: the
+        plan chooses freely where the policy states nothing, and records why.
+    execution : ExecutionPolicy
+    kernels : KernelPolicy
+    accuracy : AccuracyPolicy or None
+
+    Raises
+    ------
+    PolicyError
+        For an unknown field or a bad value; names the nearest valid one.
+
+    Examples
+    --------
+    >>> policy = Policy.loads("mode: strict\nkernels: {matmul: cublasLt}\n")
+    >>> policy
+    Policy(mode='strict', kernels=KernelPolicy(matmul='cublasLt'))
+    >>> policy.stated()
+    {'kernels.matmul': 'cublasLt'}
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "mode": Choice(_MODES, "How strictly the policy is held.", what="modes"),
+        "execution": Nested(ExecutionPolicy, "Who runs a model, where, and how."),
+        "kernels": Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE),
+        "accuracy": Nested(AccuracyPolicy, "How close the results must be to a reference.", optional=True),
+    }
+    #: The keys of a file.
+    DOCUMENT: ClassVar[dict[str, Kind]] = {
+        "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
+        "mode": KINDS["mode"],
+        "execution": KINDS["execution"],
+        "kernels": KINDS["kernels"],
+        "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
+        "accuracy": KINDS["accuracy"],
+    }
+
+    mode: Mode = "prefer"
+    execution: ExecutionPolicy = ExecutionPolicy()
+    kernels: KernelPolicy = KernelPolicy()
+    accuracy: AccuracyPolicy | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            mode: Mode = "prefer",
+            execution: ExecutionPolicy | dict[str, Any] = ...,
+            kernels: KernelPolicy | dict[str, Any] = ...,
+            accuracy: AccuracyPolicy | dict[str, Any] | None = None,
+        ) -> None: ...
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a policy file: ``.yaml``, ``.yml`` or ``.json``, UTF-8, at most 1 MiB.
+
+        Raises
+        ------
+        PolicyError
+            ``file:line:column: message``, when the file cannot be read or is not a valid policy.
+        """
+        return cls.from_document(files.load(path))
+
+    @classmethod
+    def loads(cls, text: str, format: Literal["yaml", "json"] = "yaml", *, name: str = "policy") -> Self:
+        """Read the text of a policy file; `name` stands for the file in messages. Raises `PolicyError`."""
+        return cls.from_document(files.loads(text, format, name))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a policy file, in the format that the name ends in. Only what is away from its default is written.
+
+        The file is replaced as a whole or not at all; one that exists keeps its permissions.
+
+        Raises
+        ------
+        PolicyError
+            Names path and reason when the file cannot be written; what was there before stays.
+        """
+        files.save(self.to_dict(), path)
+
+    def dumps(self, format: Literal["yaml", "json"] = "yaml") -> str:
+        """Return the text of a policy file. ``Policy.loads(p.dumps(f), f) == p`` for every policy and format."""
+        return files.dumps(self.to_dict(), format)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a policy file says, as new dicts, lists and scalars; `coerce` reads it back."""
+        kernels = self.kernels
+        document = {"schema": SCHEMA, "mode": self.mode, **self.to_plain()}
+        if not document.get("kernels", True):
+            del document["kernels"]  # states only auto_strategy, which stands outside
+        if "auto_strategy" in kernels.stated_fields():
+            document["auto_strategy"] = kernels.auto_strategy
+        return {key: document[key] for key in self.DOCUMENT if key in document}
+
+    @classmethod
+    def coerce(cls, value: Policy | str | os.PathLike[str] | Mapping[str, Any] | None) -> Policy:
+        """Make a policy of what a caller may give.
+
+        Parameters
+        ----------
+        value : Policy, "auto", path, mapping or None
+            The word ``"auto"`` is ``Policy(mode="auto")``; other text is the path of a file; a mapping has the keys
+            of a file; ``None`` is the default policy.
+
+        Raises
+        ------
+        PolicyError
+        """
+        if isinstance(value, Policy):
+            return value
+        if value is None:
+            return cls()
+        if isinstance(value, Mapping):
+            try:
+                document = files.Document(from_python(dict(value)), "policy")
+            except Refused as refused:
+                raise files.policy_error(refused, "policy") from None
+            return cls.from_document(document)
+        if isinstance(value, (KernelPolicy, ExecutionPolicy, AccuracyPolicy)):
+            name = type(value).__name__
+            field = {"KernelPolicy": "kernels", "ExecutionPolicy": "execution"}.get(name, "accuracy")
+            raise PolicyError(f"policy: a {name} is a part of a policy; write Policy({field}=...)")
+        if isinstance(value, str) and value in _MODES:
+            if value == "auto":
+                return cls(mode="auto")
+            raise PolicyError(f"policy: {value!r} is a mode, not a file; write Policy(mode={value!r})")
+        if isinstance(value, str) or hasattr(value, "__fspath__"):
+            return cls.load(value)
+        raise PolicyError(f"policy: expected a Policy, a path, a mapping or 'auto', got {describe_value(value)}")
+
+    def with_overrides(
+        self,
+        *,
+        mode: Mode | None = None,
+        engine: str | Sequence[str] | None = None,
+        device: str | DeviceSpec | None = None,
+        precision: Precision | None = None,
+        kernel_policy: KernelPolicy | None = None,
+        exec_policy: ExecutionPolicy | None = None,
+    ) -> Policy:
+        """Return a new policy in which what is given here, and is not ``None``, replaces what this one says.
+
+        `exec_policy` and `kernel_policy` replace the whole section: nothing of the old one is left, so that a default
+        in the new one counts too. Then `engine`, `device` and `precision` replace single keys. An argument always
+        wins over a file, and `stated` of the result lists what it set.
+
+        Raises
+        ------
+        PolicyError
+            For a bad value, or when the keys left together contradict each other.
+        """
+        for name, value, cls in (
+            ("kernel_policy", kernel_policy, KernelPolicy),
+            ("exec_policy", exec_policy, ExecutionPolicy),
+        ):
+            if value is not None and not isinstance(value, cls):
+                raise PolicyError(f"{name}: expected a {cls.__name__}, got {describe_value(value)}")
+        execution = self.execution if exec_policy is None else exec_policy
+        single = {"engine": engine, "device": device, "precision": precision}
+        return self.replace(
+            mode=self.mode if mode is None else mode,
+            execution=execution.replace(**{key: value for key, value in single.items() if value is not None}),
+            kernels=self.kernels if kernel_policy is None else kernel_policy,
+        )
+
+    def stated(self) -> dict[str, Any]:
+        """Return every key that asks something of a run: dotted key to canonical value.
+
+        These are the keys away from their default: a default asks nothing, wherever it is written. Lists of rules
+        have one key a rule, ``"kernels.rules[0]"``; provider options one an option,
+        ``"execution.provider_options.onnxruntime.use_tf32"``. `mode` is not among them: it says how strictly the
+        others are held.
+        """
+        stated: dict[str, Any] = {}
+        for section, value in (("execution", self.execution), ("kernels", self.kernels), ("accuracy", self.accuracy)):
+            for key, field in ({} if value is None else value.stated_fields()).items():
+                if section == "kernels" and key in KernelPolicy.OUTSIDE:
+                    stated[key] = field
+                else:
+                    _flatten(stated, f"{section}.{key}", field)
+        return stated
+
+    @classmethod
+    def from_document(cls, document: files.Document) -> Self:
+        """Make a policy of a document that was read. Raises `PolicyError` with the place."""
+        try:
+            fields = read_fields(document.root, cls.DOCUMENT)
+        except Refused as refused:
+            if refused.unknown_key is not None:
+                refused.reason = _belongs(refused.unknown_key, dotted(refused.path)) or refused.reason
+            raise files.policy_error(refused, document.name) from None
+        fields.pop("schema", None)
+        strategy = fields.pop("auto_strategy", None)
+        if strategy is not None:
+            fields["kernels"] = fields.get("kernels", KernelPolicy()).replace(auto_strategy=strategy)
+        return cls(**fields)
+
+
+def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(value, PolicyValue) and key == "execution.memory":
+        for name, field in value.stated_fields().items():
+            stated[f"{key}.{name}"] = field
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _flatten(stated, f"{key}.{name}", item)
+    elif key == "kernels.rules":
+        for index, rule in enumerate(value):
+            stated[f"{key}[{index}]"] = rule
+    else:
+        stated[key] = value
+
+
+@functools.cache
+def _sections() -> dict[str, tuple[str, ...]]:
+    """Return the keys of every mapping that a file can hold, by its dotted name; the top is ``""``."""
+    sections: dict[str, tuple[str, ...]] = {}
+
+    def walk(name: str, kinds: dict[str, Kind]) -> None:
+        sections[name] = tuple(kinds)
+        for key, kind in kinds.items():
+            inner = kind.item if isinstance(kind, ListOf) else kind
+            if isinstance(inner, Nested):
+                suffix = "[]" if isinstance(kind, ListOf) else ""
+                walk(f"{name}.{key}{suffix}" if name else f"{key}{suffix}", inner.kinds)
+
+    walk("", Policy.DOCUMENT)
+    return sections
+
+
+def _belongs(key: str, here: str) -> str | None:
+    """Return the end of a message for an unknown key that is a valid one elsewhere, and no misspelling of one here."""
+    import re
+
+    sections = _sections()
+    if nearest(key, sections.get(re.sub(r"\[\d+\]", "[]", here), ())):
+        return None
+    homes = [name or "the top level of the file" for name, keys in sections.items() if key in keys]
+    if not homes:
+        return None
+    return f"; it belongs in {' or '.join(quote(home) if '.' in home or ' ' not in home else home for home in homes)}."

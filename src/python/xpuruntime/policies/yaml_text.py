@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""YAML text to and from a document tree.
+
+Read: one plain document under the YAML 1.2 core schema; no anchors, aliases, tags, or duplicate keys.
+Written: quoted wherever YAML 1.1 or 1.2 readers could take the text for something else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from xpuruntime.policies.document import MAX_DEPTH, Items, Mapping, Node, Scalar, too_deep
+from xpuruntime.policies.refusal import Refused, quote
+
+__all__ = ["core_value", "read_yaml", "write_yaml"]
+
+_CORE_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+_INT = re.compile(r"[-+]?[0-9]{1,64}|0o[0-7]{1,64}|0x[0-9a-fA-F]{1,64}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]{1,64}|[0-9]{1,64}(\.[0-9]{0,64})?)([eE][-+]?[0-9]{1,8})?")
+# Words that some YAML reader turns into something other than text.
+_TRAPS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
+_SAFE_PLAIN = re.compile(r"[0-9]+[KMGT]iB|[A-Za-z][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
+
+
+def core_value(text: str) -> Any:
+    """Return the value of a plain scalar under the YAML 1.2 core schema."""
+    if text in _CORE_WORDS:
+        return _CORE_WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def read_yaml(text: str) -> Node:
+    """Read YAML text into a tree. Raises `Refused`; deep nesting is refused as soon as it is met."""
+    import yaml
+
+    builder = _Builder()
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            builder.take(event)
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, text) from None
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
+    if builder.root is None:
+        raise Refused("the file is empty; a policy is a mapping such as 'mode: strict'").at(Node(1, 1))
+    return builder.root
+
+
+def _not_yaml(error: Any, text: str) -> Refused:
+    reason = f"not valid YAML: {error.problem}"
+    if error.context:
+        reason += f" ({error.context})"
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return Refused(reason)
+    found = text[mark.index : mark.index + 1]
+    if found == "\t":
+        reason += "; indent with spaces, not with tabs"
+    elif (found and found in ">|*&!%@`") or "block scalar" in (error.context or ""):
+        reason += '; a value that starts with a sign needs quotes, such as ">=128"'
+    return Refused(reason).at(Node(mark.line + 1, mark.column + 1))
+
+
+class _Builder:
+    """Puts parser events together, with a stack instead of recursion."""
+
+    def __init__(self) -> None:
+        self.root: Node | None = None
+        self._open: list[Items | Mapping] = []
+        self._keys: list[Scalar | None] = []  # the key that waits for its value, one for each open collection
+        self._documents = 0
+
+    def take(self, event: Any) -> None:
+        """Take one event."""
+        kind = type(event).__name__
+        here = Node(event.start_mark.line + 1, event.start_mark.column + 1)
+        if kind == "AliasEvent":
+            raise Refused(
+                f"alias '*{event.anchor}' is not allowed: in a policy each value is written where it is used; "
+                f"if this is a pattern, put it in quotes"
+            ).at(here)
+        if getattr(event, "anchor", None):
+            raise Refused(
+                f"anchor '&{event.anchor}' is not allowed: in a policy each value is written where it is used"
+            ).at(here)
+        if getattr(event, "tag", None):
+            raise Refused(
+                f"tag {quote(event.tag)} is not allowed: a policy holds plain text, numbers, lists and mappings only"
+            ).at(here)
+        if kind == "DocumentStartEvent":
+            self._documents += 1
+            if self._documents > 1:
+                raise Refused("a second document starts here; a file holds one policy").at(here)
+        elif kind == "ScalarEvent":
+            plain = event.style is None or event.style == ""
+            value = core_value(event.value) if plain else event.value
+            self._add(Scalar(here.line, here.column, value, None if value is None else event.value, plain))
+        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
+            if len(self._open) >= MAX_DEPTH:
+                raise too_deep(here)
+            node: Items | Mapping
+            node = Mapping(here.line, here.column, {}) if kind[0] == "M" else Items(here.line, here.column, [])
+            self._refuse_as_key(node)
+            self._open.append(node)
+            self._keys.append(None)
+        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
+            self._keys.pop()
+            self._add(self._open.pop())
+
+    def _refuse_as_key(self, node: Node) -> None:
+        if self._open and isinstance(self._open[-1], Mapping) and self._keys[-1] is None:
+            raise Refused("a key must be a name, not a list or a mapping").at(node)
+
+    def _add(self, node: Node) -> None:
+        if not self._open:
+            self.root = node
+            return
+        parent = self._open[-1]
+        if isinstance(parent, Items):
+            parent.items.append(node)
+            return
+        key = self._keys[-1]
+        if key is None:
+            assert isinstance(node, Scalar)
+            if node.text is None:
+                raise Refused("a key must be a name, got nothing").at(node)
+            self._keys[-1] = node
+            if node.text in parent.entries:
+                parent.add(node, node.text, node)  # refuses, at the key
+        else:
+            assert key.text is not None
+            parent.add(key, key.text, node)
+            self._keys[-1] = None
+
+
+def write_yaml(value: dict[str, Any]) -> str:
+    """Write plain dicts, lists and scalars as YAML that reads back to the same values."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes every text that is not plainly a word."""
+
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the name is PyYAML's
+            return True
+
+    def write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        safe = _SAFE_PLAIN.fullmatch(text) and text.casefold() not in _TRAPS
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if safe else '"')
+
+    Dumper.add_representer(str, write_text)
+    written: str = yaml.dump(
+        value, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**9
+    )
+    return written
