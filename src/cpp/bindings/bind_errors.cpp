@@ -11,7 +11,8 @@ namespace py = pybind11;
 namespace xpuruntime::bindings {
 namespace {
 
-// The classes live in Python and are looked up when first needed: importing the core imports nothing else.
+// The classes live in Python and are looked up when first needed: importing the core imports
+// nothing else.
 void raise(const char* name, const std::string& message, const std::string& device,
            py::object status = py::none()) {
   try {
@@ -39,7 +40,8 @@ bool translate(std::exception_ptr pointer) {
   } catch (const Error& error) {
     raise("XpuRuntimeError", error.what(), error.device());
   } catch (const std::bad_alloc&) {
-    raise("OutOfMemoryError", "the process is out of host memory: free some, or ask for less", "cpu");
+    raise("OutOfMemoryError", "the process is out of host memory: free some, or ask for less",
+          "cpu");
   } catch (...) {
     return false;
   }

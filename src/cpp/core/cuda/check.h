@@ -10,11 +10,13 @@
 
 namespace xpuruntime::cuda {
 
-/// Throws CudaError naming the call, the device, CUDA's own text and the status. Clears a non-sticky error first.
+/// Throws CudaError naming the call, the device, CUDA's own text and the status. Clears a
+/// non-sticky error first.
 void check(cudaError_t status, const char* call, int device);
 
-/// Makes `device` current for one scope and restores the caller's device. Creates no context where none is needed:
-/// when the device is current already, nothing is called. The destructor never throws.
+/// Makes `device` current for one scope and restores the caller's device. Creates no context where
+/// none is needed: when the device is current already, nothing is called. The destructor never
+/// throws.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "xpuruntime/device_manager.h"
+
+// What the core asks of CUDA about devices. core/cuda implements it with the runtime, core/no_cuda
+// for builds without.
+namespace xpuruntime::cuda {
+
+bool built() noexcept;
+
+/// All CUDA devices. When there is none, `reason` says why and what mends it. Creates no context.
+std::vector<DeviceInfo> enumerate(std::string& reason);
+
+/// The functions below need a device that exists.
+MemoryInfo memory_info(int device);
+int current_device();
+void set_current_device(int device);
+void synchronize(int device);
+
+/// Enqueues the copy described in strided_copy.h; arguments are checked, and adjacent dimensions
+/// are merged.
+void copy_strided(int device, const void* source, void* destination, int rank,
+                  const std::int64_t* shape, const std::int64_t* strides, std::size_t itemsize,
+                  StreamHandle stream);
+
+}  // namespace xpuruntime::cuda

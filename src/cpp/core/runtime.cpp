@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "xpuruntime/runtime.h"
+
+#include "xpuruntime/device_manager.h"
+#include "xpuruntime/memory_manager.h"
+
+namespace xpuruntime {
+
+Runtime::Runtime()
+    : devices_(std::make_unique<DeviceManager>()), memory_(std::make_unique<MemoryManager>()) {}
+
+Runtime::~Runtime() = default;
+
+Runtime& Runtime::instance() {
+  static Runtime* const runtime = new Runtime;
+  return *runtime;
+}
+
+}  // namespace xpuruntime
