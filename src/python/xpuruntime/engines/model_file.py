@@ -103,10 +103,11 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
             "Fix: save it first, for example with onnx.save(model, path)."
         )
     try:
+        mode = Path(where).stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe would wait for ever
+            raise refuse(where, "it is not a regular file", "give the path of the .onnx file itself")
         with Path(where).open("rb") as file:
             facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise refuse(where, "it is not a regular file", "give the path of the .onnx file itself")
             if facts.st_size == 0:
                 raise refuse(where, "the file is empty", "write or download it again")
             if facts.st_size > MAX_PROTOBUF:

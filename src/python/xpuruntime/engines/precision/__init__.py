@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Converting an fp32 model to fp16 or bf16, and holding the result against the original on a probe input."""
+
+from __future__ import annotations
+
+from xpuruntime.engines.precision.compare import (
+    TOLERANCES,
+    OutputFigures,
+    ProbeResult,
+    Tolerance,
+    compare_outputs,
+    verify,
+)
+from xpuruntime.engines.precision.convert import ConvertedModel, KeptNode, convert
+from xpuruntime.engines.precision.probe import probe_feeds, probe_shape
+
+__all__ = [
+    "TOLERANCES",
+    "ConvertedModel",
+    "KeptNode",
+    "OutputFigures",
+    "ProbeResult",
+    "Tolerance",
+    "compare_outputs",
+    "convert",
+    "probe_feeds",
+    "probe_shape",
+    "verify",
+]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`probe_feeds`: inputs to try a model with, the same each time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
+
+__all__ = ["probe_feeds", "probe_shape"]
+
+_FIX = "give an array for it"
+
+# What a dimension's name says about a small, sensible size.
+_SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), ("len", 8), ("time", 8), ("token", 8))
+
+
+def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """Return a concrete shape: fixed dimensions as they are, `dims` by name, others small.
+
+    The first dimension becomes 1; the last two of a rank-4 or rank-5 input 64 (images); any other 8. A dimension whose
+    name speaks of a batch, sequence, or image side takes the size that suits it.
+    """
+    if tensor.shape is None:
+        raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
+    shape: list[int] = []
+    for index, dim in enumerate(tensor.shape):
+        if isinstance(dim, int):
+            shape.append(dim)
+        elif dim is not None and dims is not None and dim in dims:
+            shape.append(dims[dim])
+        else:
+            shape.append(_size(dim, index, len(tensor.shape)))
+    return tuple(shape)
+
+
+def _size(name: str | None, index: int, rank: int) -> int:
+    low = (name or "").lower()
+    for word, size in _SIZES:
+        if word in low and "+" not in low:
+            return size
+    if low in ("n", "b") or index == 0:
+        return 1
+    if low in ("h", "w") or (rank >= 4 and index >= rank - 2):
+        return 64
+    return 8
+
+
+def probe_feeds(
+    model: ModelInfo,
+    *,
+    seed: int = 0,
+    overrides: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Make inputs for a model.
+
+    Floats are drawn from N(0, 1). Integers are 0 or 1, since they are often indices; masks are all 1, and 8-bit
+    integers span their positive range, since they are often pixels. The same seed gives the same inputs.
+
+    Parameters
+    ----------
+    model : ModelInfo
+    seed : int
+    overrides : mapping of str to array, optional
+        Inputs that are given; they are used as they are.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dimensions.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        One array for each of `model.inputs`.
+
+    Raises
+    ------
+    InputError
+        An input has a type for which no values can be made up (string, sequence, map), or `overrides` names an input
+        that the model has not.
+    """
+    import numpy as np
+
+    given = dict(overrides or {})
+    names = [tensor.name for tensor in (*model.inputs, *model.overridable_inputs)]
+    for name in given:
+        if name not in names:
+            raise InputError(
+                f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}. Fix: correct the name."
+            )
+    feeds: dict[str, Any] = {}
+    for index, tensor in enumerate(model.inputs):
+        if tensor.name in given:
+            feeds[tensor.name] = given[tensor.name]
+        else:
+            # A scalar must be an array too.
+            feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), dims))
+    feeds.update((name, value) for name, value in given.items() if name not in feeds)
+    return feeds
+
+
+def _values(tensor: TensorInfo, random: Any, dims: Mapping[str, int] | None) -> Any:
+    import numpy as np
+
+    if tensor.kind != "tensor":
+        raise InputError(f"no probe can be made for input {tensor.name!r}: it is a {tensor.kind}. Fix: {_FIX}.")
+    shape = probe_shape(tensor, dims)
+    if tensor.dtype in ("float32", "float64", "float16"):
+        return random.standard_normal(shape).astype(tensor.dtype)
+    if tensor.dtype == "bool":
+        return np.ones(shape, np.bool_) if "mask" in tensor.name.lower() else random.random(shape) < 0.5
+    if tensor.dtype in ("uint8", "int8"):
+        return random.integers(0, 128, shape).astype(tensor.dtype)
+    if tensor.dtype in ("int16", "int32", "int64", "uint16", "uint32", "uint64"):
+        low = 1 if "mask" in tensor.name.lower() else 0
+        return random.integers(low, 2, shape).astype(tensor.dtype)
+    if tensor.dtype in ("complex64", "complex128"):
+        return (random.standard_normal(shape) + 1j * random.standard_normal(shape)).astype(tensor.dtype)
+    narrow = _narrow(tensor.dtype)
+    if narrow is None:
+        raise InputError(f"no probe can be made for input {tensor.name!r} of type {tensor.dtype}. Fix: {_FIX}.")
+    return random.standard_normal(shape).astype(narrow)
+
+
+def _narrow(dtype: str) -> Any:
+    """Return the dtype of a narrow float, where the optional package that defines it is there."""
+    if not dtype.startswith(("bfloat", "float8")):
+        return None
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    return getattr(ml_dtypes, dtype.replace("float8e", "float8_e"), None)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Rewriting a graph to a lower precision, node by node in order.
+
+Each value has one or two forms, fp32 and the new type. A node asks for the form it wants; a form that is not there is
+made once, by a Cast right where the value lives, so that two nodes never cast the same value and neighbours kept in
+fp32 pass fp32 to each other. Inputs and outputs of the model, and of every subgraph, stay what they were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines import model_external
+from xpuruntime.engines.model_check import graphs, subgraphs
+from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, NodeTypes
+from xpuruntime.engines.precision.weights import round_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import onnx
+
+    from xpuruntime.engines.precision.judge import Choice
+
+__all__ = ["Rewriter"]
+
+
+class _Scope:
+    """One graph while it is rewritten: the forms of its own values, and the nodes written so far."""
+
+    def __init__(self, graph: onnx.GraphProto, outer: _Scope | None) -> None:
+        self.graph = graph
+        self.outer = outer
+        self.nodes: list[onnx.NodeProto] = []
+        self.forms: dict[str, dict[int, str]] = {}
+
+    def owner(self, name: str) -> _Scope | None:
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.forms:
+            scope = scope.outer
+        return scope
+
+
+class Rewriter:
+    """Rewrites one model in place.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With unique node names, in order. Weights may still be external.
+    types : mapping of str to NodeTypes
+    choices : mapping of str to Choice
+    target : int
+        TensorProto.FLOAT16 or TensorProto.BFLOAT16.
+    base_dir, where : str
+        Where external weights are, and the model's name in messages.
+
+    Attributes
+    ----------
+    casts : list of str
+        Names of the Cast nodes that were inserted.
+    over, under : int
+        Weights that were too large or too small for the new type.
+    weights : int
+        Elements of weights that have the new type now.
+    copied : list of str
+        Weights that are kept in both types, since nodes of both kinds read them.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        types: Mapping[str, NodeTypes],
+        choices: Mapping[str, Choice],
+        target: int,
+        *,
+        base_dir: str | None,
+        where: str,
+    ) -> None:
+        self.model = model
+        self.types = types
+        self.choices = choices
+        self.target = target
+        self.suffix = "bf16" if target == BFLOAT16 else "fp16"
+        self.base_dir = base_dir
+        self.where = where
+        self.casts: list[str] = []
+        self.copied: list[str] = []
+        self.over = self.under = self.weights = 0
+        self._taken = {name for graph in graphs(model) for name in _names(graph)}
+
+    def run(self) -> None:
+        """Rewrite the model."""
+        self._graph(self.model.graph, None)
+
+    def _graph(self, graph: onnx.GraphProto, outer: _Scope | None) -> None:
+        scope = _Scope(graph, outer)
+        for value in graph.input:
+            if value.type.tensor_type.elem_type == FLOAT:
+                scope.forms[value.name] = {FLOAT: value.name}
+        self._initializers(scope)
+        results = {value.name for value in graph.output}
+        for node in graph.node:
+            self._node(node, scope, results)
+        for value in graph.output:  # a subgraph may hand out a value of the graph around it
+            owner = scope.owner(value.name)
+            if owner is not None:
+                value.name = self._want(value.name, FLOAT, scope)
+        for value in graph.value_info:
+            if scope.forms.get(value.name, {}).get(self.target) == value.name:
+                value.type.tensor_type.elem_type = self.target
+        nodes = [_copy(node) for node in scope.nodes]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _node(self, node: onnx.NodeProto, scope: _Scope, results: set[str]) -> None:
+        types = self.types[node.name]
+        choice = self.choices.get(node.name)
+        for _, inner in subgraphs(node):
+            self._graph(inner, scope)
+        if choice is not None:
+            wanted = self._wanted(node, choice, scope)
+            for i, name in enumerate(node.input):
+                if name and types.inputs[i] == FLOAT:
+                    node.input[i] = self._want(name, self.target if i in wanted else FLOAT, scope)
+        scope.nodes.append(node)
+        made = choice.outputs if choice is not None else frozenset()
+        if made:
+            self._retype_attribute(node)
+        for i, name in enumerate(node.output):
+            if not name or types.outputs[i] != FLOAT:
+                continue
+            if i not in made:
+                scope.forms[name] = {FLOAT: name}
+            elif name in results:
+                node.output[i] = self._fresh(f"{name}_{self.suffix}")
+                scope.forms[name] = {self.target: node.output[i], FLOAT: name}
+                self._cast(scope, node.output[i], name, FLOAT)
+            else:
+                scope.forms[name] = {self.target: name}
+
+    def _wanted(self, node: onnx.NodeProto, choice: Choice, scope: _Scope) -> frozenset[int]:
+        """Return the inputs to take in the new type."""
+        if not choice.follows and node.op_type != "Cast":
+            return choice.inputs
+        for i in choice.inputs:
+            owner = scope.owner(node.input[i])
+            if owner is None or self.target not in owner.forms[node.input[i]] or FLOAT in owner.forms[node.input[i]]:
+                return frozenset()
+        return choice.inputs
+
+    def _want(self, name: str, form: int, scope: _Scope) -> str:
+        """Return the name of a value in the form wanted; makes it where the value lives."""
+        owner = scope.owner(name)
+        if owner is None:
+            owner = scope
+            owner.forms[name] = {FLOAT: name}
+        forms = owner.forms[name]
+        if form not in forms:
+            forms[form] = self._fresh(f"{name}_{'fp32' if form == FLOAT else self.suffix}")
+            self._cast(owner, next(iter(forms.values())), forms[form], form)
+        return forms[form]
+
+    def _cast(self, scope: _Scope, source: str, made: str, form: int) -> None:
+        import onnx
+
+        name = self._fresh(f"Cast:{made}")
+        scope.nodes.append(onnx.helper.make_node("Cast", [source], [made], name=name, to=form))
+        self.casts.append(name)
+
+    def _fresh(self, base: str) -> str:
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}#{count}"
+        self._taken.add(name)
+        return name
+
+    def _retype_attribute(self, node: onnx.NodeProto) -> None:
+        """Change the attribute that says the output type of Cast and ConstantOfShape."""
+        import onnx
+
+        if node.op_type == "Cast":
+            for attribute in node.attribute:
+                if attribute.name == "to":
+                    attribute.i = self.target
+        elif node.op_type == "ConstantOfShape":
+            value = next((a for a in node.attribute if a.name == "value"), None)
+            if value is None:
+                zero = onnx.helper.make_tensor("value", FLOAT, [1], [0.0])
+                value = node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=zero)
+            tensor, rounded = round_tensor(value.t, self.target)
+            self.over += rounded.over
+            self.under += rounded.under
+            value.t.CopyFrom(tensor)
+
+    def _initializers(self, scope: _Scope) -> None:
+        """Give each fp32 weight the forms that its readers ask for."""
+        graph = scope.graph
+        fixed = {value.name for value in (*graph.input, *graph.output)}
+        asked: dict[str, set[int]] = {}
+        for name, form in self._asked(graph):
+            asked.setdefault(name, set()).add(form)
+        added: list[onnx.TensorProto] = []
+        for tensor in graph.initializer:
+            if tensor.data_type != FLOAT:
+                continue
+            scope.forms[tensor.name] = {FLOAT: tensor.name}
+            forms = asked.get(tensor.name, set())
+            if self.target not in forms or tensor.name in fixed:
+                continue
+            if model_external.is_external(tensor):
+                model_external.load([tensor], self.base_dir, self.where)
+            made, rounded = round_tensor(tensor, self.target)
+            self.over += rounded.over
+            self.under += rounded.under
+            self.weights += int(rounded.bits.size)
+            if FLOAT in forms:
+                made.name = self._fresh(f"{tensor.name}_{self.suffix}")
+                scope.forms[tensor.name][self.target] = made.name
+                self.copied.append(tensor.name)
+                added.append(made)
+            else:
+                scope.forms[tensor.name] = {self.target: tensor.name}
+                tensor.CopyFrom(made)
+        graph.initializer.extend(added)
+        for sparse in graph.sparse_initializer:
+            if sparse.values.data_type == FLOAT:
+                scope.forms[sparse.values.name] = {FLOAT: sparse.values.name}
+
+    def _asked(self, graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
+        """Yield each float input of a graph's nodes, and of those in its subgraphs, with the form it will want."""
+        for node in graph.node:
+            choice = self.choices.get(node.name)
+            types = self.types[node.name]
+            if choice is not None and not choice.follows:
+                for i, name in enumerate(node.input):
+                    if name and types.inputs[i] == FLOAT:
+                        yield name, self.target if i in choice.inputs else FLOAT
+            for _, inner in subgraphs(node):
+                yield from self._asked(inner)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+    for tensor in graph.initializer:
+        yield tensor.name
+    for node in graph.node:
+        yield node.name
+        yield from node.input
+        yield from node.output
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    made = type(node)()
+    made.CopyFrom(node)
+    return made

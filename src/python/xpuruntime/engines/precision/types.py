@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Element types of every value in a graph, from the operators' own signatures.
+
+ONNX shape inference stops at operators outside the standard, copies all weights, and ends at 2 GiB. Types alone need
+none of that: an operator's signature says which inputs and outputs share a type.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xpuruntime.engines.model_check import normal_domain, subgraphs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import onnx
+
+__all__ = ["BFLOAT16", "FLOAT", "FLOAT16", "NodeTypes", "Signature", "node_types", "signature", "type_name"]
+
+UNKNOWN, FLOAT, FLOAT16, BFLOAT16 = 0, 1, 10, 16
+#: A sequence, map or optional.
+NO_TENSOR = -1
+
+_NAMES = {FLOAT: "tensor(float)", FLOAT16: "tensor(float16)", BFLOAT16: "tensor(bfloat16)"}
+
+#: Operators whose output type is the value of an attribute: op to (attribute, type without it).
+_BY_ATTRIBUTE = {
+    "Cast": ("to", UNKNOWN),
+    "RandomNormal": ("dtype", FLOAT),
+    "RandomUniform": ("dtype", FLOAT),
+    "QuantizeLinear": ("output_dtype", UNKNOWN),
+    "BlackmanWindow": ("output_datatype", FLOAT),
+    "HammingWindow": ("output_datatype", FLOAT),
+    "HannWindow": ("output_datatype", FLOAT),
+    "MelWeightMatrix": ("output_datatype", FLOAT),
+    "BitCast": ("to", UNKNOWN),
+}
+#: Operators whose output type is an attribute's value, and without it that of the first input.
+_LIKE_INPUT = {"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
+
+
+class NodeTypes(NamedTuple):
+    """TensorProto.DataType of each input and output of a node; 0 unknown or left out, -1 no tensor."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Signature(NamedTuple):
+    """Type variables of an operator: one name an input and output, and the types each variable allows.
+
+    The last name stands for all further inputs or outputs when the operator takes any number of them.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+    since: int
+
+    def input(self, index: int) -> str:
+        """Return the type variable (or fixed type) of an input."""
+        return self.inputs[min(index, len(self.inputs) - 1)] if self.inputs else ""
+
+    def output(self, index: int) -> str:
+        """Return the type variable (or fixed type) of an output."""
+        return self.outputs[min(index, len(self.outputs) - 1)] if self.outputs else ""
+
+    def allows(self, variable: str, elem_type: int) -> bool:
+        """Return whether a variable may be `elem_type`; a fixed type allows itself."""
+        name = type_name(elem_type)
+        return name == variable or name in self.allowed.get(variable, ())
+
+
+def type_name(elem_type: int) -> str:
+    """Return the name that ONNX signatures use, such as ``"tensor(float)"``."""
+    import onnx
+
+    if elem_type in _NAMES:
+        return _NAMES[elem_type]
+    if elem_type == 11:
+        return "tensor(double)"
+    return f"tensor({onnx.TensorProto.DataType.Name(elem_type).lower()})"
+
+
+@functools.lru_cache(maxsize=4096)
+def signature(op: str, domain: str, version: int) -> Signature | None:
+    """Return an operator's signature: from ONNX, else from ONNX Runtime's own operators; None when neither has it."""
+    from onnx import defs
+
+    if defs.has(op, max_inclusive_version=version, domain=domain):
+        schema = defs.get_schema(op, version, domain)
+        return Signature(
+            tuple(i.type_str for i in schema.inputs),
+            tuple(o.type_str for o in schema.outputs),
+            {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+            schema.since_version,
+        )
+    return _engine_signatures().get((domain, op))
+
+
+@functools.lru_cache(maxsize=1)
+def _engine_signatures() -> dict[tuple[str, str], Signature]:
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    found: dict[tuple[str, str], Signature] = {}
+    for schema in get_all_operator_schema():
+        key = (normal_domain(schema.domain), schema.name)
+        if key in found and found[key].since > schema.since_version:
+            continue
+        found[key] = Signature(
+            tuple(i.typeStr for i in schema.inputs),
+            tuple(o.typeStr for o in schema.outputs),
+            {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+            schema.since_version,
+        )
+    return found
+
+
+def node_types(model: onnx.ModelProto) -> dict[str, NodeTypes]:
+    """Return the types of every node's inputs and outputs, subgraphs included, by (unique) node name."""
+    versions = {normal_domain(o.domain): o.version for o in model.opset_import}
+    found: dict[str, NodeTypes] = {}
+    _walk(model.graph, {}, versions, found)
+    return found
+
+
+def _value_type(value: onnx.ValueInfoProto) -> int:
+    if value.type.HasField("tensor_type"):
+        return int(value.type.tensor_type.elem_type)
+    return UNKNOWN if value.type.WhichOneof("value") is None else NO_TENSOR
+
+
+def _walk(
+    graph: onnx.GraphProto, outer: Mapping[str, int], versions: Mapping[str, int], found: dict[str, NodeTypes]
+) -> tuple[int, ...]:
+    """Fill `found` for one graph; return the types of its outputs."""
+    types = dict(outer)
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        types[value.name] = _value_type(value)
+    types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
+    types.update((sparse.values.name, sparse.values.data_type) for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        inner = [_walk(sub, types, versions, found) for _, sub in subgraphs(node)]
+        domain = normal_domain(node.domain)
+        form = signature(node.op_type, domain, versions.get(domain, 1))
+        inputs = [types.get(name, UNKNOWN) if name else UNKNOWN for name in node.input]
+        bound = _bind(form, inputs)
+        if form is not None:  # inputs that share a variable share its type
+            for i, name in enumerate(node.input):
+                if name and inputs[i] == UNKNOWN and form.input(i) in bound and not inner:
+                    inputs[i] = types[name] = bound[form.input(i)]
+        made = _outputs(node, form, inputs, bound, inner)
+        for i, name in enumerate(node.output):
+            if name:
+                types[name] = made[i] = made[i] or types.get(name, UNKNOWN)
+        found[node.name] = NodeTypes(tuple(inputs), tuple(made))
+    return tuple(types.get(value.name, UNKNOWN) for value in graph.output)
+
+
+def _bind(form: Signature | None, inputs: Iterable[int]) -> dict[str, int]:
+    bound: dict[str, int] = {}
+    if form is not None:
+        for i, elem_type in enumerate(inputs):
+            if elem_type != UNKNOWN:
+                bound.setdefault(form.input(i), elem_type)
+    return bound
+
+
+def _outputs(
+    node: onnx.NodeProto,
+    form: Signature | None,
+    inputs: list[int],
+    bound: Mapping[str, int],
+    inner: list[tuple[int, ...]],
+) -> list[int]:
+    count = len(node.output)
+    attributes = {a.name: a for a in node.attribute}
+    op = node.op_type if normal_domain(node.domain) == "" else ""
+    if inner:
+        skip = {"If": 0, "Scan": 0, "Loop": 1}.get(op)
+        if skip is None:
+            return [UNKNOWN] * count
+        made = list(inner[0][skip:])
+        return (made + [UNKNOWN] * count)[:count]
+    if op == "Constant":
+        return [_constant_type(attributes)] * count
+    if op == "ConstantOfShape":
+        return [attributes["value"].t.data_type if "value" in attributes else FLOAT] * count
+    if op in _BY_ATTRIBUTE:
+        name, default = _BY_ATTRIBUTE[op]
+        if name in attributes and attributes[name].i:
+            return [int(attributes[name].i)] * count
+        if default:
+            return [default] * count
+    if op in _LIKE_INPUT:
+        return [int(attributes["dtype"].i) if "dtype" in attributes else inputs[0]] * count
+    if form is None:
+        return [UNKNOWN] * count
+    return [_one_output(form, form.output(i), bound) for i in range(count)]
+
+
+def _one_output(form: Signature, variable: str, bound: Mapping[str, int]) -> int:
+    if variable in bound:
+        return bound[variable]
+    allowed = form.allowed.get(variable, frozenset({variable}))
+    if len(allowed) != 1:
+        return UNKNOWN
+    return _fixed_types().get(next(iter(allowed)), UNKNOWN)
+
+
+@functools.lru_cache(maxsize=1)
+def _fixed_types() -> dict[str, int]:
+    import onnx
+
+    return {type_name(number): number for number in onnx.TensorProto.DataType.values() if number}
+
+
+def _constant_type(attributes: Mapping[str, Any]) -> int:
+    if "value" in attributes:
+        return int(attributes["value"].t.data_type)
+    if "sparse_value" in attributes:
+        return int(attributes["sparse_value"].sparse_tensor.values.data_type)
+    for name, elem_type in (("value_float", 1), ("value_floats", 1), ("value_int", 7), ("value_ints", 7)):
+        if name in attributes:
+            return elem_type
+    return 8
