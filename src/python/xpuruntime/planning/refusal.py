@@ -37,8 +37,8 @@ def refusal(
     Returns
     -------
     XpuRuntimeError
-        `PolicyError` when every engine is unknown, `CudaError` when the CUDA device is not there, `EngineError` when
-        engines or their libraries are missing, `UnsupportedOperationError` otherwise.
+        `PolicyError` when every engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
+        not there, `EngineError` when engines or their libraries are missing, `UnsupportedOperationError` otherwise.
     """
     codes = {verdict.code for verdict in verdicts}
     device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
@@ -54,7 +54,7 @@ def refusal(
         lines.extend(f"  {line}" for line in control_lines(controls))
     message = "\n".join([text, *lines])
 
-    if codes == {"engine_unknown"}:
+    if codes <= {"engine_unknown", "option_invalid"}:
         return PolicyError(message, engine=engine)
     cuda = [c.device.startswith("cuda") for c in candidates]
     if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):

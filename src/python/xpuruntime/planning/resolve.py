@@ -95,7 +95,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         engine_version=facts.version if facts else None,
         device=winner.device,
         precision=policy.execution.precision,
-        policy=msgspec.to_builtins(policy, str_keys=True, enc_hook=str),
+        policy=policy.to_dict(),
         verdicts=tuple(verdicts),
         controls=judgement.controls,
         settings=judgement.settings,
@@ -174,7 +174,7 @@ def _covers(known: str, key: str) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, str):
         return value
-    plain = msgspec.to_builtins(value, enc_hook=str)
+    plain = msgspec.to_builtins(value.to_plain() if hasattr(value, "to_plain") else value, enc_hook=str)
     if isinstance(plain, (list, tuple)) and all(isinstance(one, str) for one in plain):
         return ", ".join(plain)
     return msgspec.json.encode(plain, order="sorted").decode()

@@ -94,7 +94,7 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
             severity="error",
             what="the core module xpuruntime._core cannot be imported",
             why=facts.core_error,
-            fix="python -m pip install --force-reinstall --no-deps xpuruntime (in a checkout: make build)",
+            fix="python -m pip install --force-reinstall --no-deps xpuruntime (in a checkout: make install)",
         )
     elif not facts.machine.core_cuda:
         present = has_nvidia(facts)
