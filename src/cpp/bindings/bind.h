@@ -12,6 +12,8 @@ namespace xpuruntime::bindings {
 void bind_errors();
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_stream(pybind11::module_& module);
+void bind_tensor(pybind11::module_& module);
 
 /// For code outside pybind11's dispatch: call inside `catch (...)`; sets the Python error.
 void set_python_error() noexcept;

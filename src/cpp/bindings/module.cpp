@@ -7,4 +7,6 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of xpuruntime.";
   module.attr("__version__") = XPURUNTIME_VERSION;
   bind_errors();
+  bind_stream(module);
+  bind_tensor(module);
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "stream_calls.h"
+#include "xpuruntime/device_manager.h"
 #include "xpuruntime/error.h"
 
 namespace xpuruntime {
@@ -35,6 +36,7 @@ Event::Event(DeviceId device, bool timing) : box_(std::make_shared<Box>()) {
   box_->device = device;
   box_->timing = timing;
   if (device.type == DeviceType::kCuda) {
+    DeviceManager::instance().require(device);
     box_->handle = calls::create_event(device.index, timing);
   }
 }

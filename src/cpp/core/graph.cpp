@@ -90,17 +90,19 @@ void Graph::begin_capture(const Stream& stream) {
 }
 
 void Graph::end_capture() {
+  std::optional<Stream> stream;  // Let go of after the lock: its owner may run code of its own.
   const std::scoped_lock lock(state_->mutex);
-  if (!state_->stream)
+  if (!state_->stream) {
     throw InputError("this graph is not being captured: call begin_capture(stream) first");
-  const Stream stream = *state_->stream;
-  const int device = stream.device().index;
+  }
+  stream = state_->stream;
+  const int device = stream->device().index;
   calls::GraphHandle handle = 0;
   try {
-    handle = calls::end_capture(device, stream.handle());
+    handle = calls::end_capture(device, stream->handle());
   } catch (...) {
     // A capture that another thread began goes on, and is still this graph's.
-    if (!stream.capturing()) state_->stream.reset();
+    if (!stream->capturing()) state_->stream.reset();
     throw;
   }
   state_->stream.reset();
@@ -108,10 +110,11 @@ void Graph::end_capture() {
 }
 
 void Graph::abort_capture() noexcept {
+  std::optional<Stream> stream;  // As above.
   const std::scoped_lock lock(state_->mutex);
   if (!state_->stream) return;
-  calls::abort_capture(state_->stream->device().index, state_->stream->handle());
-  state_->stream.reset();
+  stream.swap(state_->stream);
+  calls::abort_capture(stream->device().index, stream->handle());
 }
 
 void Graph::instantiate() {

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "stream_calls.h"
+#include "xpuruntime/device_manager.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/event.h"
+#include "xpuruntime/memory_manager.h"
 
 namespace xpuruntime {
 
@@ -20,7 +22,9 @@ struct Stream::Box {
   std::shared_ptr<void> owner;
 
   ~Box() {
-    if (owned && device.type == DeviceType::kCuda) calls::destroy_stream(device.index, handle);
+    if (!owned || device.type == DeviceType::kCpu) return;
+    MemoryManager::instance().retire_stream(device, handle);
+    calls::destroy_stream(device.index, handle);
   }
 };
 
@@ -40,12 +44,13 @@ Stream Stream::create(DeviceId device, StreamOptions options) {
     box->handle = calls::create_stream(device.index, options.priority, options.non_blocking);
   }
   box->owned = true;
+  if (device.type == DeviceType::kCuda) MemoryManager::instance().adopt_stream(device, box->handle);
   return Stream(std::move(box));
 }
 
 Stream Stream::wrap(DeviceId device, StreamHandle handle, std::shared_ptr<void> owner) {
   if (device.type == DeviceType::kCuda) {
-    calls::require_device(device.index);
+    DeviceManager::instance().require(device);
   } else if (handle != 0) {
     throw InputError(
         "stream handle " + std::to_string(handle) +
@@ -61,7 +66,7 @@ Stream Stream::wrap(DeviceId device, StreamHandle handle, std::shared_ptr<void> 
 
 PriorityRange Stream::priority_range(DeviceId device) {
   if (device.type == DeviceType::kCpu) return {};
-  calls::require_device(device.index);
+  DeviceManager::instance().require(device);
   return calls::priority_range(device.index);
 }
 

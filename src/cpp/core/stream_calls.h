@@ -11,17 +11,14 @@
 #include "xpuruntime/types.h"
 
 // Every CUDA call that streams, events, graphs and tensors make. core/cuda has the bodies;
-// core/no_cuda refuses with UnsupportedOperationError. `device` is a CUDA index. All of them
-// restore the caller's current device, throw CudaError and leave no CUDA error behind; the
-// `destroy_` ones never throw, also while the process is ending.
+// core/no_cuda refuses with UnsupportedOperationError. `device` is the index of a CUDA device that
+// exists. All of them restore the caller's current device, throw CudaError and leave no CUDA error
+// behind; the `destroy_` ones never throw, also while the process is ending.
 namespace xpuruntime::calls {
 
 using EventHandle = std::uintptr_t;
 using GraphHandle = std::uintptr_t;
 using ExecHandle = std::uintptr_t;
-
-/// Throws CudaError when there is no such device.
-void require_device(int device);
 
 PriorityRange priority_range(int device);
 StreamHandle create_stream(int device, int priority, bool non_blocking);

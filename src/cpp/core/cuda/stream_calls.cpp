@@ -99,24 +99,6 @@ const char* update_obstacle(cudaGraphExecUpdateResult result) {
 
 }  // namespace
 
-void require_device(int device) {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw CudaError(
-        "cuda:" + std::to_string(device) + " cannot be used: " + cudaGetErrorString(status) + " (" +
-            cudaGetErrorName(status) + "); check the NVIDIA driver, or use device 'cpu'",
-        "cuda:" + std::to_string(device), static_cast<int>(status));
-  }
-  if (device < 0 || device >= count) {
-    throw CudaError("cuda:" + std::to_string(device) + " is not there: this machine has " +
-                        std::to_string(count) + " CUDA device" + (count == 1 ? ", cuda:0" : "s") +
-                        "; choose one of those or 'cpu'",
-                    "cuda:" + std::to_string(device), static_cast<int>(cudaErrorInvalidDevice));
-  }
-}
-
 PriorityRange priority_range(int device) {
   const DeviceGuard guard(device);
   PriorityRange range;

@@ -15,13 +15,6 @@ namespace {
 
 }  // namespace
 
-void require_device(int device) {
-  throw UnsupportedOperationError(
-      "cuda:" + std::to_string(device) +
-          " cannot be used: this build of xpuruntime has no CUDA; use device 'cpu', or "
-          "install a build made with nvcc on PATH",
-      "cuda:" + std::to_string(device));
-}
 PriorityRange priority_range(int) { refuse(); }
 StreamHandle create_stream(int, int, bool) { refuse(); }
 void destroy_stream(int, StreamHandle) noexcept {}

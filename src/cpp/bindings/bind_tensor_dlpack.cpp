@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bind.h"
+#include "convert.h"
+#include "xpuruntime/dlpack_exchange.h"
+#include "xpuruntime/error.h"
+#include "xpuruntime/stream_manager.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace xpuruntime::bindings {
+namespace {
+
+constexpr const char* kVersioned = "dltensor_versioned";
+constexpr const char* kUsedVersioned = "used_dltensor_versioned";
+constexpr const char* kLegacy = "dltensor";
+constexpr const char* kUsedLegacy = "used_dltensor";
+
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+// A capsule that nobody took frees its tensor.
+template <typename Managed>
+void destroy_capsule(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name) == 0) return;
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  if (managed->deleter != nullptr) managed->deleter(managed);
+}
+
+template <typename Managed>
+py::object make_capsule(Managed* managed, const char* name, PyCapsule_Destructor destructor) {
+  PyObject* const capsule = PyCapsule_New(managed, name, destructor);
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+py::object export_capsule(const Tensor& tensor, bool versioned, bool copied) {
+  if (versioned) {
+    return make_capsule(to_dlpack(tensor, copied), kVersioned, [](PyObject* capsule) {
+      destroy_capsule<DLManagedTensorVersioned>(capsule, kVersioned);
+    });
+  }
+  return make_capsule(to_dlpack_legacy(tensor), kLegacy, [](PyObject* capsule) {
+    destroy_capsule<DLManagedTensor>(capsule, kLegacy);
+  });
+}
+
+template <typename Managed>
+Tensor consume(py::handle capsule, const char* name, const char* used_name,
+               const std::optional<Stream>& ready_on) {
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  if (managed == nullptr) throw py::error_already_set();
+  Tensor tensor = from_dlpack(managed, ready_on);
+  // The tensor owns it from here on.
+  if (PyCapsule_SetName(capsule.ptr(), used_name) != 0) throw py::error_already_set();
+  return tensor;
+}
+
+Tensor import_capsule(py::handle capsule, const std::optional<Stream>& ready_on) {
+  if (PyCapsule_IsValid(capsule.ptr(), kVersioned) != 0) {
+    return consume<DLManagedTensorVersioned>(capsule, kVersioned, kUsedVersioned, ready_on);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), kLegacy) != 0) {
+    return consume<DLManagedTensor>(capsule, kLegacy, kUsedLegacy, ready_on);
+  }
+  const char* const name = PyCapsule_GetName(capsule.ptr());
+  if (name == nullptr) PyErr_Clear();
+  const std::string text = name == nullptr ? "" : name;
+  if (text == kUsedVersioned || text == kUsedLegacy) {
+    throw InputError(
+        "this DLPack capsule was imported already, which can be done once: call __dlpack__() "
+        "again");
+  }
+  throw InputError("a capsule named '" + text +
+                   "' is no DLPack capsule: pass the array itself, or what its "
+                   "__dlpack__() returns");
+}
+
+// What a type says once about DLPack's table of C functions.
+struct Exchange {
+  PyTypeObject* type = nullptr;
+  const DLPackExchangeAPI* api = nullptr;
+  bool has_gradients = false;
+};
+
+// The table of a type, or nothing. Types that have one are remembered, and kept alive by that. Of
+// the others only the address of the last few is: should it be another type by now, that one is
+// asked by __dlpack__, which is always right.
+const Exchange* find_exchange(PyTypeObject* type) {
+  static std::array<Exchange, 4> known{};
+  static std::array<PyTypeObject*, 4> without{};
+  static std::size_t next = 0;
+  for (const Exchange& entry : known) {
+    if (entry.type == type) return &entry;
+  }
+  if (std::find(without.begin(), without.end(), type) != without.end()) return nullptr;
+  next = (next + 1) % known.size();
+  const py::object found =
+      py::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", py::none());
+  const DLPackExchangeAPI* api = nullptr;
+  if (PyCapsule_IsValid(found.ptr(), "dlpack_exchange_api") != 0) {
+    api = static_cast<const DLPackExchangeAPI*>(
+        PyCapsule_GetPointer(found.ptr(), "dlpack_exchange_api"));
+  }
+  if (api == nullptr || api->header.version.major != DLPACK_MAJOR_VERSION) {
+    without[next] = type;
+    return nullptr;
+  }
+  Exchange& entry = known[next];
+  Py_INCREF(type);
+  Py_XDECREF(entry.type);
+  entry = {type, api,
+           PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0};
+  return &entry;
+}
+
+// The C table does not ask what __dlpack__ asks: whether a gradient would be lost, or a conjugation
+// is still pending.
+bool needs_protocol(const Exchange& exchange, py::handle object, const DLTensor& tensor) {
+  if (tensor.dtype.code == kDLComplex) return true;
+  if (!exchange.has_gradients) return false;
+  PyObject* const gradients = PyObject_GetAttrString(object.ptr(), "requires_grad");
+  if (gradients == nullptr) throw py::error_already_set();
+  const bool needs = gradients != Py_False;
+  Py_DECREF(gradients);
+  return needs;
+}
+
+std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle object,
+                                      const std::optional<Stream>& stream) {
+  DLManagedTensorVersioned* managed = nullptr;
+  if (exchange.api->managed_tensor_from_py_object_no_sync(object.ptr(), &managed) != 0) {
+    PyErr_Clear();  // __dlpack__ says better why.
+    return std::nullopt;
+  }
+  std::unique_ptr<DLManagedTensorVersioned, void (*)(DLManagedTensorVersioned*)> owned(
+      managed, [](DLManagedTensorVersioned* self) { self->deleter(self); });
+  if (needs_protocol(exchange, object, managed->dl_tensor)) return std::nullopt;
+  std::optional<Stream> ready_on;
+  const DLDevice device = managed->dl_tensor.device;
+  if (device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged) {
+    void* current = nullptr;
+    if (exchange.api->current_work_stream(device.device_type, device.device_id, &current) != 0) {
+      throw py::error_already_set();
+    }
+    ready_on = Stream::wrap(from_dlpack_device(device), reinterpret_cast<StreamHandle>(current));
+    if (stream) {
+      stream->wait_stream(*ready_on);
+      ready_on = stream;
+    }
+  }
+  Tensor tensor = from_dlpack(managed, ready_on);
+  (void)owned.release();
+  return tensor;
+}
+
+// object.__dlpack__(stream=number, max_version=(1, 0)), and without max_version for producers that
+// do not know it.
+py::object call_dlpack(py::handle object, std::optional<StreamHandle> number) {
+  static PyObject* const method = PyUnicode_InternFromString("__dlpack__");
+  static PyObject* const version = Py_BuildValue("(ii)", DLPACK_MAJOR_VERSION, 0);
+  static PyObject* const both = Py_BuildValue("(ss)", "max_version", "stream");
+  static PyObject* const version_only = Py_BuildValue("(s)", "max_version");
+  static PyObject* const stream_only = Py_BuildValue("(s)", "stream");
+  const py::object stream = number ? py::object(py::int_(*number)) : py::none();
+  const std::array<PyObject*, 3> args{object.ptr(), version, stream.ptr()};
+  PyObject* capsule =
+      PyObject_VectorcallMethod(method, args.data(), 1, number ? both : version_only);
+  if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
+    PyErr_Clear();
+    const std::array<PyObject*, 2> old_args{object.ptr(), stream.ptr()};
+    capsule = PyObject_VectorcallMethod(method, old_args.data(), 1, number ? stream_only : nullptr);
+  }
+  if (capsule == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+DLDevice device_of(py::handle object) {
+  static PyObject* const method = PyUnicode_InternFromString("__dlpack_device__");
+  const std::array<PyObject*, 1> args{object.ptr()};
+  PyObject* const result = PyObject_VectorcallMethod(method, args.data(), 1, nullptr);
+  if (result == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    throw InputError(
+        "an object of type " + type_name(object) +
+        " is no DLPack array (it has no __dlpack__ and "
+        "__dlpack_device__): pass an array of NumPy, PyTorch, CuPy or JAX, or a DLPack capsule");
+  }
+  const auto pair = py::reinterpret_steal<py::object>(result).cast<py::tuple>();
+  return {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()), pair[1].cast<std::int32_t>()};
+}
+
+Tensor import_object(const py::object& object, const std::optional<Stream>& stream) {
+  if (PyCapsule_CheckExact(object.ptr()) != 0) return import_capsule(object, stream);
+  if (const Exchange* const exchange = find_exchange(Py_TYPE(object.ptr()))) {
+    if (auto tensor = import_by_table(*exchange, object, stream)) return *std::move(tensor);
+  }
+  const DeviceId device = from_dlpack_device(device_of(object));
+  if (device.type == DeviceType::kCpu)
+    return import_capsule(call_dlpack(object, std::nullopt), std::nullopt);
+  const Stream ready_on = stream ? *stream : StreamManager::instance().default_stream(device);
+  const StreamHandle number = ready_on.handle() == 0 ? 1 : ready_on.handle();
+  return import_capsule(call_dlpack(object, number), ready_on);
+}
+
+py::object dlpack(const Tensor& self, const py::object& stream, const py::object& max_version,
+                  const py::object& device, const py::object& copy) {
+  DlpackRequest request;
+  if (!stream.is_none()) request.stream = stream.cast<std::int64_t>();
+  if (!device.is_none()) {
+    const auto pair = device.cast<py::tuple>();
+    request.device = {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()),
+                      pair[1].cast<std::int32_t>()};
+  }
+  if (!copy.is_none()) request.copy = copy.cast<bool>();
+  const bool versioned =
+      !max_version.is_none() && max_version.cast<py::tuple>()[0].cast<int>() >= 1;
+  const auto [tensor, copied] = prepare_export(self, request);
+  return export_capsule(tensor, versioned, copied);
+}
+
+}  // namespace
+
+void bind_tensor_dlpack(TensorClass& tensor) {
+  tensor
+      .def_static("from_dlpack", import_object, "array"_a, "stream"_a = py::none(),
+                  "Share the memory of any DLPack array.")
+      .def("__dlpack__", dlpack, py::kw_only(), "stream"_a = py::none(),
+           "max_version"_a = py::none(), "dl_device"_a = py::none(), "copy"_a = py::none())
+      .def("__dlpack_device__", [](const Tensor& self) {
+        const DLDevice device = dlpack_device(self);
+        return py::make_tuple(static_cast<std::int32_t>(device.device_type), device.device_id);
+      });
+}
+
+}  // namespace xpuruntime::bindings
