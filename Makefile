@@ -95,6 +95,7 @@ test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA 
 
 lint: $(STAMPS)/install $(STAMPS)/lint ## ruff, mypy, clang-format, clang-tidy and the repository's own rules
 	$(PY) tools/check_repo.py
+	$(PY) tools/option_tables.py --check
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import xpuruntime as xrt
-from xpuruntime.demo import demo_images, demo_model_path
 
-images, labels = demo_images()
-with xrt.InferenceSession(demo_model_path(), device="cpu") as session:
+images, labels = xrt.demo_images()
+with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
     bound = session.bind({"image": images[:1].copy()})
     correct = 0
     for image, label in zip(images, labels, strict=True):

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import xpuruntime as xrt
-from xpuruntime.demo import demo_model_path
 
-with xrt.InferenceSession(demo_model_path(), device="cpu", precision="fp32") as session:
+with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", precision="fp32") as session:
     report = session.explain()
 print(report.headline)
 for unit in report.units:

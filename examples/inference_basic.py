@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import xpuruntime as xrt
-from xpuruntime.demo import demo_images, demo_model_path
 
-images, labels = demo_images()
-with xrt.InferenceSession(demo_model_path(), device="cpu") as session:
+images, labels = xrt.demo_images()
+with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
     logits = session.run({"image": images})["logits"]
 print(f"{(logits.argmax(axis=1) == labels).mean():.1%} of {len(labels)} images recognised")

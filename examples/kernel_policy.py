@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import xpuruntime as xrt
-from xpuruntime.demo import demo_model_path
 
 policy = xrt.KernelPolicy(matmul="cublasLt", attention="flash_v2")
 policy.save("kernels.json")
 assert xrt.KernelPolicy.load("kernels.json") == policy
 
-plan = xrt.plan(demo_model_path(), device="cpu", kernel_policy=policy)
+plan = xrt.plan(xrt.demo_model_path(), device="cpu", kernel_policy=policy)
 for control in plan.controls:
     print(f"{control.key} = {control.requested}: {control.enforceability}, {control.reason}")

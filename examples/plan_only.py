@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import xpuruntime as xrt
-from xpuruntime.demo import demo_model_path
 
 policy = {"mode": "strict", "execution": {"device": "cpu", "precision": "fp32"}}
-plan = xrt.plan(demo_model_path(), policy=policy)
+plan = xrt.plan(xrt.demo_model_path(), policy=policy)
 print(f"{plan.engine} on {plan.device}")
 for verdict in plan.verdicts:
     print(f"{'accepted' if verdict.accepted else 'rejected'} {verdict.candidate}: {verdict.reason}")

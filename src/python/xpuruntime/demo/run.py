@@ -121,7 +121,7 @@ def run_demo(
             _heading(console, "Latency")
             _show_latency(console, latency)
 
-        report = session.explain()
+        report = session.explain({"image": images[: max(_BATCHES)]})
         _heading(console, "Evidence")
         _print(console, report)
         return DemoResult(
