@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """The record types of the loop: what was requested, what was resolved, what was observed.
 
-One vocabulary for every engine. A record says where its fact comes from; what could not be observed is said, never guessed.
+One vocabulary for every engine. A record says where its fact comes from; what could not be observed is said, never
+guessed.
 """
 
 from __future__ import annotations
@@ -124,12 +125,16 @@ class Unit(_Record, frozen=True, kw_only=True):
     op : str
         The engine's operator type, such as ``"FusedConv"``.
     relation : {"exact", "fused", "inserted", "folded", "opaque"}
-        To the source graph: one node, several, none (a copy, cast or layout change), computed at load time, or a
-        partition whose inside cannot be seen.
+        To the source graph: one node, several, none of its own (a copy, cast, layout change, or a step of a node that
+        the engine expanded: see `serves`), computed or removed at load time, or a partition whose inside cannot be
+        seen.
     source_nodes : tuple of str
         Names of the source nodes (unique: unnamed nodes get a name before the engine sees them).
     outputs : tuple of str
         Names of the source tensors it produces; joining is keyed on these.
+    serves : tuple of str
+        Names of source nodes on whose behalf it runs, but which are accounted for at another unit: set for a second
+        copy of a node and for the steps of a node that the engine expanded into several units.
     engine, device : str
         ``device`` includes the provider where the engine has several, such as ``"cuda:0"``.
     provider : str or None
@@ -151,6 +156,7 @@ class Unit(_Record, frozen=True, kw_only=True):
     relation: Literal["exact", "fused", "inserted", "folded", "opaque"]
     source_nodes: tuple[str, ...]
     outputs: tuple[str, ...]
+    serves: tuple[str, ...] = ()
     engine: str
     device: str
     provider: str | None = None
@@ -166,7 +172,7 @@ class Unit(_Record, frozen=True, kw_only=True):
 
 
 class Boundary(_Record, frozen=True, kw_only=True):
-    """Work at the border between devices, dtypes or layouts: a copy, cast, layout change, CPU island or synchronisation."""
+    """Work at the border between devices, dtypes or layouts: a copy, cast, layout change, CPU island or a sync."""
 
     kind: Literal["copy", "cast", "layout", "cpu_island", "sync"]
     where: str

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`GraphView`: an ONNX graph with its subgraphs laid flat, so that two versions of it can be compared tensor by tensor.
+
+A tensor's key is its name. Inside a subgraph it is ``<first output of the control node>.<attribute>/<name>``: branches
+may use the same names twice, and the key must come out alike in the source graph and in the optimised one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["GraphView", "NodeView", "view"]
+
+#: Initializers up to this many bytes are compared by content, larger ones by name.
+_SMALL = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeView:
+    """One node. `inputs` are keys; those after the first `explicit` ones are what its subgraphs read from outside."""
+
+    position: int
+    name: str
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: bytes
+    explicit: int
+    scope: str = ""
+
+    @property
+    def has_subgraph(self) -> bool:
+        """Whether it is an If, Loop, Scan or another node that holds a graph."""
+        return len(self.inputs) > self.explicit or self.op in ("If", "Loop", "Scan", "SequenceMap")
+
+
+@dataclass(slots=True)
+class GraphView:
+    """A flat graph.
+
+    Attributes
+    ----------
+    nodes : list of NodeView
+        In the order of the file; the nodes of a subgraph come before the node that holds it.
+    inputs : set of str
+        Keys of graph inputs, and of what control flow passes into its subgraphs.
+    outputs : list of str
+    initializers : dict of str to bytes
+        Key to a digest of a small one's content; a large one is its own key.
+    dtypes : dict of str to int
+        ONNX element type, where the file states it.
+    removed : dict of int to str
+        Positions of source nodes that cannot run (a branch that is never taken), with the reason.
+    """
+
+    nodes: list[NodeView] = field(default_factory=list)
+    inputs: set[str] = field(default_factory=set)
+    outputs: list[str] = field(default_factory=list)
+    initializers: dict[str, bytes] = field(default_factory=dict)
+    dtypes: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, NodeView] = field(default_factory=dict)
+    consumers: dict[str, list[NodeView]] = field(default_factory=dict)
+    removed: dict[int, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def canonical(self, key: str) -> str:
+        """Follow the outputs of an inlined branch to the tensors inside it."""
+        while key in self.aliases:
+            key = self.aliases[key]
+        return key
+
+
+def view(model: Any, inline: Collection[str] = ()) -> GraphView:
+    """Lay a model flat.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    inline : collection of str
+        First outputs of If nodes that are to be replaced by the branch that their constant condition selects.
+
+    Returns
+    -------
+    GraphView
+    """
+    builder = _Builder(frozenset(inline))
+    graph = model.graph
+    builder.declare(graph, "", ())
+    builder.result.inputs.update(i.name for i in graph.input if i.name not in builder.result.initializers)
+    builder.walk(graph, "", ())
+    out = builder.result
+    out.outputs = [out.canonical(o.name) for o in graph.output]
+    out.nodes = [_canonical(out, n) for n in out.nodes] if out.aliases else out.nodes
+    for node in out.nodes:
+        for key in node.outputs:
+            if key:
+                out.producers[key] = node
+        for key in dict.fromkeys(node.inputs):
+            if key:
+                out.consumers.setdefault(key, []).append(node)
+    return out
+
+
+def _canonical(graph: GraphView, node: NodeView) -> NodeView:
+    inputs = tuple(graph.canonical(k) for k in node.inputs)
+    if inputs == node.inputs:
+        return node
+    return NodeView(
+        position=node.position,
+        name=node.name,
+        op=node.op,
+        domain=node.domain,
+        inputs=inputs,
+        outputs=node.outputs,
+        attributes=node.attributes,
+        explicit=node.explicit,
+        scope=node.scope,
+    )
+
+
+class _Builder:
+    def __init__(self, inline: frozenset[str]) -> None:
+        self.result = GraphView()
+        self._inline = inline
+        self._names: dict[str, int] = {}
+        self._declared: dict[str, set[str]] = {}
+        self._booleans: dict[str, bool] = {}
+
+    def declare(self, graph: Any, scope: str, chain: tuple[str, ...]) -> None:
+        """Enter the names that `graph` defines, so that inner graphs can tell them from their own."""
+        names = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+        names |= {s.values.name for s in graph.sparse_initializer}
+        names |= {o for n in graph.node for o in n.output if o}
+        self._declared[scope] = names
+        here = (*chain, scope)
+        for item in graph.initializer:
+            key = self._key(item.name, here)
+            self.result.initializers[key] = _digest(item, key)
+            self.result.dtypes[key] = item.data_type
+            if item.data_type == 9:  # bool: may be the condition of an If
+                value = item.raw_data[:1] or bytes(item.int32_data[:1])
+                self._booleans[key] = bool(value and value[0])
+        for sparse in graph.sparse_initializer:
+            key = self._key(sparse.values.name, here)
+            self.result.initializers[key] = key.encode()
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+                self.result.dtypes[self._key(value.name, here)] = value.type.tensor_type.elem_type
+
+    def walk(self, graph: Any, scope: str, chain: tuple[str, ...]) -> set[str]:
+        """Append the nodes of `graph`; return the keys it reads from outside its own scope."""
+        here = (*chain, scope)
+        captured: set[str] = set()
+        for node in graph.node:
+            subgraphs = [(a.name, g) for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+            keys = tuple(self._key(n, here) if n else "" for n in node.input)
+            outputs = tuple(self._key(n, here) if n else "" for n in node.output)
+            captured.update(k for k in keys if k and not self._own(k, scope))
+            extra: set[str] = set()
+            chosen = self._branch(node, keys, outputs) if subgraphs else None
+            first = next((o for o in outputs if o), node.name)
+            for index, (name, inner) in enumerate(subgraphs):
+                inner_scope = f"{first}.{name}" if len(subgraphs) < 3 else f"{first}.{name}{index}"
+                self.declare(inner, inner_scope, here)
+                start = len(self.result.nodes)
+                extra |= self.walk(inner, inner_scope, here)
+                if chosen is None:
+                    self.result.inputs.update(self._key(i.name, (*here, inner_scope)) for i in inner.input)
+                elif name == chosen:
+                    for outer, own in zip(outputs, inner.output, strict=True):
+                        self.result.aliases[outer] = self._key(own.name, (*here, inner_scope))
+                else:
+                    for position in range(start, len(self.result.nodes)):
+                        self.result.removed[position] = "its branch is never taken: the condition is constant"
+            captured |= {k for k in extra if not self._own(k, scope)}
+            position = len(self.result.nodes)
+            if chosen is not None:
+                self.result.removed[position] = "its condition is constant: replaced by the branch that is taken"
+            self._note_boolean(node, outputs)
+            self.result.nodes.append(
+                NodeView(
+                    position=position,
+                    name=self._unique(node),
+                    op=node.op_type,
+                    domain="" if node.domain == "ai.onnx" else node.domain,
+                    inputs=() if chosen is not None else keys + tuple(sorted(extra - set(keys))),
+                    outputs=() if chosen is not None else outputs,
+                    attributes=_attributes(node, subgraphs),
+                    explicit=len(keys),
+                    scope=scope,
+                )
+            )
+        return captured
+
+    def _unique(self, node: Any) -> str:
+        """Return the node's name; an unnamed or repeated one is told apart by a number."""
+        name = node.name or f"({node.op_type})"
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return str(name) if count == 0 else f"{name}#{count + 1}"
+
+    def _branch(self, node: Any, keys: tuple[str, ...], outputs: tuple[str, ...]) -> str | None:
+        if node.op_type != "If" or not outputs or outputs[0] not in self._inline or keys[0] not in self._booleans:
+            return None
+        return "then_branch" if self._booleans[keys[0]] else "else_branch"
+
+    def _note_boolean(self, node: Any, outputs: tuple[str, ...]) -> None:
+        if node.op_type == "Constant" and outputs:
+            for attribute in node.attribute:
+                if attribute.name == "value" and attribute.t.data_type == 9:
+                    value = attribute.t.raw_data[:1] or bytes(attribute.t.int32_data[:1])
+                    self._booleans[outputs[0]] = bool(value and value[0])
+
+    def _key(self, name: str, chain: Iterable[str]) -> str:
+        for scope in reversed(tuple(chain)):
+            if name in self._declared.get(scope, ()):
+                return f"{scope}/{name}" if scope else name
+        return name
+
+    def _own(self, key: str, scope: str) -> bool:
+        return key.startswith(f"{scope}/") if scope else True
+
+
+def _digest(item: Any, key: str) -> bytes:
+    """Digest of a small initializer's type, shape and content; a large or external one stands for itself."""
+    external = item.data_location == 1
+    if external or len(item.raw_data) > _SMALL or item.ByteSize() > _SMALL + len(item.name) + 64:
+        return key.encode()
+    copy = type(item)()
+    copy.CopyFrom(item)
+    copy.ClearField("name")
+    copy.ClearField("doc_string")
+    return hashlib.sha256(bytes(copy.SerializeToString(deterministic=True))).digest()
+
+
+def _attributes(node: Any, subgraphs: list[Any]) -> bytes:
+    """Digest of the attributes; a node that holds a graph equals no other."""
+    digest = hashlib.sha256()
+    if subgraphs:
+        digest.update(repr((node.name, tuple(node.output))).encode())
+    for attribute in sorted(node.attribute, key=lambda a: str(a.name)):
+        if not attribute.HasField("g") and not attribute.graphs:
+            digest.update(attribute.SerializeToString(deterministic=True))
+    return digest.digest()

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Find, for the tensors of an optimised graph, the source tensor whose value each one carries.
+
+Tensors that kept their names match by name. ONNX Runtime renames many others: around an inserted cast, copy, reorder
+or reshape, in a changed layout, in a duplicated node, in an expanded function. Those are found by what surrounds them:
+what carries a value without changing it, which source node computes the same thing from the same inputs, and which
+source tensor sits at the same place of the node that reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.onnxruntime.observe_graph import GraphView, NodeView
+
+__all__ = ["COPIES", "NO_EFFECT", "SourceFacts", "is_carrier", "match", "source_facts"]
+
+#: What ONNX Runtime inserts to move a value between devices.
+COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+#: What it inserts, and what leaves the value as it is, but for dtype, layout, shape or place.
+_CARRIERS = COPIES | {
+    "Cast",
+    "ReorderInput",
+    "ReorderOutput",
+    "Transpose",
+    "Reshape",
+    "Identity",
+    "Squeeze",
+    "Unsqueeze",
+}
+#: Source nodes whose first output equals their first input in inference.
+NO_EFFECT = frozenset({"Identity", "Dropout"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+#: Operators of optimised graphs that keep the first inputs of the source operator at the same places.
+_SAME_INPUTS = {
+    "Gemm": ("Gemm", "MatMul"),
+    "FusedGemm": ("Gemm", "MatMul"),
+    "FusedMatMul": ("MatMul",),
+    "TransposeMatMul": ("MatMul",),
+    "FusedConv": ("Conv",),
+    "NhwcConv": ("Conv",),
+    "NhwcFusedConv": ("Conv",),
+    "NhwcMaxPool": ("MaxPool",),
+    "FusedConvTranspose": ("ConvTranspose",),
+    "BiasGelu": ("Gelu", "Add"),
+    "FastGelu": ("Gelu",),
+    "SkipLayerNormalization": ("Add", "LayerNormalization"),
+}
+_COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
+_GENERATED = re.compile(r"(_nchwc|_nhwc|_token_\d+|/.*)$")
+#: Tensors inside the expansion of a function: ``_inlfunc_<function>_<tensor>``.
+_EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
+_SEARCH = 256
+
+
+@dataclass(slots=True)
+class SourceFacts:
+    """What is known of the source graph alone: equal values (`number`), constants, and who computes what from what."""
+
+    number: dict[str, int] = field(default_factory=dict)
+    constant: set[str] = field(default_factory=set)
+    equal: dict[int, list[str]] = field(default_factory=dict)
+    by_inputs: dict[tuple[str, str, tuple[int, ...]], list[NodeView]] = field(default_factory=dict)
+    by_name: dict[str, NodeView] = field(default_factory=dict)
+
+
+def source_facts(source: GraphView) -> SourceFacts:
+    """Give numbers to the values of the source graph, equal ones to equal values."""
+    facts = SourceFacts()
+    interned: dict[object, int] = {}
+
+    def enter(key: str, identity: object) -> None:
+        number = interned.setdefault(identity, len(interned))
+        facts.number[key] = number
+        facts.equal.setdefault(number, []).append(key)
+
+    for key in source.inputs:
+        enter(key, ("input", key))
+    for key, digest in source.initializers.items():
+        enter(key, ("initializer", digest))
+        facts.constant.add(key)
+    for node in source.nodes:
+        facts.by_name[node.name] = node
+        if node.position in source.removed:
+            continue
+        numbers = tuple(-1 if not k else facts.number.get(k, -2) for k in node.inputs)
+        unique = node.op in _RANDOM or node.has_subgraph or -2 in numbers
+        facts.by_inputs.setdefault((node.op, node.domain, numbers), []).append(node)
+        fixed = not unique and all(not k or k in facts.constant for k in node.inputs)
+        for place, key in enumerate(node.outputs):
+            if not key:
+                continue
+            if node.op in NO_EFFECT and place == 0 and numbers and numbers[0] >= 0:
+                facts.number[key] = numbers[0]
+                facts.equal[numbers[0]].append(key)
+            else:
+                enter(key, key if unique else (node.op, node.domain, node.attributes, numbers, place))
+            if fixed:
+                facts.constant.add(key)
+    return facts
+
+
+def match(source: GraphView, optimized: GraphView, facts: SourceFacts) -> dict[str, str]:
+    """Return, for every tensor of the optimised graph that could be found, the key of its source tensor."""
+    matcher = _Matcher(source, optimized, facts)
+    matcher.run()
+    return matcher.found
+
+
+def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
+    """Whether an optimised node only carries a value and stands for no source node itself."""
+    if node.op not in _CARRIERS:
+        return False
+    if node.op in ("ReorderInput", "ReorderOutput"):
+        # With channels_last they stand in for a Transpose of the source graph.
+        producer = source.producers.get(node.outputs[0])
+        return producer is None or producer.op != "Transpose"
+    named = facts.by_name.get(node.name) or facts.by_name.get(_base(node.name))
+    if named is not None and named.op == node.op and node.name.startswith(named.name):
+        return False
+    producer = source.producers.get(node.outputs[0])
+    return producer is None or producer.op != node.op
+
+
+def _base(name: str) -> str:
+    shorter = _GENERATED.sub("", name)
+    while shorter != name:
+        name, shorter = shorter, _GENERATED.sub("", shorter)
+    return name.removesuffix("_new_reshape")
+
+
+class _Matcher:
+    def __init__(self, source: GraphView, optimized: GraphView, facts: SourceFacts) -> None:
+        self.source, self.optimized, self.facts = source, optimized, facts
+        self.found: dict[str, str] = {}
+        self._reached: set[str] = set()
+        self._carriers = {n.position for n in optimized.nodes if is_carrier(n, source, facts)}
+
+    def run(self) -> None:
+        for key in (*self.optimized.inputs, *self.optimized.initializers, *self.optimized.producers):
+            same = self.source.canonical(key)
+            if same in self.facts.number:
+                self._set(key, same)
+        self._settle()
+        while self._carry_forward() or self._take_hints():
+            self._settle()
+
+    def _set(self, key: str, source_key: str) -> bool:
+        if not key or key in self.found or not source_key:
+            return False
+        self.found[key] = source_key
+        self._reached.add(source_key)
+        return True
+
+    def _settle(self) -> None:
+        """Apply the sure rules until nothing changes."""
+        changed = True
+        while changed:
+            changed = False
+            for node in self.optimized.nodes:
+                changed |= self._same_computation(node)
+            for node in reversed(self.optimized.nodes):
+                changed |= self._carry_back(node)
+                changed |= self._expanded(node)
+                changed |= self._same_place(node)
+
+    def _open(self, node: NodeView) -> bool:
+        return any(k and k not in self.found for k in node.outputs)
+
+    def _same_computation(self, node: NodeView) -> bool:
+        """Match what a node writes: same operator and same inputs as a source node, or the same name."""
+        if not self._open(node) or node.position in self._carriers:
+            return False
+        twin = self._twin(node)
+        if twin is None:
+            return False
+        changed = False
+        for key, source_key in zip(node.outputs, twin.outputs, strict=False):
+            changed |= self._set(key, source_key)
+        return changed
+
+    def _twin(self, node: NodeView) -> NodeView | None:
+        named = self.facts.by_name.get(node.name)
+        if named is not None and (named.op, named.domain) == (node.op, node.domain):
+            return named
+        numbers = []
+        for key in node.inputs:
+            number = self.facts.number.get(self.found.get(key, ""), -2) if key else -1
+            if number == -2:
+                return None
+            numbers.append(number)
+        candidates = self.facts.by_inputs.get((node.op, node.domain, tuple(numbers)), [])
+        alike = [c for c in candidates if c.attributes == node.attributes]
+        if alike:
+            return next((c for c in alike if not self._reached.issuperset(c.outputs)), alike[0])
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _carry_back(self, node: NodeView) -> bool:
+        """Match what a carrier reads: it has the value that the carrier writes."""
+        if node.position not in self._carriers or not node.inputs or not node.outputs:
+            return False
+        written = self.found.get(node.outputs[0])
+        producer = self.optimized.producers.get(node.inputs[0])
+        return written is not None and producer is not None and self._set(node.inputs[0], written)
+
+    def _carry_forward(self) -> bool:
+        changed = False
+        for node in self.optimized.nodes:
+            if node.op in _CARRIERS and node.inputs and node.outputs and self._open(node):
+                changed |= self._set(node.outputs[0], self.found.get(node.inputs[0], ""))
+        return changed
+
+    def _same_place(self, node: NodeView) -> bool:
+        """Match what a node reads: the corresponding source node reads it at the same place."""
+        if node.position in self._carriers:
+            return False
+        unknown = [i for i, k in enumerate(node.inputs) if k and k not in self.found and k in self.optimized.producers]
+        if not unknown:
+            return False
+        twin = self._main(node)
+        if twin is None:
+            return False
+        changed = False
+        for place in unknown:
+            if place >= twin.explicit:
+                continue
+            source_key = twin.inputs[place]
+            if node.op in _COMMUTATIVE and len(node.inputs) == 2 and len(twin.inputs) == 2:
+                other = self.found.get(node.inputs[1 - place])
+                if other is not None and other == source_key:
+                    source_key = twin.inputs[1 - place]
+            if source_key and source_key not in self.facts.constant:
+                changed |= self._set(node.inputs[place], source_key)
+        return changed
+
+    def _expanded(self, node: NodeView) -> bool:
+        """Match what enters the steps of an expanded source node: it is what that source node reads."""
+        unknown = [k for k in node.inputs if k and k not in self.found and k in self.optimized.producers]
+        functions = {m.group(1) for k in (*node.inputs, *node.outputs) for m in [_EXPANDED.search(k)] if m}
+        entering = [k for k in unknown if not _EXPANDED.search(k)]
+        if len(entering) != 1 or len(functions) != 1:
+            return False
+        function = functions.pop()
+        queue = list(node.outputs)
+        for key in queue:
+            producer = self.source.producers.get(self.found.get(key, ""))
+            if producer is not None:
+                varying = [k for k in producer.inputs if k and k not in self.facts.constant]
+                return producer.op == function and len(varying) == 1 and self._set(entering[0], varying[0])
+            if len(queue) < _SEARCH:
+                queue.extend(k for n in self.optimized.consumers.get(key, ()) for k in n.outputs if k not in queue)
+        return False
+
+    def _main(self, node: NodeView) -> NodeView | None:
+        """Return the source node at the heart of an optimised one: same operator, nearest above what it writes."""
+        wanted = _SAME_INPUTS.get(node.op, (node.op,))
+        start = [self.found[k] for k in node.outputs if k in self.found] or self._hinted(node)
+        seen: set[str] = set(start)
+        queue = list(start)
+        for key in queue:
+            producer = self.source.producers.get(key)
+            if producer is None or len(seen) > _SEARCH:
+                continue
+            if producer.op in wanted and producer.domain in ("", node.domain):
+                return producer
+            for above in producer.inputs:
+                if above and above not in seen and above not in self._reached and above not in self.facts.constant:
+                    seen.add(above)
+                    queue.append(above)
+        return None
+
+    def _hinted(self, node: NodeView) -> list[str]:
+        """Return the source tensor that the node's generated name speaks of."""
+        base = _base(node.name)
+        if base in self.source.producers:
+            return [base]
+        named = self.facts.by_name.get(base)
+        return [k for k in named.outputs if k][:1] if named is not None else []
+
+    def _take_hints(self) -> bool:
+        changed = False
+        for node in reversed(self.optimized.nodes):
+            if self._open(node) and node.position not in self._carriers and node.op not in _CARRIERS:
+                hint = self._hinted(node)
+                if hint and hint[0] not in self._reached:
+                    changed |= self._set(node.outputs[0], hint[0])
+        return changed

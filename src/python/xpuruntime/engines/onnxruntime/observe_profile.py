@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Read the profile that ONNX Runtime writes: one value per node, medians over all runs but the first."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import EngineError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+__all__ = ["NodeEvent", "Profile", "TensorSeen", "read_profile"]
+
+_SUFFIX = "_kernel_time"
+#: ONNX Runtime drops what comes after this many events.
+_EVENT_LIMIT = 1_000_000
+#: Nodes that run other nodes inside their own time.
+_HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+class TensorSeen(msgspec.Struct, frozen=True):
+    """A tensor as a kernel read or wrote it: ONNX Runtime's type name, such as ``"float16"``, and the shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        count = 1
+        for size in self.shape:
+            count *= max(size, 0)
+        return count
+
+
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One executed node.
+
+    Attributes
+    ----------
+    name : str
+        The node's name in ONNX Runtime; an unnamed node is ``<op>_<index>``.
+    index : int
+        Its index in its own graph; -1 when the profile does not say.
+    op, provider : str
+    inputs, outputs : tuple of TensorSeen
+        As in the last run.
+    activation_bytes, parameter_bytes, output_bytes : int
+        Of one call.
+    time_us : float
+        Median over `runs` of the time of one whole run, without what nodes inside it took.
+    calls : int
+        Calls in one run: more than one inside a loop.
+    runs : int
+    order : int
+        Place in the order of execution.
+    """
+
+    name: str
+    index: int
+    op: str
+    provider: str
+    inputs: tuple[TensorSeen, ...] = ()
+    outputs: tuple[TensorSeen, ...] = ()
+    activation_bytes: int = 0
+    parameter_bytes: int = 0
+    output_bytes: int = 0
+    time_us: float = 0.0
+    calls: int = 1
+    runs: int = 1
+    order: int = 0
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile holds.
+
+    Attributes
+    ----------
+    events : tuple of NodeEvent
+        In the order of execution.
+    run_us : tuple of float
+        Wall time of each counted run, microseconds.
+    partial : bool
+        Whether the file is cut, or runs in it are.
+    notes : tuple of str
+    """
+
+    events: tuple[NodeEvent, ...]
+    run_us: tuple[float, ...] = ()
+    partial: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[NodeEvent]:
+        return iter(self.events)
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile of ONNX Runtime.
+
+    The first run is left out because it is cold, unless it is the only one. A file that was cut off (a crash, a full
+    disk) gives what is whole in it, with `partial` set.
+
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    EngineError
+        The file cannot be read, or is no profile of ONNX Runtime.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise EngineError(
+            f"cannot read the profile '{file}': {error.strerror or error}. Check that the folder is writable and the "
+            "disk is not full, then observe again.",
+            engine="onnxruntime",
+        ) from error
+    records, cut = _records(text)
+    if not records and not cut:
+        return Profile(events=(), partial=True, notes=("the profile holds no event",))
+    foreign = any(not isinstance(r, dict) for r in records) or not any("cat" in r and "name" in r for r in records)
+    if foreign:
+        if cut and not records:
+            return Profile(events=(), partial=True, notes=("the profile is cut off before its first whole event",))
+        raise EngineError(
+            f"'{file}' is not a profile of ONNX Runtime: it must be a JSON list of events with 'cat' and 'name'. Give "
+            "the file that `end_profiling()` returned.",
+            engine="onnxruntime",
+        )
+    return _profile([r for r in records if "ts" in r and "dur" in r], cut)
+
+
+def _records(text: str) -> tuple[list[Any], bool]:
+    """Decode the list; of a list that is cut off, the leading whole items. The flag says that it was cut."""
+    body = text.lstrip("\ufeff \t\r\n")
+    if not body.startswith("["):
+        return ([None], False) if body else ([], True)
+    try:
+        whole = msgspec.json.decode(body)
+        return (whole, False) if isinstance(whole, list) else ([None], False)
+    except msgspec.DecodeError:
+        pass
+    found: list[Any] = []
+    decoder, place = json.JSONDecoder(), 1
+    while True:
+        while place < len(body) and body[place] in " \t\r\n,":
+            place += 1
+        try:
+            item, place = decoder.raw_decode(body, place)
+        except ValueError:
+            return found, True
+        found.append(item)
+
+
+def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
+    notes: list[str] = []
+    partial = cut
+    if cut:
+        notes.append("the profile is cut off: only its whole events are used")
+    if len(records) >= _EVENT_LIMIT:
+        partial = True
+        notes.append(f"ONNX Runtime keeps {_EVENT_LIMIT} events: later ones are lost. Observe fewer runs.")
+    windows = sorted((r["ts"], r["ts"] + r["dur"]) for r in records if r["name"] == "model_run")
+    nodes = [r for r in records if r.get("cat") == "Node" and str(r["name"]).endswith(_SUFFIX)]
+    if not nodes:
+        return Profile(events=(), partial=True, notes=(*notes, "the profile holds no executed node"))
+    if not windows:
+        # The line that closes a run is written last: without one, the nodes seen are of an unfinished first run.
+        windows = [(min(r["ts"] for r in nodes), max(r["ts"] + r["dur"] for r in nodes) + 1)]
+        partial = True
+        notes.append("no run is complete in the profile: the times are of one unfinished, cold run")
+    elif len(windows) == 1:
+        notes.append("the profile holds one run only, and a first run is cold: its times are too long")
+    else:
+        windows = windows[1:]
+    starts = [w[0] for w in windows]
+    per_run: list[list[dict[str, Any]]] = [[] for _ in windows]
+    late = 0
+    for record in nodes:
+        at = bisect.bisect_right(starts, record["ts"]) - 1
+        if at >= 0 and record["ts"] <= windows[at][1]:
+            per_run[at].append(record)
+        elif at == len(windows) - 1:
+            late += 1
+    if late:
+        partial = True
+        notes.append(f"the last run did not finish: {late} of its events are left out")
+    return Profile(
+        events=_events(per_run),
+        run_us=tuple(float(end - start) for start, end in windows),
+        partial=partial,
+        notes=tuple(notes),
+    )
+
+
+def _events(per_run: list[list[dict[str, Any]]]) -> tuple[NodeEvent, ...]:
+    times: dict[tuple[str, int, str], list[float]] = {}
+    calls: dict[tuple[str, int, str], int] = {}
+    last: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for number, records in enumerate(per_run):
+        own = _own_times(records)
+        count: Counter[tuple[str, int, str]] = Counter()
+        for record, value in zip(records, own, strict=True):
+            args = record.get("args") or {}
+            key = (
+                str(record["name"])[: -len(_SUFFIX)],
+                _integer(args.get("node_index"), -1),
+                str(args.get("op_name", "?")),
+            )
+            series = times.setdefault(key, [0.0] * len(per_run))
+            series[number] += value
+            count[key] += 1
+            last[key] = record
+        for key, n in count.items():
+            calls[key] = max(calls.get(key, 0), n)
+    ordered = sorted(last, key=lambda k: (last[k]["ts"], last[k]["ts"] + last[k]["dur"]))
+    return tuple(_event(key, last[key], times[key], calls[key], order) for order, key in enumerate(ordered))
+
+
+def _event(key: tuple[str, int, str], record: dict[str, Any], times: list[float], calls: int, order: int) -> NodeEvent:
+    args = record.get("args") or {}
+    return NodeEvent(
+        name=key[0],
+        index=key[1],
+        op=key[2],
+        provider=str(args.get("provider", "")),
+        inputs=_tensors(args.get("input_type_shape")),
+        outputs=_tensors(args.get("output_type_shape")),
+        activation_bytes=_integer(args.get("activation_size"), 0),
+        parameter_bytes=_integer(args.get("parameter_size"), 0),
+        output_bytes=_integer(args.get("output_size"), 0),
+        time_us=float(statistics.median(times)),
+        calls=calls,
+        runs=len(times),
+        order=order,
+    )
+
+
+def _own_times(records: list[dict[str, Any]]) -> list[float]:
+    """Return each record's time without what the nodes inside it took (a Loop's event spans those of its body)."""
+    own = [float(r["dur"]) for r in records]
+    order = sorted(range(len(records)), key=lambda i: (records[i]["ts"], -records[i]["dur"]))
+    open_holders: list[int] = []
+    for i in order:
+        start, end, thread = records[i]["ts"], records[i]["ts"] + records[i]["dur"], records[i].get("tid")
+        while open_holders and records[open_holders[-1]]["ts"] + records[open_holders[-1]]["dur"] <= start:
+            open_holders.pop()
+        for holder in reversed(open_holders):
+            outer = records[holder]
+            if outer.get("tid") == thread and end <= outer["ts"] + outer["dur"]:
+                own[holder] = max(0.0, own[holder] - float(records[i]["dur"]))
+                break
+        if (records[i].get("args") or {}).get("op_name") in _HOLDERS:
+            open_holders.append(i)
+    return own
+
+
+def _tensors(value: Any) -> tuple[TensorSeen, ...]:
+    found = []
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, dict):
+            for dtype, shape in item.items():
+                found.append(TensorSeen(str(dtype), tuple(int(s) for s in shape) if isinstance(shape, list) else ()))
+    return tuple(found)
+
+
+def _integer(value: Any, default: int) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return default

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""How it is told: record types, the comparison of what was asked with what ran, and the report."""
+
+from __future__ import annotations
+
+from xpuruntime.evidence.build import build_report
+from xpuruntime.evidence.compare import observations
+from xpuruntime.evidence.records import (
+    Boundary,
+    Control,
+    Conversion,
+    Enforceability,
+    Latency,
+    Observation,
+    Status,
+    Time,
+    Unit,
+    Verdict,
+)
+from xpuruntime.evidence.report import Report
+
+__all__ = [
+    "Boundary",
+    "Control",
+    "Conversion",
+    "Enforceability",
+    "Latency",
+    "Observation",
+    "Report",
+    "Status",
+    "Time",
+    "Unit",
+    "Verdict",
+    "build_report",
+    "observations",
+]

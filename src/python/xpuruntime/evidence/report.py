@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Report`: what was asked, what was resolved and what was observed, as one value that can be saved and read back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, Unit
+from xpuruntime.runtime.machine import Library
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["SCHEMA", "Report"]
+
+SCHEMA = "xpuruntime.report/1"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The evidence of one session.
+
+    Attributes
+    ----------
+    schema : str
+        ``"xpuruntime.report/1"``.
+    created : str
+        When it was made: ISO 8601, UTC.
+    command : str
+        What reproduces it.
+    plan : dict
+        The plan, as its `to_dict` gives it.
+    observations : tuple of Observation
+        One for each policy key: requested, resolved, observed.
+    units : tuple of Unit
+        What the engine executed, joined to the source model; every source node is in exactly one.
+    boundaries : tuple of Boundary
+        Copies, casts, layout changes and CPU islands of one run.
+    conversions : tuple of Conversion
+        What the session did to the caller's arrays or to the model.
+    latency : Latency or None
+        Of whole runs without instruments.
+    memory : dict of str to int
+        Bytes by owner.
+    environment : dict
+        Python, platform, packages, and the environment variables that steer engines.
+    libraries : tuple of Library
+        Vendor libraries loaded in the process.
+    notes : tuple of str
+        What could not be observed, and why.
+    partial : bool
+        Whether the pass broke off or a source of records was missing.
+    """
+
+    schema: str = SCHEMA
+    created: str = ""
+    command: str = ""
+    plan: dict[str, Any] = {}
+    observations: tuple[Observation, ...] = ()
+    units: tuple[Unit, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
+    latency: Latency | None = None
+    memory: dict[str, int] = {}
+    environment: dict[str, Any] = {}
+    libraries: tuple[Library, ...] = ()
+    notes: tuple[str, ...] = ()
+    partial: bool = False
+
+    @property
+    def deviations(self) -> tuple[Observation, ...]:
+        """The policy keys that were not honoured: something else ran, or the engine does not support them."""
+        return tuple(o for o in self.observations if o.status in ("substituted", "unsupported"))
+
+    @property
+    def unobservable(self) -> tuple[Observation, ...]:
+        """The policy keys of which nothing could be seen: neither honoured nor deviating."""
+        return tuple(o for o in self.observations if o.status == "unobservable")
+
+    @property
+    def honoured(self) -> bool:
+        """Whether no key deviates. Keys that could not be observed do not count against it: see `unobservable`."""
+        return not self.deviations
+
+    @property
+    def headline(self) -> str:
+        """``"policy honoured"`` or ``"N deviations"``; a pass that broke off adds ``"as far as observed"``."""
+        count = len(self.deviations)
+        text = "policy honoured" if count == 0 else "1 deviation" if count == 1 else f"{count} deviations"
+        return f"{text} as far as observed" if self.partial and not count else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and scalars, with `honoured` and `headline` in them."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": found.pop("schema"), "headline": self.headline, "honoured": self.honoured, **found}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return JSON text; `indent` ``None`` gives one line."""
+        raw = msgspec.json.encode(self.to_dict())
+        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON. A crash or a full disk leaves the old file, or none.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        target = Path(path)
+        temporary: str | None = None
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json() + "\n")
+            Path(temporary).replace(target)
+        except OSError as error:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise InputError(
+                f"cannot write the report to '{target}': {error.strerror or error}. Give a path in a folder that "
+                "exists, is writable and has room."
+            ) from error
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read what `save` wrote; the result equals the report that was saved.
+
+        Raises
+        ------
+        InputError
+            The file is missing, no JSON, or no report of this schema.
+        """
+        source = Path(path)
+        try:
+            raw = source.read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"cannot read the report '{source}': {error.strerror or error}. Give the path of a file that "
+                "`Report.save` wrote."
+            ) from error
+        try:
+            schema = msgspec.json.decode(raw, type=_Header).schema
+            if schema != SCHEMA:
+                raise InputError(
+                    f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "
+                    "xpuruntime that wrote it."
+                )
+            return msgspec.json.decode(raw, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"'{source}' is not a report: {error}. Give a file that `Report.save` wrote, whole and unedited."
+            ) from error
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.terminal import plain_text
+
+        return plain_text(self)
+
+    def __rich__(self) -> RenderableType:
+        from xpuruntime.evidence.terminal import render
+
+        return render(self)
+
+
+class _Header(msgspec.Struct):
+    """What tells a report from other JSON."""
+
+    schema: str

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Show a report in a terminal. Every colour stands beside a word that says the same."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from xpuruntime.evidence.records import Boundary, Time, Unit
+    from xpuruntime.evidence.report import Report
+
+__all__ = ["plain_text", "render"]
+
+_STYLE = {"honoured": "green", "substituted": "bold red", "unsupported": "red", "unobservable": "yellow"}
+_TOP = 10
+_BAR = 12
+
+
+def plain_text(report: Report, width: int = 80) -> str:
+    """Return the report as text without colours or control codes, `width` columns wide at most."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False, highlight=False
+    )
+    console.print(render(report))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def render(report: Report) -> RenderableType:
+    """Return the report as rich renderables."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_headline(report)]
+    if report.observations:
+        parts += [_policy(report), *_reasons(report)]
+    timed = [u for u in report.units if u.time is not None]
+    if timed:
+        parts += [_hot_units(timed), _precisions(timed)]
+    if report.units:
+        parts.append(_accounting(report))
+    if report.boundaries:
+        parts.append(_boundaries(report.boundaries))
+    if report.conversions:
+        table = _table("what the session converted", ("what", "reason", ">count"))
+        for c in report.conversions:
+            table.add_row(Text(c.what), Text(c.reason), str(c.count))
+        parts.append(table)
+    if report.memory:
+        table = _table("memory", ("owner", ">bytes"))
+        for owner, held in report.memory.items():
+            table.add_row(Text(owner), _bytes(held))
+        parts.append(table)
+    if report.notes:
+        parts.append(Text("\nnotes", style="bold"))
+        parts += [Text(f"- {note}") for note in report.notes]
+    if report.command:
+        parts.append(Text(f"\nreproduce: {report.command}", style="dim"))
+    return Group(*parts)
+
+
+def _headline(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    text = Text()
+    text.append(report.headline, style="bold green" if report.honoured else "bold red")
+    if report.unobservable:
+        text.append(f"; {len(report.unobservable)} of {len(report.observations)} keys could not be observed")
+    if report.partial:
+        text.append(
+            "\nincomplete: the observing pass broke off or a source was missing (see the notes)", style="yellow"
+        )
+    if report.latency is not None:
+        latency = report.latency
+        text.append(
+            f"\nlatency: median {latency.median_us:,.1f} us, p90 {latency.p90_us:,.1f} us, "
+            f"least {latency.min_us:,.1f} us over {latency.runs} runs"
+        )
+    return text
+
+
+def _policy(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    table = _table("asked, resolved, observed", ("key", "requested", "resolved", "observed", "status"))
+    for o in report.observations:
+        table.add_row(
+            Text(o.key),
+            Text(o.requested),
+            Text(o.resolved),
+            Text(o.observed),
+            Text(o.status, style=_STYLE[o.status]),
+        )
+    return table
+
+
+def _reasons(report: Report) -> list[RenderableType]:
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for o in report.observations:
+        if o.status != "honoured":
+            lines.append(Text.assemble((f"{o.status}: ", _STYLE[o.status]), (o.key, "bold"), f": {o.reason}"))
+    return lines
+
+
+def _hot_units(units: list[Unit]) -> RenderableType:
+    from rich.text import Text
+
+    times = [u.time for u in units if u.time is not None]
+    total = sum(t.value for t in times)
+    kinds = ", ".join(sorted({f"{t.unit}, {t.kind} time" for t in times}))
+    title = f"where the time goes: {total:,.1f} ({kinds}; median of {max(t.runs for t in times)} instrumented runs)"
+    table = _table(title, ("unit", "op", "stands for", "ran in", "on", ">time", ">share", ""))
+    order = sorted(units, key=lambda u: -(u.time.value if u.time else 0.0))
+    for unit in order[:_TOP]:
+        value = unit.time.value if unit.time else 0.0
+        share = value / total if total else 0.0
+        table.add_row(
+            Text(unit.id),
+            Text(unit.op),
+            Text(_stands_for(unit)),
+            unit.precision_run or "?",
+            unit.device,
+            f"{value:,.1f}",
+            f"{share:.0%}",
+            "#" * round(share * _BAR),
+        )
+    rest = sum(u.time.value for u in order[_TOP:] if u.time)
+    if rest or len(order) > _TOP:
+        table.add_row(
+            Text(f"{len(order) - _TOP} others"),
+            "",
+            "",
+            "",
+            "",
+            f"{rest:,.1f}",
+            f"{rest / total if total else 0:.0%}",
+            "",
+        )
+    return table
+
+
+def _stands_for(unit: Unit) -> str:
+    if unit.source_nodes:
+        first = unit.source_nodes[0]
+        return first if len(unit.source_nodes) == 1 else f"{first} + {len(unit.source_nodes) - 1} more"
+    return f"a step of {unit.serves[0]}" if unit.serves else "inserted"
+
+
+def _precisions(units: list[Unit]) -> RenderableType:
+    from rich.text import Text
+
+    groups: dict[tuple[str, str, str], list[Unit]] = defaultdict(list)
+    for unit in units:
+        groups[(unit.device, unit.precision_run or "?", unit.precision_requested or "-")].append(unit)
+    table = _table("precision", ("on", "ran in", "asked", ">units", ">time", "as asked"))
+    for (device, ran, asked), members in sorted(groups.items()):
+        time = sum(u.time.value for u in members if u.time)
+        unlike = sum(u.status == "substituted" for u in members)
+        word = "yes" if not unlike else f"no: {unlike}"
+        table.add_row(
+            Text(device), Text(ran), Text(asked), str(len(members)), f"{time:,.1f}", Text(word, "red" if unlike else "")
+        )
+    return table
+
+
+def _accounting(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    count: dict[str, int] = defaultdict(int)
+    nodes: dict[str, int] = defaultdict(int)
+    for unit in report.units:
+        count[unit.relation] += 1
+        nodes[unit.relation] += len(unit.source_nodes)
+    total = sum(nodes.values())
+    words = []
+    for relation in ("exact", "fused", "opaque", "folded", "inserted"):
+        if count[relation] and relation == "fused":
+            words.append(f"{nodes[relation]} fused into {count[relation]}")
+        elif count[relation] and relation == "inserted":
+            words.append(f"{count[relation]} units inserted")
+        elif count[relation]:
+            words.append(f"{nodes[relation]} {relation}")
+    return Text(f"\n{total} source nodes: {', '.join(words)}")
+
+
+def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:
+    from rich.text import Text
+
+    table = _table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
+    for b in boundaries:
+        table.add_row(Text(b.kind), Text(b.where), str(b.count), _bytes(b.bytes), _time(b.time))
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    for name in columns:
+        table.add_column(
+            name.lstrip(">"),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+            min_width=19 if name == "key" else 11 if name == "status" else None,
+        )
+    return table
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return "?"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def _time(value: Time | None) -> str:
+    return "?" if value is None else f"{value.value:,.1f} {value.unit}"
