@@ -102,8 +102,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
             f"output {worst.name!r} is out of tolerance: {worst.reason} (allowed: rtol {self.tolerance.rtol:g} of the "
             f"largest magnitude, atol {self.tolerance.atol:g}, cosine {self.tolerance.cosine:g}); "
             f"{failed} of {len(self.outputs)} outputs failed. Fix: keep the nodes that need it in fp32 "
-            "(a kernels rule with match.node and precision: fp32), widen `accuracy` in the policy, or use bf16, "
-            "which has the range of fp32"
+            "(a kernels rule with match.node and precision: fp32), widen `accuracy` in the policy, or choose another "
+            "precision: bf16 has the range of fp32, fp16 has more digits"
         )
 
 

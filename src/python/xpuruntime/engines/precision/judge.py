@@ -109,7 +109,7 @@ def _choose(
         return Choice(reason="its inputs and outputs stay fp32; the nodes inside are judged one by one")
     rule = next((pattern for pattern in keep if fnmatchcase(node.name, pattern)), None)
     if rule is not None:
-        return Choice(reason=f"kept in fp32 by the rule {rule!r}")
+        return Choice(reason=f"the rule {rule!r} names it")
     if not domain and node.op_type in _FIXED:
         return Choice(reason=_FIXED[node.op_type])
     if NO_TENSOR in types.inputs or NO_TENSOR in types.outputs:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Arrays of any framework at the border: what they are, and how results go back in the caller's own kind.
+
+No framework is imported here; a framework is used only when the caller has already imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host"]
+
+Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
+
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+
+
+def kind_of(name: str, array: Any) -> Kind:
+    """Return which framework `array` belongs to.
+
+    Raises
+    ------
+    InputError
+        If it is no array: nothing is converted silently.
+    """
+    root = type(array).__module__.partition(".")[0]
+    if root == "numpy" and hasattr(array, "dtype") and hasattr(array, "flags"):
+        return "numpy"
+    if root in ("torch", "cupy"):
+        return root  # type: ignore[return-value]
+    if root == "xpuruntime":
+        return "tensor"
+    if root in ("jax", "jaxlib"):
+        return "jax"
+    import numpy as np
+
+    if isinstance(array, np.ndarray):
+        return "numpy"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return "torch"
+    if hasattr(array, "__dlpack__"):
+        return "dlpack"
+    msg = (
+        f"input {name!r} is a {type(array).__name__}, not an array; pass a NumPy array, a torch or CuPy tensor, or "
+        "anything that speaks DLPack (a list: np.asarray(x, dtype=...))"
+    )
+    raise InputError(msg)
+
+
+def kind_of_feeds(feeds: Mapping[str, Any]) -> Kind:
+    """Return the kind in which results go back: the first that is not NumPy, else NumPy."""
+    for name, array in feeds.items():
+        kind = kind_of(name, array)
+        if kind != "numpy":
+            return kind
+    return "numpy"
+
+
+def device_of(name: str, array: Any, kind: Kind) -> str:
+    """Return ``"cpu"`` or ``"cuda:N"``.
+
+    Raises
+    ------
+    InputError
+        For a device this library does not know.
+    """
+    if kind == "numpy":
+        return "cpu"
+    code, index = array.__dlpack_device__()
+    code = int(code)
+    if code in (_CPU, _CUDA_HOST):
+        return "cpu"
+    if code in (_CUDA, _CUDA_MANAGED):
+        return f"cuda:{int(index)}"
+    msg = f"input {name!r} is on DLPack device type {code}, which is neither cpu nor cuda; copy it to the session's device first"
+    raise InputError(msg)
+
+
+def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
+    """Return a NumPy view of a CPU array of any framework, without a copy.
+
+    Raises
+    ------
+    InputError
+        If it is not on the CPU, needs a gradient, or cannot be shared.
+    """
+    import numpy as np
+
+    if kind == "numpy":
+        return np.asarray(array)
+    device = device_of(name, array, kind)
+    if device != "cpu":
+        msg = f"input {name!r} is on {device}, but this session runs on the CPU; move it first (torch: x.cpu())"
+        raise InputError(msg)
+    if kind == "tensor":
+        view: np.ndarray[Any, Any] = array.numpy()
+        return view
+    if kind == "torch" and array.requires_grad:
+        msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+        raise InputError(msg)
+    try:
+        return np.from_dlpack(array)
+    except Exception as error:
+        msg = f"input {name!r} ({type(array).__name__}) cannot be shared with NumPy through DLPack: {error}"
+        raise InputError(msg) from error
+
+
+def from_host(array: np.ndarray[Any, Any], kind: Kind) -> Any:
+    """Return a NumPy result in the caller's kind, without a copy. Strings stay NumPy."""
+    if kind in ("numpy", "dlpack", "cupy") or array.dtype == object:
+        return array
+    if kind == "torch":
+        return sys.modules["torch"].from_numpy(array)
+    if kind == "jax":
+        import importlib
+
+        return importlib.import_module("jax").dlpack.from_dlpack(array)
+    from xpuruntime import _core
+
+    return _core.Tensor.from_numpy(array)

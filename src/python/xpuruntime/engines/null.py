@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The null engine: the whole path with no vendor.
+
+It computes nothing. Outputs are zeros of the declared types, with shapes that follow from the inputs. It is never
+chosen by ``auto``: a policy has to name it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
+from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request
+from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.evidence.records import Control, Time, Unit, Verdict
+from xpuruntime.runtime.machine import EngineFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
+    from xpuruntime.evidence.records import Conversion
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["NullEngine"]
+
+
+class NullEngine(Engine):
+    """Runs the whole path and computes nothing; for tests, and for measuring what the path itself costs."""
+
+    name: ClassVar[str] = "null"
+
+    def probe(self) -> EngineFacts:
+        """Say that it is always there."""
+        return EngineFacts(name=self.name, version="1", loadable=True, providers=("null",))
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return the CPU: memory is all it touches."""
+        del machine
+        return ("cpu",)
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        """Accept when it was named and every output is a tensor."""
+        del machine
+        candidate = f"{self.name}@{request.device}"
+
+        def reject(code: str, reason: str, fix: str) -> Judgement:
+            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code=code, reason=reason, fix=fix))
+
+        named = request.policy.execution.engine
+        listed = (named,) if isinstance(named, str) else tuple(named)
+        fallback = request.policy.execution.fallback
+        listed += () if isinstance(fallback, str) else tuple(entry.partition("@")[0] for entry in fallback)
+        if self.name not in listed:
+            return reject("not_named", "it computes nothing and is used only when named", "state engine: null if you want zeros")
+        if request.device != "cpu":
+            return reject("device_unsupported", "the null engine has only the device cpu", "use device cpu")
+        shapeless = [o.name for o in request.model.outputs if o.shape is None]
+        if shapeless:
+            return reject("op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine")
+        controls = tuple(_control(key, value) for key, value in request.policy.stated().items())
+        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason="named in the policy; computes nothing")
+        return Judgement(verdict=verdict, controls=controls)
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Return the model that answers with zeros."""
+        del judgement, machine
+        return NullModel(request.model, strict=request.policy.mode == "strict")
+
+
+def _control(key: str, value: Any) -> Control:
+    placed = key in ("execution.engine", "execution.device", "execution.fallback", "mode")
+    return Control(
+        key=key,
+        requested=str(value),
+        resolved=str(value) if placed else "-",
+        enforceability="enforced" if placed else "unsupported",
+        reason="decided by the plan" if placed else "the null engine computes nothing",
+        fix=None if placed else "remove the key, or use another engine",
+    )
+
+
+def _closed(*_: Any, **__: Any) -> Any:
+    msg = "this session is closed; open a new InferenceSession"
+    raise XpuRuntimeError(msg, engine="null")
+
+
+class NullModel(LoadedModel):
+    """Answers every run with zeros of the declared types and shapes."""
+
+    def __init__(self, info: ModelInfo, *, strict: bool) -> None:
+        self._info = info
+        self._strict = strict
+        self._log = ConversionLog()
+        defaults = info.overridable_inputs
+        self._check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
+        self.run = self._run
+
+    def _run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        if stream is not None:
+            msg = "stream= is for CUDA sessions; the null engine runs in the calling thread"
+            raise InputError(msg)
+        self._check.names(feeds)
+        kind = kind_of_feeds(feeds)
+        ready = {name: self._host(name, array) for name, array in feeds.items()}
+        return {name: from_host(array, kind) for name, array in self._zeros(ready).items()}
+
+    def _host(self, name: str, array: Any) -> np.ndarray[Any, Any]:
+        host = to_host(name, array, kind_of(name, array))
+        if host.flags.c_contiguous:
+            return host
+        if self._strict:
+            msg = f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; pass np.ascontiguousarray(x)"
+            raise InputError(msg)
+        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        return np.ascontiguousarray(host)
+
+    def _zeros(self, ready: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        described = {n: (a.dtype.name if a.dtype != object else "string", a.shape) for n, a in ready.items()}
+        self._check.full(described)
+        sizes = self._check.symbols({n: shape for n, (_, shape) in described.items()})
+        return {info.name: np.zeros(_resolve(info, sizes), _numpy_type(info)) for info in self._info.outputs}
+
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Bind host buffers; see `InferenceSession.bind`."""
+        del stream
+        if self.run == _closed:
+            _closed()
+        return NullBinding(self, inputs or {}, outputs or {})
+
+    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+        """Report one opaque unit that stands for the whole graph."""
+        times = []
+        for _ in range(max(runs, 1)):
+            start = time.perf_counter()
+            self._run(feeds)
+            times.append((time.perf_counter() - start) * 1e6)
+        unit = Unit(
+            id="null",
+            op="Zeros",
+            relation="opaque",
+            source_nodes=tuple(node.name for node in self._info.nodes),
+            outputs=tuple(o.name for o in self._info.outputs),
+            engine="null",
+            device="cpu",
+            provider="null",
+            kernel="zeros",
+            kernel_source="reported",
+            time=Time(value=float(np.median(times)), unit="us", kind="wall", runs=len(times)),
+        )
+        effective = {"execution.engine": "null", "execution.device": "cpu"}
+        return Observed(units=(unit,), effective=effective, notes=("the null engine computes nothing: all outputs are zero",))
+
+    def conversions(self) -> Sequence[Conversion]:
+        """Return what was copied so far."""
+        return self._log.records()
+
+    def close(self) -> None:
+        """Refuse further runs."""
+        self.run = _closed
+
+
+class NullBinding(Binding):
+    """Host buffers that `run` fills with zeros."""
+
+    def __init__(self, model: NullModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        check = model._check
+        check.names({**dict.fromkeys(check.required), **inputs})
+        ready = {}
+        for name in (n for n in check.infos if n in check.required or n in inputs):
+            given, info = inputs.get(name), check.infos[name]
+            if given is None or isinstance(given, tuple):
+                shape = given if given is not None else info.shape
+                free = [str(d) for d in shape or () if not isinstance(d, int)]
+                if free:
+                    msg = f"input {name!r} has free dimensions ({', '.join(free)}); pass bind({{{name!r}: shape or array}})"
+                    raise InputError(msg)
+                ready[name] = np.zeros(tuple(shape or ()), _numpy_type(info))
+            else:
+                ready[name] = to_host(name, given, kind_of(name, given))
+        zeros = model._zeros(ready)
+        unknown = sorted(set(outputs) - set(zeros))
+        if unknown:
+            msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(zeros)}"
+            raise InputError(msg)
+        made: dict[str, np.ndarray[Any, Any]] = {}
+        for name, zero in zeros.items():
+            array = to_host(name, outputs[name], kind_of(name, outputs[name])) if name in outputs else zero
+            if (array.shape, array.dtype) != (zero.shape, zero.dtype):
+                msg = f"output {name!r} is {zero.dtype.name} {list(zero.shape)} for these inputs, got {array.dtype.name} {list(array.shape)}"
+                raise InputError(msg)
+            made[name] = array
+        self.inputs, self.outputs = ready, made
+        self.graph = "off"
+
+        def run() -> None:
+            for array in made.values():
+                array.fill(0)
+
+        self.run = run
+
+    def close(self) -> None:
+        """Release the buffers."""
+        self.run = _closed
+        self.inputs, self.outputs = {}, {}
+
+
+def _numpy_type(info: TensorInfo) -> Any:
+    if info.dtype == "string":
+        return object
+    try:
+        return np.dtype(info.dtype)
+    except TypeError:
+        msg = f"{info.name!r} has dtype {info.dtype}, which NumPy does not have; the null engine cannot make it"
+        raise UnsupportedOperationError(msg, engine="null") from None
+
+
+def _resolve(info: TensorInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    shape = []
+    for dim in info.shape or ():
+        size = dim if isinstance(dim, int) else sizes.get(str(dim))
+        if size is None:
+            msg = f"dimension {dim!r} of output {info.name!r} does not follow from the inputs; the null engine cannot know it"
+            raise UnsupportedOperationError(msg, engine="null")
+        shape.append(int(size))
+    return tuple(shape)

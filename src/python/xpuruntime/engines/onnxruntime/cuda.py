@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A model loaded by ONNX Runtime on the CUDA provider.
+
+The session computes on a stream of its own. Each run is put between two waits: the session's stream waits for the
+caller's, and the caller's waits for the session's. The host never waits, and the caller's arrays are used in the order
+in which the caller wrote them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import kind_of, kind_of_feeds, to_host
+from xpuruntime.engines.base import LoadedModel
+from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.onnxruntime.device_arrays import as_kind, device_array, element_type
+from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.streams import caller_stream
+from xpuruntime.errors import InputError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.engines.arrays import Kind
+    from xpuruntime.engines.base import Binding, Observed
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.onnxruntime.controls import Settings
+    from xpuruntime.engines.onnxruntime.opening import Opened
+    from xpuruntime.evidence.records import Conversion
+
+__all__ = ["CudaModel"]
+
+_GRAPH_ID = "gpu_graph_id"
+_NO_CAPTURE = "-1"
+_NO_SYNC = "disable_synchronize_execution_providers"
+
+
+def closed(*_: Any, **__: Any) -> Any:
+    """Stand in for `run` after `close`."""
+    msg = "this session is closed; open a new InferenceSession"
+    raise XpuRuntimeError(msg, engine="onnxruntime")
+
+
+class CudaModel(LoadedModel):
+    """Runs on the CUDA provider. CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out.
+
+    Parameters
+    ----------
+    opened : Opened
+    info : ModelInfo
+    device : str
+    settings : Settings
+    stream : Stream
+        The session's own stream, the one the provider was opened with.
+    allocator : EngineAllocator or None
+    graph_refused : str or None
+        Why the session was opened without CUDA graphs although the policy prefers them.
+    observer : callable
+        ``observer(feeds, runs) -> Observed``, with host arrays.
+    log : ConversionLog
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        info: ModelInfo,
+        *,
+        device: str,
+        settings: Settings,
+        stream: Any,
+        allocator: Any,
+        graph_refused: str | None,
+        observer: Callable[[Mapping[str, Any], int], Observed],
+        log: ConversionLog,
+    ) -> None:
+        self._session: Any = opened.session
+        self._info = info
+        self.device = device
+        self.index = int(device.partition(":")[2] or 0)
+        self.settings = settings
+        self.stream = stream
+        self.graph_refused = graph_refused
+        self._allocator = allocator
+        self._observer = observer
+        self._log = log
+        self.output_names = [o.name for o in self._session.get_outputs()]
+        defaults = info.overridable_inputs
+        self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
+        self._graph_ids = itertools.count(1)
+        self._capture = threading.Lock() if self.graphs else None
+        self._host_options = self.run_options(sync=True)
+        self._device_options = self.run_options(sync=False)
+        self._foreign: dict[int, tuple[Any, Any]] = {}
+        self._where = self._ort_device()
+        self.run = self._run
+
+    @property
+    def graphs(self) -> bool:
+        """Whether the session can capture CUDA graphs."""
+        return self.settings.options.get("enable_cuda_graph") == "1"
+
+    @property
+    def session(self) -> Any:
+        """The ONNX Runtime session.
+
+        Raises
+        ------
+        XpuRuntimeError
+            After `close`.
+        """
+        if self._session is None:
+            closed()
+        return self._session
+
+    def run_options(self, *, sync: bool, graph_id: str = _NO_CAPTURE) -> Any:
+        """Return ``RunOptions``; without `sync` the host does not wait for the device."""
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        options.log_severity_level = 4
+        if self.graphs:
+            options.add_run_config_entry(_GRAPH_ID, graph_id)
+        if not sync:
+            options.add_run_config_entry(_NO_SYNC, "1")
+        return options
+
+    def next_graph_id(self) -> str:
+        """Return a graph id no other binding has."""
+        return str(next(self._graph_ids))
+
+    def foreign(self, stream: Any, kind: Kind) -> Any:
+        """Return the caller's stream as one of ours; it is remembered, since its reads of outputs may still be queued."""
+        handle, owner = caller_stream(stream, kind, self.index)
+        known = self._foreign.get(handle)
+        if known is None:
+            from xpuruntime import _core
+
+            known = (_core.Stream.wrap(self.device, handle), owner)
+            self._foreign[handle] = known
+        return known[0]
+
+    def enter(self) -> None:
+        """Let the session's stream wait for all work queued so far on every stream that ever received outputs."""
+        for stream, _ in tuple(self._foreign.values()):
+            if stream != self.stream:
+                self.stream.wait_stream(stream)
+
+    def leave(self, stream: Any) -> None:
+        """Let the caller's stream wait for the session's."""
+        if stream != self.stream:
+            stream.wait_stream(self.stream)
+
+    def _run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        session = self.session
+        self.check.names(feeds)
+        kinds = {name: kind_of(name, array) for name, array in feeds.items()}
+        if all(kind == "numpy" for kind in kinds.values()) and stream is None:
+            return self._run_host(session, feeds)
+        return self._run_device(session, feeds, kinds, stream)
+
+    def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        ready = {name: self._host(name, array) for name, array in feeds.items()}
+        self._remember({name: (array.dtype.name, array.shape) for name, array in ready.items()})
+        self.enter()
+        try:
+            results = session._sess.run(self.output_names, ready, self._host_options)
+        except Exception as error:
+            raise self.failed(error) from None
+        return dict(zip(self.output_names, results, strict=True))
+
+    def _run_device(self, session: Any, feeds: Mapping[str, Any], kinds: Mapping[str, Kind], stream: Any) -> dict[str, Any]:
+        kind = kind_of_feeds(feeds)
+        caller = self.foreign(stream, kind)
+        self.enter()
+        binding = session.io_binding()._iobinding
+        keep = []
+        described = {}
+        for name, array in feeds.items():
+            if kinds[name] == "numpy":
+                host = self._host(name, array)
+                described[name] = (host.dtype.name, host.shape)
+                self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
+                binding.bind_input(name, host)
+                keep.append(host)
+                continue
+            item = self._contiguous(name, device_array(name, array, kinds[name], self.device, self.stream))
+            described[name] = (item.dtype, item.shape)
+            keep.append(item)
+            binding.bind_input(name, self._where, element_type(name, item.dtype), item.shape, item.pointer)
+        self._remember(described)
+        for name in self.output_names:
+            binding.bind_output(name, self._where)
+        try:
+            session._sess.run_with_iobinding(binding, self._device_options)
+        except Exception as error:
+            raise self.failed(error) from None
+        finally:
+            self.leave(caller)
+        values = binding.get_outputs()
+        return {name: self._output(value, kind) for name, value in zip(self.output_names, values, strict=True)}
+
+    def _remember(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        key = tuple(described.items())
+        if not self.check.known(key):
+            self.check.full(described)
+            self.check.remember(key)
+
+    def _host(self, name: str, array: Any) -> Any:
+        import numpy as np
+
+        host = to_host(name, array, kind_of(name, array))
+        if host.flags.c_contiguous:
+            return host
+        if self.settings.strict:
+            msg = f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; pass np.ascontiguousarray(x)"
+            raise InputError(msg)
+        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        return np.ascontiguousarray(host)
+
+    def _contiguous(self, name: str, item: Any) -> Any:
+        if item.contiguous:
+            return item
+        if self.settings.strict:
+            msg = f"input {name!r} is not C-contiguous and the policy is strict; pass x.contiguous()"
+            raise InputError(msg)
+        from xpuruntime import _core
+
+        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        tensor = _core.Tensor.from_dlpack(item.owner, stream=self.stream).contiguous(stream=self.stream)
+        return type(item)(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
+
+    def _output(self, value: Any, kind: Kind) -> Any:
+        from xpuruntime import _core
+
+        return as_kind(_core.Tensor.from_dlpack(_Exported(value, self.index), stream=self.stream), kind)
+
+    def _ort_device(self) -> Any:
+        import onnxruntime as ort
+
+        return ort.OrtDevice.make("cuda", self.index)._get_c_device()
+
+    def failed(self, error: Exception) -> XpuRuntimeError:
+        """Return `error` as one of ours, with the pool's own reason where our pool refused."""
+        hint = ""
+        if self._allocator is not None:
+            reason = self._allocator.take_failure()
+            hint = f"The pool said: {reason}." if reason else ""
+        return translate(error, doing=f"running {self._info.path}", device=self.device, hint=hint)
+
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Bind device buffers; see `InferenceSession.bind`."""
+        from xpuruntime.engines.onnxruntime.cuda_binding import CudaBinding
+
+        return CudaBinding(self, inputs or {}, outputs or {}, stream)
+
+    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+        """Run an instrumented copy; see `LoadedModel.observe`. Device arrays are copied to the host first."""
+        from xpuruntime import _core
+
+        self.check.names(feeds)
+        host = {}
+        for name, array in feeds.items():
+            kind = kind_of(name, array)
+            if kind == "numpy":
+                host[name] = self._host(name, array)
+            else:
+                tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
+                host[name] = tensor.to("cpu").numpy() if tensor.device != "cpu" else tensor.numpy()
+        return self._observer(host, runs)
+
+    def conversions(self) -> Sequence[Conversion]:
+        """Return what was copied so far."""
+        return self._log.records()
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes the provider holds in our pool; empty when it uses its own arena."""
+        return {} if self._allocator is None else {"engine": int(self._allocator.stats().current)}
+
+    def close(self) -> None:
+        """Drop the session; runs in other threads finish first, since they hold it."""
+        self.run = closed
+        self._session = None
+        self._allocator = None
+        self._foreign.clear()
+
+
+class _Exported:
+    """An ``OrtValue`` with the DLPack methods, which its C form lacks."""
+
+    def __init__(self, value: Any, index: int) -> None:
+        self._value = value
+        self._index = index
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        del stream  # the caller's stream already waits for the session's
+        return self._value.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self._index) if self._value.device_name().lower() == "cuda" else (1, 0)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Device arrays of any framework as ONNX Runtime binds them: pointer, type, shape."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.arrays import device_of
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.arrays import Kind
+
+__all__ = ["ONNX_TYPES", "DeviceArray", "as_kind", "device_array", "element_type"]
+
+#: Our dtype names to ONNX element types.
+ONNX_TYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "bfloat16": 16,
+    "float8e4m3fn": 17,
+    "float8e5m2": 19,
+}
+
+
+class DeviceArray(msgspec.Struct, frozen=True):
+    """What a binding needs of one array, and `owner`, which keeps it alive."""
+
+    pointer: int
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+    owner: Any
+
+
+def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) -> DeviceArray:
+    """Describe a CUDA array without copying it.
+
+    Parameters
+    ----------
+    name : str
+        Input name, for messages.
+    array : object
+    kind : str
+    device : str
+        Where it must be.
+    stream : Stream
+        The session's stream: a DLPack producer is told to make its data ready there.
+
+    Raises
+    ------
+    InputError
+        If it is on another device, or requires grad.
+    """
+    where = device_of(name, array, kind)
+    if where != device:
+        msg = f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
+        raise InputError(msg)
+    if kind == "torch":
+        if array.requires_grad:
+            msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+            raise InputError(msg)
+        dtype = _torch_dtype(str(array.dtype).removeprefix("torch."))
+        return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
+    if kind == "cupy":
+        return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
+    from xpuruntime import _core
+
+    tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array, stream=stream)
+    return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), tensor.is_contiguous, tensor)
+
+
+def as_kind(tensor: Any, kind: Kind) -> Any:
+    """Return our CUDA tensor as the caller's kind, without a copy."""
+    if kind == "torch":
+        return sys.modules["torch"].from_dlpack(tensor)
+    if kind == "cupy":
+        return sys.modules["cupy"].from_dlpack(tensor)
+    if kind == "jax":
+        import importlib
+
+        return importlib.import_module("jax").dlpack.from_dlpack(tensor)
+    return tensor
+
+
+def element_type(name: str, dtype: str) -> int:
+    """Return the ONNX element type of `dtype`.
+
+    Raises
+    ------
+    InputError
+        If ONNX Runtime cannot bind it on a device.
+    """
+    code = ONNX_TYPES.get(dtype)
+    if code is None:
+        msg = f"{name!r} has dtype {dtype}, which cannot be bound on a CUDA device; it can be {', '.join(ONNX_TYPES)}"
+        raise InputError(msg)
+    return code
+
+
+def _torch_dtype(name: str) -> str:
+    renamed = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
+    return renamed.get(name, name)
+

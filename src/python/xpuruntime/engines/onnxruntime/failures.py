@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""ONNX Runtime's errors in our tree."""
+
+from __future__ import annotations
+
+import re
+
+from xpuruntime.errors import CudaError, EngineError, InputError, ModelError, OutOfMemoryError, XpuRuntimeError
+
+__all__ = ["translate"]
+
+_OUT_OF_MEMORY = re.compile(
+    r"Failed to allocate memory|Available memory of|bad[_ ]alloc|out of memory|CUDAExternalAllocator::Alloc"
+    r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_NOISE = re.compile(r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: const)?(?: \[with [^\]]*\])? ")
+
+
+def translate(error: BaseException, *, doing: str, device: str, hint: str = "") -> XpuRuntimeError:
+    """Return `error` as one of ours.
+
+    Parameters
+    ----------
+    error : BaseException
+        What ONNX Runtime raised.
+    doing : str
+        Such as ``"loading model.onnx"``; opens the message.
+    device : str
+    hint : str
+        The fix, where the caller knows it.
+    """
+    text = _NOISE.sub("", str(error)).replace("[ONNXRuntimeError] : ", "").strip()
+    code = type(error).__name__
+    message = f"{doing} on {device} failed in ONNX Runtime: {text}" + (f" {hint}" if hint else "")
+    known = {"engine": "onnxruntime", "device": device, "status": code}
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        fix = "Use a smaller batch, a larger execution.memory.limit, or free other sessions; this session still works."
+        return OutOfMemoryError(f"{message} {fix}", **known)
+    if code == "InvalidArgument":
+        return InputError(message, **known)
+    if code in ("InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoModel", "ModelLoaded"):
+        return ModelError(message, **known)
+    if re.search(r"CUDA (?:failure|error)|CUDNN_STATUS|CUBLAS_STATUS", text):
+        return CudaError(message, **known)
+    return EngineError(message, **known)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Opening an ONNX Runtime session with every silent fallback closed.
+
+There are four: nodes taken over by the CPU provider, the Python constructor that retries on the CPU, the Python ``run``
+that does the same, and a CUDA provider whose library cannot be loaded, which is only a warning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.observe import assignment
+from xpuruntime.errors import EngineError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.onnxruntime.controls import Settings
+    from xpuruntime.engines.onnxruntime.observe_join import Assigned
+
+__all__ = ["Opened", "Source", "open_session", "session_options"]
+
+_LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+_FATAL = 4
+_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_NO_CPU = "session.disable_cpu_ep_fallback"
+
+
+class Source:
+    """The model as ONNX Runtime will get it: a path, or bytes and the folder of their external data.
+
+    `keep` lives as long as the source: the temporary folder of a model too large for memory.
+    """
+
+    def __init__(self, model: str | bytes, folder: str | None, label: str, keep: object = None) -> None:
+        self.model = model
+        self.folder = folder
+        self.label = label
+        self.keep = keep
+
+
+class Opened:
+    """An open session with what was checked about it."""
+
+    def __init__(self, session: Any, placements: list[Assigned] | None) -> None:
+        self.session = session
+        self.placements = placements
+
+
+def session_options(settings: Settings, source: Source) -> Any:
+    """Return ``SessionOptions`` for `settings`."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL  # failures reach the caller as exceptions, not as lines on stderr
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.level])
+    if settings.threads is not None:
+        options.intra_op_num_threads = settings.threads
+    options.use_deterministic_compute = settings.deterministic
+    options.add_session_config_entry(_ASSIGNMENT, "1")
+    for key, value in settings.session.items():
+        options.add_session_config_entry(key, value)
+    if isinstance(source.model, bytes) and source.folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", source.folder)
+    return options
+
+
+def open_session(settings: Settings, source: Source, device: str, options: Any = None) -> Opened:
+    """Open a session that runs where it was told to, or raise.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        Nodes would run on the CPU provider of a CUDA session; they are named.
+    EngineError
+        The provider is not the one asked for, or ONNX Runtime refused the model.
+    ModelError, OutOfMemoryError, CudaError
+    """
+    options = options if options is not None else session_options(settings, source)
+    cuda = settings.provider != "CPUExecutionProvider"
+    if cuda and not settings.allow_cpu_ops:
+        options.add_session_config_entry(_NO_CPU, "1")
+    try:
+        session = _construct(settings, source, options)
+    except Exception as error:
+        if cuda and "disable_cpu_ep_fallback" in str(error):
+            raise _islands(settings, source, device) from None
+        raise translate(error, doing=f"loading {source.label}", device=device) from None
+    if session.get_providers()[0] != settings.provider:
+        msg = (
+            f"asked for {settings.provider}, but ONNX Runtime opened the session on {', '.join(session.get_providers())}; "
+            "its library could not be loaded: run `xrt doctor`"
+        )
+        raise EngineError(msg, engine="onnxruntime", device=device)
+    placements = assignment(session)
+    if cuda and placements is not None:
+        strays = [p for p in placements if p.provider != settings.provider and p.op not in settings.allow_cpu_ops]
+        if strays:
+            raise _refusal(strays, settings, device)
+    return Opened(session, placements)
+
+
+def _construct(settings: Settings, source: Source, options: Any) -> Any:
+    import onnxruntime as ort
+
+    return ort.InferenceSession(
+        source.model,
+        options,
+        providers=[(settings.provider, dict(settings.options))],
+        enable_fallback=0,
+        read_config_from_model=0,
+    )
+
+
+def _islands(settings: Settings, source: Source, device: str) -> Exception:
+    """Open once more with the CPU provider allowed, only to name the nodes that it would take."""
+    options = session_options(settings, source)
+    try:
+        placements = assignment(_construct(settings, source, options)) or ()
+    except Exception as error:
+        return translate(error, doing=f"loading {source.label}", device=device)
+    return _refusal([p for p in placements if p.provider != settings.provider], settings, device)
+
+
+def _refusal(strays: list[Assigned], settings: Settings, device: str) -> UnsupportedOperationError:
+    ops = sorted({p.op for p in strays})
+    named = ", ".join(f"{p.name} ({p.op})" for p in strays[:8])
+    more = f" and {len(strays) - 8} more" if len(strays) > 8 else ""
+    msg = (
+        f"{len(strays)} node(s) would run on the CPU provider although {device} was asked for: {named}{more}. "
+        f"{settings.provider} has no kernel for them as they stand. To accept it, state "
+        f"execution.allow_cpu_ops: [{', '.join(ops)}]"
+    )
+    return UnsupportedOperationError(msg, engine="onnxruntime", device=device)

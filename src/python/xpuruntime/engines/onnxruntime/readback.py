@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What ONNX Runtime says of itself: provider options as it holds them, and the attention kernels it ran."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from xpuruntime.engines.base import Observed, Request
+    from xpuruntime.engines.onnxruntime.controls import Settings
+
+__all__ = ["attention_kernels", "read_back"]
+
+_DEBUG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
+_LINE = re.compile(r"Operator=(?P<op>\S+) Node=(?P<node>.*?) DataType=(?P<dtype>\S+) SdpaKernel=(?P<kernel>[A-Z0-9_]+)")
+_OURS = re.compile(r"SdpaKernel=|AttentionKernelOptions:|flash=\d, lean=|Unfused kernel cannot be disabled|^\x1b\[0m$")
+_OPS = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention")
+#: ONNX Runtime's word to the families of the policy.
+_FAMILY = {
+    "FLASH_ATTENTION": "flash_v2",
+    "EFFICIENT_ATTENTION": "efficient",
+    "TRT_FUSED_ATTENTION": "trt_fused",
+    "CUDNN_FLASH_ATTENTION": "cudnn",
+    "MATH": "math",
+    "LEAN_ATTENTION": "lean",
+}
+#: Provider option to the policy key it realises.
+_KEYS = {
+    "use_tf32": "execution.tf32",
+    "prefer_nhwc": "execution.layout",
+    "cudnn_conv_algo_search": "kernels.conv",
+    "gpu_mem_limit": "execution.memory.limit",
+}
+
+
+def read_back(session: Any, settings: Settings) -> dict[str, str]:
+    """Return policy key to ``option=value`` as the open session holds it, where it can be read."""
+    options = session.get_provider_options().get(settings.provider, {})
+    found = {key: f"{name}={options[name]}" for name, key in _KEYS.items() if name in options}
+    for name in settings.options:
+        if name in options and name not in _KEYS:
+            found[f"execution.provider_options.onnxruntime.{name}"] = str(options[name])
+    for name, value in settings.session.items():
+        try:
+            found[f"execution.provider_options.onnxruntime.{name}"] = str(
+                session.get_session_options().get_session_config_entry(name)
+            )
+        except Exception:  # an entry that was never set raises; then it was not taken
+            found[f"execution.provider_options.onnxruntime.{name}"] = f"not set (asked {value})"
+    threads = session.get_session_options().intra_op_num_threads
+    if threads:
+        found["execution.threads"] = f"intra_op_num_threads={threads}"
+    return found
+
+
+class _Kernels:
+    """Captures the lines ONNX Runtime prints about attention kernels while the block runs."""
+
+    def __init__(self, *, active: bool) -> None:
+        self._active = active
+        self._file: Any = None
+        self._saved = -1
+        self._before: str | None = None
+        self.seen: dict[str, str] = {}
+
+    def __enter__(self) -> _Kernels:
+        if self._active:
+            self._before = os.environ.get(_DEBUG)
+            os.environ[_DEBUG] = "1"
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+            sys.stdout.flush()
+            self._saved = os.dup(1)
+            os.dup2(self._file.fileno(), 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._active:
+            return
+        sys.stdout.flush()
+        os.dup2(self._saved, 1)
+        os.close(self._saved)
+        if self._before is None:
+            os.environ.pop(_DEBUG, None)
+        else:
+            os.environ[_DEBUG] = self._before
+        self._file.seek(0)
+        text = self._file.read().decode(errors="replace")
+        self._file.close()
+        for match in _LINE.finditer(text):
+            self.seen[match["node"]] = match["kernel"]
+        others = "".join(line for line in text.splitlines(keepends=True) if not _OURS.search(line))
+        if others:
+            os.write(1, others.encode())
+
+    def attach(self, observed: Observed, effective: dict[str, str]) -> Observed:
+        """Return `observed` with the kernels seen, and with `effective` under what was observed from the units."""
+        units = tuple(
+            msgspec.structs.replace(
+                unit, kernel=_FAMILY.get(self.seen[unit.id], self.seen[unit.id].lower()), kernel_source="reported"
+            )
+            if unit.id in self.seen
+            else unit
+            for unit in observed.units
+        )
+        merged = {**effective, **observed.effective}
+        if self.seen:
+            families = sorted({_FAMILY.get(kernel, kernel.lower()) for kernel in self.seen.values()})
+            merged["kernels.attention"] = ", ".join(families)
+        return msgspec.structs.replace(observed, units=units, effective=merged)
+
+
+def attention_kernels(request: Request) -> _Kernels:
+    """Return a context manager that catches which attention kernels run; idle where there are none to catch.
+
+    ONNX Runtime prints them to standard output; what others print meanwhile is passed on when the block ends.
+    """
+    cuda = request.device.startswith("cuda")
+    present = any(op.rpartition(":")[2] in _OPS for op in request.model.ops)
+    return _Kernels(active=cuda and present)

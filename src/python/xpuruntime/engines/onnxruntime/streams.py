@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The caller's CUDA stream, asked from the framework the caller already uses."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.arrays import Kind
+
+__all__ = ["caller_stream"]
+
+
+def caller_stream(stream: Any, kind: Kind, index: int) -> tuple[int, Any]:
+    """Return the handle of the stream the caller works on, and the object that owns it.
+
+    Parameters
+    ----------
+    stream : None, int, or a stream object
+        ``None`` asks torch or CuPy, where the arrays are theirs; for others it is the legacy default stream (0). An
+        int is a ``cudaStream_t``. Objects are those of torch (``cuda_stream``), CuPy (``ptr``), this library
+        (``handle``) and anything with ``__cuda_stream__``.
+    kind : str
+        Kind of the arrays.
+    index : int
+        CUDA device index.
+
+    Raises
+    ------
+    InputError
+        If `stream` is none of these.
+    """
+    if stream is None:
+        if kind == "torch":
+            current = sys.modules["torch"].cuda.current_stream(index)
+            return int(current.cuda_stream), current
+        if kind == "cupy":
+            current = sys.modules["cupy"].cuda.get_current_stream()
+            return int(current.ptr), current
+        return 0, None
+    if isinstance(stream, int):
+        return stream, None
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle, stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1]), stream
+    msg = f"stream= is a {type(stream).__name__}; pass a torch, CuPy or xpuruntime stream, or a cudaStream_t as an int"
+    raise InputError(msg)
