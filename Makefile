@@ -118,10 +118,10 @@ bench-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the GPU benchmarks; JSON goes
 	$(PY) benchmarks/run.py gpu
 
 docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, warnings are errors
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while you write it
-	$(PY) -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
 wheel: $(STAMPS)/build ## Build a wheel into dist/
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
