@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`app`: the commands by name. Commands import what they need when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xpuruntime.cli import bench, demo, machine, plan, policy, run
+
+__all__ = ["app"]
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
+    "3 the environment: engine, library, driver, device or memory."
+)
+
+app = typer.Typer(
+    name="xrt",
+    help="Run a model under a policy, and see what was decided and what really ran.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(epilog=EXIT_CODES)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=lambda value: _version(value), is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. XPURUNTIME_DEBUG=1 does the same.")] = False,
+) -> None:
+    """Run a model under a policy, and see what was decided and what really ran."""
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        from xpuruntime.cli.output import print_plain
+
+        print_plain(f"xpuruntime {version('xpuruntime')}")
+        raise typer.Exit(0)
+
+
+app.command("devices", epilog=EXIT_CODES)(machine.devices)
+app.command("doctor", epilog=EXIT_CODES)(machine.doctor)
+app.command("run", epilog=EXIT_CODES)(run.run)
+app.command("bench", epilog=EXIT_CODES)(bench.bench)
+app.command("plan", epilog=EXIT_CODES)(plan.plan)
+app.command("explain", epilog=EXIT_CODES)(plan.explain)
+app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
+app.command("demo", epilog=EXIT_CODES)(demo.demo)

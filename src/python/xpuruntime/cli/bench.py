@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt bench``."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xpuruntime.cli.options import (
+    DeviceOption,
+    DimOption,
+    EngineOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    PrecisionOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress
+
+    from xpuruntime.evidence.records import Latency
+
+__all__ = ["bench"]
+
+RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=10_000_000, help="Timed runs.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=0, max=10_000_000, help="Runs before, not timed.")]
+_CHUNKS = 50
+
+
+def bench(
+    model: ModelArgument,
+    input: InputOption = None,
+    runs: RunsOption = 200,
+    warmup: WarmupOption = 20,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    precision: PrecisionOption = None,
+    dim: DimOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Time a model: `run` with arrays given each time, and `bind` with fixed buffers.
+
+    Each call is timed to the finished result, wall time, one after the other. On CUDA, `run` takes and gives host
+    arrays, `run_device` device arrays.
+    """
+    from xpuruntime.cli.opening import Choice, open_session, prepare
+    from xpuruntime.cli.output import console, print_json, progress
+
+    _, feeds = prepare(model, input, dim)
+    arrays = feeds.arrays
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    session, load_us = open_session(model, choice, as_json=json)
+    samples: dict[str, list[float]] = {}
+    with session, progress(as_json=json) as bar:
+        plan = session.plan
+        samples["run"] = _time(lambda: session.run(arrays), warmup, runs, bar, "run")
+        there, wait = _on_device(arrays, plan.device)
+        if wait is not None:
+            samples["run_device"] = _time(_then(lambda: session.run(there), wait), warmup, runs, bar, "run_device")
+        binding = session.bind(there)
+        try:
+            samples["bind"] = _time(_then(binding.run, wait), warmup, runs, bar, "bind")
+            graph = binding.graph
+        finally:
+            binding.close()
+    found = {name: _latency(values) for name, values in samples.items()}
+    if json:
+        print_json(
+            {
+                "schema": "xpuruntime.bench/1",
+                "model": model,
+                "engine": plan.engine,
+                "engine_version": plan.engine_version,
+                "device": plan.device,
+                "precision": plan.precision,
+                "plan": plan.fingerprint,
+                "policy": plan.policy,
+                "warnings": plan.warnings,
+                "probe_inputs": feeds.probed,
+                "shapes": {name: list(array.shape) for name, array in arrays.items()},
+                "load_us": load_us,
+                "warmup": warmup,
+                "cuda_graph": graph,
+                "latency": found,
+                "samples_us": samples,
+            }
+        )
+        return
+    console().print(_table(found))
+    console().print(
+        f"{plan.candidate}, precision {plan.precision}, {runs} runs after {warmup}, loaded in {load_us / 1e3:,.1f} ms, "
+        f"CUDA graph: {graph}",
+        soft_wrap=True,
+    )
+
+
+def _on_device(arrays: dict[str, Any], device: str) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    """Return the arrays where the model runs, and what waits for that device: nothing on the CPU."""
+    if not device.startswith("cuda"):
+        return arrays, None
+    from xpuruntime.runtime.device import synchronize
+    from xpuruntime.runtime.tensor import Tensor
+
+    there = {name: Tensor.from_numpy(array).to(device) for name, array in arrays.items()}
+    synchronize(device)
+    return there, lambda: synchronize(device)
+
+
+def _then(call: Callable[[], Any], wait: Callable[[], None] | None) -> Callable[[], Any]:
+    """Return a call that ends when the result is there: on CUDA, work is only enqueued."""
+    if wait is None:
+        return call
+
+    def call_and_wait() -> None:
+        call()
+        wait()
+
+    return call_and_wait
+
+
+def _time(call: Callable[[], Any], warmup: int, runs: int, bar: Progress, name: str) -> list[float]:
+    """Return microseconds of each run. The bar moves between chunks, never inside what is timed."""
+    task = bar.add_task(name, total=warmup + runs)
+    for done in range(warmup):
+        call()
+        if done % max(1, warmup // _CHUNKS) == 0:
+            bar.update(task, completed=done, refresh=True)
+    clock, samples = time.perf_counter_ns, []
+    step = max(1, runs // _CHUNKS)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for first in range(0, runs, step):
+            for _ in range(min(step, runs - first)):
+                start = clock()
+                call()
+                samples.append((clock() - start) / 1e3)
+            bar.update(task, completed=warmup + len(samples), refresh=True)
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def _latency(samples: list[float]) -> Latency:
+    import numpy as np
+
+    from xpuruntime.evidence.records import Latency
+
+    values = np.asarray(samples)
+    return Latency(
+        median_us=float(np.median(values)),
+        p90_us=float(np.percentile(values, 90)),
+        min_us=float(values.min()),
+        runs=len(samples),
+        detail={"p99_us": float(np.percentile(values, 99)), "mean_us": float(values.mean())},
+    )
+
+
+def _table(found: dict[str, Latency]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="latency in us", title_justify="left")
+    for column in ("call", "median", "p90", "p99", "min", "runs"):
+        table.add_column(column, justify="left" if column == "call" else "right")
+    for name, row in found.items():
+        times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
+        table.add_row(name, *(f"{value:,.1f}" for value in times), f"{row.runs:,}")
+    return table

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt demo``."""
+
+from __future__ import annotations
+
+from xpuruntime.cli.options import DeviceOption, JsonOption, PolicyOption
+
+__all__ = ["demo"]
+
+
+def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOption = False) -> int:
+    """Run the shipped digits model on real images: plan, accuracy, latency, evidence.
+
+    Exits with 1 when the policy was not honoured or the accuracy is not the one the model was shipped with.
+    """
+    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.output import console, print_json
+    from xpuruntime.demo import run_demo
+
+    result = run_demo(device=device, policy=policy, console=None if json else console(markup=True))
+    if json:
+        print_json(result.to_dict())
+    return ExitCode.OK if result.honoured and result.accurate else ExitCode.NOT_HONOURED

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`main`: run a command, turn errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import (
+    CudaError,
+    EngineError,
+    InputError,
+    LockError,
+    ModelError,
+    OutOfMemoryError,
+    PolicyError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+    XpuRuntimeWarning,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ExitCode", "exit_code_of", "main", "run"]
+
+
+class ExitCode(enum.IntEnum):
+    """What a command's exit code means."""
+
+    OK = 0
+    NOT_HONOURED = 1
+    BAD_INPUT = 2
+    ENVIRONMENT = 3
+    BUG = 70
+    INTERRUPTED = 130
+    CLOSED_PIPE = 141
+
+
+#: The first class that fits decides.
+_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (PolicyError, ExitCode.BAD_INPUT),
+    (ModelError, ExitCode.BAD_INPUT),
+    (InputError, ExitCode.BAD_INPUT),
+    (UnsupportedOperationError, ExitCode.NOT_HONOURED),
+    (LockError, ExitCode.NOT_HONOURED),
+    (CudaError, ExitCode.ENVIRONMENT),
+    (EngineError, ExitCode.ENVIRONMENT),
+    (OutOfMemoryError, ExitCode.ENVIRONMENT),
+    (XpuRuntimeError, ExitCode.ENVIRONMENT),
+    (ImportError, ExitCode.ENVIRONMENT),
+    (OSError, ExitCode.ENVIRONMENT),
+    (MemoryError, ExitCode.ENVIRONMENT),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
+    raise SystemExit(int(run(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Nothing is raised, except under ``--debug``."""
+    arguments = list(argv)
+    as_json = "--json" in arguments
+    debug = "--debug" in arguments or os.environ.get("XPURUNTIME_DEBUG", "") not in ("", "0")
+    try:
+        with warnings.catch_warnings():
+            _show_warnings_plainly()
+            return _call(arguments)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return ExitCode.CLOSED_PIPE
+    except Exception as error:
+        if debug:
+            raise
+        code = exit_code_of(error)
+        _report(error, code, as_json)
+        return code
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code for an exception."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
+
+
+def _call(arguments: list[str]) -> int:
+    import typer
+
+    from xpuruntime.cli.app import app
+    from xpuruntime.cli.output import error_line, print_json
+
+    # Newer typer carries its own click; its class of usage errors is found through the one it exports.
+    usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    try:
+        result: Any = app(args=arguments, prog_name="xrt", standalone_mode=False)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except usage as error:
+        text = error.format_message()
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "xrt"
+        if "--json" in arguments:
+            print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
+        error_line(text)
+        error_line(f"`{command} --help` shows what there is", label="help")
+        return ExitCode.BAD_INPUT
+    sys.stdout.flush()
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _report(error: Exception, code: ExitCode, as_json: bool) -> None:
+    from xpuruntime.cli.output import error_line, print_json
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if as_json:
+        print_json(
+            _error_record(
+                type(error).__name__,
+                text,
+                code,
+                device=getattr(error, "device", None),
+                engine=getattr(error, "engine", None),
+            )
+        )
+    if code is ExitCode.BUG:
+        error_line(f"{type(error).__name__}: {text}")
+        error_line("this is a bug in xpuruntime; run again with `xrt --debug ...` for the traceback", label="help")
+    else:
+        error_line(text)
+
+
+def _error_record(kind: str, text: str, code: ExitCode, **more: str | None) -> dict[str, Any]:
+    return {"schema": "xpuruntime.error/1", "error": {"type": kind, "message": text, "exit_code": int(code), **more}}
+
+
+def _show_warnings_plainly() -> None:
+    """Print our own warnings as one line on stderr, always; leave those of other packages as they are."""
+    from xpuruntime.cli.output import error_line
+
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, XpuRuntimeWarning):
+            error_line(str(message), label="warning")
+        else:
+            shown(message, category, *rest, **more)
+
+    warnings.showwarning = show
+    warnings.simplefilter("always", XpuRuntimeWarning)
+
+
+def _silence_stdout() -> None:
+    """Keep Python from failing again when it flushes a pipe that the reader has closed."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return

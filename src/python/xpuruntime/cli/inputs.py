@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The inputs of a model from the command line: files, JSON values, or probe inputs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
+
+__all__ = ["Feeds", "parse_dims", "read_feeds"]
+
+
+class Feeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrays by input name, and the names of those that were made up."""
+
+    arrays: dict[str, Any]
+    probed: tuple[str, ...] = ()
+
+    def note(self) -> str | None:
+        """Return a sentence about inputs that were made up, or ``None``."""
+        if not self.probed:
+            return None
+        shapes = ", ".join(f"{name} {list(self.arrays[name].shape)}" for name in self.probed)
+        return f"probe inputs were made up (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
+
+
+def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[str] | None = None) -> Feeds:
+    """Read the inputs given; with none at all, make probe inputs.
+
+    Parameters
+    ----------
+    model : ModelInfo
+    values : sequence of str
+        ``NAME=@file.npy``, ``NAME=@file.npz``, ``NAME=JSON``, ``@file.npy`` (a model with one input) or ``@file.npz``.
+    dims : sequence of str
+        ``NAME=SIZE`` of symbolic dimensions, for probe inputs.
+
+    Raises
+    ------
+    InputError
+        A value cannot be read, or names no input of the model; the nearest name is told.
+    """
+    known = {tensor.name: tensor for tensor in model.inputs}
+    sizes = parse_dims(dims, model)
+    if not values:
+        from xpuruntime.engines.precision import probe_feeds
+
+        made = probe_feeds(model, dims=sizes)
+        return Feeds(arrays=made, probed=tuple(made))
+    if sizes:
+        raise InputError("--dim gives sizes for probe inputs, but --input is there too: leave one of them out")
+    arrays: dict[str, Any] = {}
+    for value in values:
+        for name, array in _read(value, known).items():
+            if name in arrays:
+                raise InputError(f"input {name!r} is given twice: leave one out")
+            arrays[name] = array
+    return Feeds(arrays=arrays)
+
+
+def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:
+    """Read ``NAME=SIZE`` values. Raises `InputError` for a name the model does not have."""
+    symbols = sorted({size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)})
+    sizes: dict[str, int] = {}
+    for value in values or ():
+        name, equals, size = value.partition("=")
+        if not equals or not size.isascii() or not size.isdigit() or len(size) > 9:
+            raise InputError(f"--dim {value}: write NAME=SIZE with a size of 0 or more, such as batch=8")
+        if name not in symbols:
+            raise InputError(f"--dim {value}: the model has no dimension {name!r}{_near(name, symbols)}")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _read(value: str, known: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    name, equals, rest = value.partition("=")
+    if value.startswith("@"):
+        loaded = _load(value[1:])
+        if isinstance(loaded, dict):
+            return {_named(key, known): array for key, array in loaded.items()}
+        if len(known) != 1:
+            raise InputError(f"--input {value}: the model has {len(known)} inputs ({', '.join(known)}): name one")
+        return {next(iter(known)): loaded}
+    if not equals or not name:
+        raise InputError(f"--input {value}: write NAME=@file.npy, NAME=[1, 2] or @file.npz")
+    name = _named(name, known)
+    if not rest.startswith("@"):
+        return {name: _literal(name, rest, known[name])}
+    loaded = _load(rest[1:])
+    if isinstance(loaded, dict):
+        if name not in loaded:
+            raise InputError(f"--input {value}: {rest[1:]} has no array {name!r}, it has {', '.join(loaded) or 'none'}")
+        return {name: loaded[name]}
+    return {name: loaded}
+
+
+def _load(path: str) -> Any:
+    import numpy as np
+
+    try:
+        loaded = np.load(Path(path), allow_pickle=False)
+        return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError) as error:
+        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {error}") from error
+    except Exception as error:  # zipfile and zlib raise their own classes for damaged archives
+        raise InputError(f"{path} cannot be read as .npz: {error}") from error
+
+
+def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
+    import numpy as np
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--input {name}: {text[:80]!r} is neither JSON nor @file: {error}") from error
+    try:
+        dtype = np.dtype(np.str_ if tensor.dtype == "string" else tensor.dtype)
+    except TypeError as error:
+        raise InputError(f"--input {name}: dtype {tensor.dtype} cannot be written here, use @file.npy") from error
+    try:
+        array = np.asarray(value)
+        if array.dtype == object or (array.dtype.kind not in "biuf" and dtype.kind != "U"):
+            raise ValueError("the value is not a regular array of numbers")
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        if dtype.kind in "iub" and not np.array_equal(cast, array):
+            raise ValueError(f"the value does not fit {tensor.dtype}")
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"--input {name}: {error}; the model expects {tensor.dtype}") from error
+    return cast
+
+
+def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
+    if name not in known:
+        raise InputError(f"the model has no input {name!r}{_near(name, known)}")
+    return name
+
+
+def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} It has: {', '.join(known) or 'none'}"

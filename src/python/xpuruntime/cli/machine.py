@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt devices`` and ``xrt doctor``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["devices", "doctor"]
+
+
+def devices(json: JsonOption = False) -> None:
+    """List the devices and engines of this machine.
+
+    The JSON is a machine that `xrt plan --machine FILE` can plan for, also on another computer.
+    """
+    from xpuruntime.cli.output import console, print_json, working
+    from xpuruntime.engines.registry import default_registry
+    from xpuruntime.runtime.snapshot import machine_snapshot, machine_to_json
+
+    with working("probing engines", as_json=json):
+        machine = machine_snapshot(default_registry().engines())
+    if json:
+        print_json(machine_to_json(machine))
+    else:
+        console().print(_machine_tables(machine))
+
+
+def doctor(json: JsonOption = False) -> int:
+    """Check the set-up: packages, driver, libraries, engines. Print the exact command that mends each problem.
+
+    Exits with 3 when something is wrong that stops this machine from doing what it could.
+    """
+    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.engines.registry import default_registry
+    from xpuruntime.runtime.doctor import diagnose
+
+    with working("looking at packages, libraries and engines", as_json=json):
+        diagnosis = diagnose(default_registry().engines())
+    print_thing(diagnosis, as_json=json)
+    return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
+
+
+def _machine_tables(machine: Machine) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="devices", title_justify="left")
+    for column in ("device", "name", "memory", "facts", "computes in"):
+        table.add_column(column, overflow="fold")
+    cpu = machine.cpu
+    table.add_row("cpu", Text(cpu.name), _gib(cpu.total_memory), f"{cpu.cores} logical cores", ", ".join(cpu.features))
+    for gpu in machine.cuda:
+        major, minor = gpu.compute_capability
+        facts = (
+            f"compute {major}.{minor}, {gpu.sm_count} SMs, driver CUDA {_dots(gpu.driver_version)}, "
+            f"runtime CUDA {_dots(gpu.runtime_version)}, PCI {gpu.pci_id}"
+        )
+        table.add_row(f"cuda:{gpu.index}", Text(gpu.name), _gib(gpu.total_memory), facts, ", ".join(gpu.dtypes))
+    engines = Table(title="engines", title_justify="left")
+    for column in ("engine", "version", "usable", "providers"):
+        engines.add_column(column, overflow="fold")
+    for name, engine in machine.engines.items():
+        usable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
+        engines.add_row(name, engine.version or "not installed", usable, ", ".join(engine.providers))
+    parts: list[RenderableType] = [
+        Text(f"{machine.system} {machine.architecture}, Python {machine.python}"),
+        table,
+        engines,
+    ]
+    if machine.cuda_reason:
+        parts.insert(2, Text(f"no CUDA device: {machine.cuda_reason}", style="yellow"))
+    return Group(*parts)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size else "-"
+
+
+def _dots(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

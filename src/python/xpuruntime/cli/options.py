@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "DeviceOption",
+    "EngineOption",
+    "InputOption",
+    "JsonOption",
+    "ModelArgument",
+    "PolicyOption",
+    "PrecisionOption",
+]
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", "-p", metavar="FILE", help="Policy file, YAML or JSON; or 'auto'.", show_default=False),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", "-d", help="Device, such as cpu or cuda:0. Overrides the policy.", show_default=False),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        "-e",
+        help="Engine, such as onnxruntime, or several in order with commas. Overrides the policy.",
+        show_default=False,
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="fp32, tf32, fp16, bf16, int8 or model. Overrides the policy.", show_default=False
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="NAME=VALUE",
+        help="An input: NAME=@file.npy, NAME=@file.npz (the array NAME in it), NAME=[[1, 2]] as JSON, "
+        "or @file.npz for all. Without any, probe inputs are made up.",
+        show_default=False,
+    ),
+]
+DimOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension, for probe inputs.", show_default=False
+    ),
+]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What commands print: JSON or tables on stdout, diagnostics and progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+__all__ = ["console", "error_line", "print_json", "print_plain", "print_thing", "progress", "working"]
+
+_LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON on stdout. `value` may be JSON text already."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str)
+    sys.stdout.write(msgspec.json.format(text if isinstance(text, str) else text.decode(), indent=2) + "\n")
+
+
+def print_plain(text: str) -> None:
+    """Print text on stdout as it is."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_thing(thing: Any, *, as_json: bool) -> None:
+    """Print what has `to_dict` and can be shown by rich: the one or the other."""
+    if as_json:
+        print_json(thing.to_dict())
+    else:
+        console().print(thing)
+
+
+def console(*, stderr: bool = False, markup: bool = False) -> Console:
+    """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=markup, highlight=False, emoji=False)
+
+
+def error_line(text: str, *, label: str = "error") -> None:
+    """Print ``label: text`` on stderr."""
+    if sys.stderr.isatty():
+        from rich.text import Text
+
+        console(stderr=True).print(Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True)
+    else:
+        sys.stderr.write(f"{label}: {text}\n")
+
+
+def progress(*, as_json: bool) -> Progress:
+    """Return a progress bar on stderr, which shows nothing under ``--json`` or when stderr is no terminal.
+
+    It refreshes only when it is told to, so that it does not disturb what is being timed.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        disable=as_json or not sys.stderr.isatty(),
+    )
+
+
+@contextmanager
+def working(text: str, *, as_json: bool) -> Iterator[None]:
+    """Show on stderr that something slow is under way; nothing under ``--json`` or when stderr is no terminal."""
+    if as_json or not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(text):
+        yield

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The outputs of a run: a summary, and files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+__all__ = ["ArraySummary", "check_output_path", "output_table", "save_outputs", "summarise"]
+
+#: Arrays up to this many elements are printed whole in JSON.
+_WHOLE = 1024
+
+
+class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One output: dtype, shape, range and mean over finite elements, how many are not finite, and the values if few."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    not_finite: int = 0
+    values: Any = None
+
+
+def summarise(outputs: Mapping[str, Any]) -> dict[str, ArraySummary]:
+    """Describe arrays by name; values of arrays of at most 1024 elements are included."""
+    return {name: _summary(value) for name, value in outputs.items()}
+
+
+def output_table(outputs: Mapping[str, ArraySummary]) -> RenderableType:
+    """Return a table of what came out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="outputs", title_justify="left")
+    for column in ("output", "dtype", "shape", "min", "max", "mean", "first values"):
+        table.add_column(column, overflow="fold")
+    for name, one in outputs.items():
+        numbers = ("-" if value is None else f"{value:.6g}" for value in (one.min, one.max, one.mean))
+        shape = str(list(one.shape)) + (f" ({one.not_finite} not finite)" if one.not_finite else "")
+        table.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one.values)))
+    return table
+
+
+def check_output_path(path: str | None, names: int) -> None:
+    """Refuse a path that outputs could not be written to, before anything runs.
+
+    Raises
+    ------
+    InputError
+    """
+    if path is None:
+        return
+    target = Path(path)
+    if target.suffix not in {".npz", ".npy"}:
+        raise InputError(f"--output {path}: the name must end in .npz, or .npy for a model with one output")
+    if target.suffix == ".npy" and names != 1:
+        raise InputError(f"--output {path}: the model has {names} outputs and .npy holds one: use .npz")
+    if target.is_dir() or not (target.parent if str(target.parent) else Path()).is_dir():
+        raise InputError(f"--output {path}: the folder {target.parent} is not there, or the name is a folder")
+
+
+def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
+    """Write arrays to ``.npz`` or ``.npy``. The file is replaced as a whole or not at all.
+
+    Raises
+    ------
+    OSError
+    """
+    import numpy as np
+
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if target.suffix == ".npz":
+                np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in outputs.items()})
+            else:
+                np.save(file, np.asarray(next(iter(outputs.values()))), allow_pickle=False)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _summary(value: Any) -> ArraySummary:
+    import numpy as np
+
+    array = np.asarray(value)
+    shape = tuple(int(size) for size in array.shape)
+    values = array.tolist() if array.size <= _WHOLE else None
+    if array.dtype.kind not in "biuf" or array.size == 0:
+        return ArraySummary(dtype=str(array.dtype), shape=shape, values=values)
+    wide = array.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    return ArraySummary(
+        dtype=str(array.dtype),
+        shape=shape,
+        min=float(finite.min()) if finite.size else None,
+        max=float(finite.max()) if finite.size else None,
+        mean=float(finite.mean()) if finite.size else None,
+        not_finite=int(wide.size - finite.size),
+        values=values,
+    )
+
+
+def _first(values: Any) -> str:
+    flat: list[str] = []
+
+    def walk(value: Any) -> None:
+        if len(flat) > 5:
+            return
+        if isinstance(value, list):
+            for one in value:
+                walk(one)
+        else:
+            flat.append(f"{value:.5g}" if isinstance(value, float) else str(value))
+
+    if values is None:
+        return ""
+    walk(values)
+    return ", ".join(flat[:5]) + (", ..." if len(flat) > 5 else "")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt run``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xpuruntime.cli.options import (
+    DeviceOption,
+    DimOption,
+    EngineOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    PrecisionOption,
+)
+
+__all__ = ["run"]
+
+OutputOption = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to .npz, or .npy if there is one."),
+]
+
+
+def run(
+    model: ModelArgument,
+    input: InputOption = None,
+    output: OutputOption = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    precision: PrecisionOption = None,
+    dim: DimOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a model once and show its outputs."""
+    import time
+
+    from xpuruntime.cli.opening import Choice, open_session, prepare
+    from xpuruntime.cli.output import console, print_json
+    from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
+
+    info, feeds = prepare(model, input, dim)
+    check_output_path(output, len(info.outputs))
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    session, _ = open_session(model, choice, as_json=json)
+    with session:
+        start = time.perf_counter_ns()
+        outputs = session.run(feeds.arrays)
+        elapsed = (time.perf_counter_ns() - start) / 1e3
+        plan = session.plan
+    if output is not None:
+        save_outputs(outputs, output)
+    found = summarise(outputs)
+    if json:
+        print_json(
+            {
+                "schema": "xpuruntime.run/1",
+                "model": model,
+                "engine": plan.engine,
+                "device": plan.device,
+                "precision": plan.precision,
+                "plan": plan.fingerprint,
+                "warnings": plan.warnings,
+                "probe_inputs": feeds.probed,
+                "first_run_us": elapsed,
+                "outputs": found,
+                "written": output,
+            }
+        )
+        return
+    console().print(output_table(found))
+    where = f"; written to {output}" if output else ""
+    console().print(f"{plan.candidate}, precision {plan.precision}, first run {elapsed:,.0f} us{where}", soft_wrap=True)
