@@ -8,7 +8,7 @@ import xpuruntime as xrt
 
 images, labels = xrt.demo_images()
 with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
-    bound = session.bind({"image": images[:1].copy()})
+    bound = session.bind({"image": (1, 1, 8, 8)})
     correct = 0
     for image, label in zip(images, labels, strict=True):
         bound.inputs["image"][...] = image
