@@ -108,8 +108,9 @@ def _call(arguments: list[str]) -> int:
         command = context.command_path if context is not None else "xrt"
         if "--json" in arguments:
             print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
-        error_line(text)
-        error_line(f"`{command} --help` shows what there is", label="help")
+        if text:  # without arguments, the help has been shown already
+            error_line(text)
+            error_line(f"`{command} --help` shows what there is", label="help")
         return ExitCode.BAD_INPUT
     sys.stdout.flush()
     return int(result) if isinstance(result, int) else ExitCode.OK

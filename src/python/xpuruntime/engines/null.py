@@ -34,6 +34,7 @@ class NullEngine(Engine):
     """Runs the whole path and computes nothing; for tests, and for measuring what the path itself costs."""
 
     name: ClassVar[str] = "null"
+    automatic: ClassVar[bool] = False
 
     def probe(self) -> EngineFacts:
         """Say that it is always there."""
@@ -57,14 +58,20 @@ class NullEngine(Engine):
         fallback = request.policy.execution.fallback
         listed += () if isinstance(fallback, str) else tuple(entry.partition("@")[0] for entry in fallback)
         if self.name not in listed:
-            return reject("not_named", "it computes nothing and is used only when named", "state engine: null if you want zeros")
+            return reject(
+                "not_named", "it computes nothing and is used only when named", "state engine: null if you want zeros"
+            )
         if request.device != "cpu":
             return reject("device_unsupported", "the null engine has only the device cpu", "use device cpu")
         shapeless = [o.name for o in request.model.outputs if o.shape is None]
         if shapeless:
-            return reject("op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine")
+            return reject(
+                "op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine"
+            )
         controls = tuple(_control(key, value) for key, value in request.policy.stated().items())
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason="named in the policy; computes nothing")
+        verdict = Verdict(
+            candidate=candidate, accepted=True, code="accepted", reason="named in the policy; computes nothing"
+        )
         return Judgement(verdict=verdict, controls=controls)
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
@@ -107,18 +114,8 @@ class NullModel(LoadedModel):
             raise InputError(msg)
         self._check.names(feeds)
         kind = kind_of_feeds(feeds)
-        ready = {name: self._host(name, array) for name, array in feeds.items()}
+        ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
         return {name: from_host(array, kind) for name, array in self._zeros(ready).items()}
-
-    def _host(self, name: str, array: Any) -> np.ndarray[Any, Any]:
-        host = to_host(name, array, kind_of(name, array))
-        if host.flags.c_contiguous:
-            return host
-        if self._strict:
-            msg = f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; pass np.ascontiguousarray(x)"
-            raise InputError(msg)
-        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
-        return np.ascontiguousarray(host)
 
     def _zeros(self, ready: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         described = {n: (a.dtype.name if a.dtype != object else "string", a.shape) for n, a in ready.items()}
@@ -154,7 +151,9 @@ class NullModel(LoadedModel):
             time=Time(value=float(np.median(times)), unit="us", kind="wall", runs=len(times)),
         )
         effective = {"execution.engine": "null", "execution.device": "cpu"}
-        return Observed(units=(unit,), effective=effective, notes=("the null engine computes nothing: all outputs are zero",))
+        return Observed(
+            units=(unit,), effective=effective, notes=("the null engine computes nothing: all outputs are zero",)
+        )
 
     def conversions(self) -> Sequence[Conversion]:
         """Return what was copied so far."""
@@ -178,7 +177,10 @@ class NullBinding(Binding):
                 shape = given if given is not None else info.shape
                 free = [str(d) for d in shape or () if not isinstance(d, int)]
                 if free:
-                    msg = f"input {name!r} has free dimensions ({', '.join(free)}); pass bind({{{name!r}: shape or array}})"
+                    msg = (
+                        f"input {name!r} has free dimensions ({', '.join(free)}); pass "
+                        f"bind({{{name!r}: shape or array}})"
+                    )
                     raise InputError(msg)
                 ready[name] = np.zeros(tuple(shape or ()), _numpy_type(info))
             else:
@@ -192,7 +194,10 @@ class NullBinding(Binding):
         for name, zero in zeros.items():
             array = to_host(name, outputs[name], kind_of(name, outputs[name])) if name in outputs else zero
             if (array.shape, array.dtype) != (zero.shape, zero.dtype):
-                msg = f"output {name!r} is {zero.dtype.name} {list(zero.shape)} for these inputs, got {array.dtype.name} {list(array.shape)}"
+                msg = (
+                    f"output {name!r} is {zero.dtype.name} {list(zero.shape)} for these inputs, got "
+                    f"{array.dtype.name} {list(array.shape)}"
+                )
                 raise InputError(msg)
             made[name] = array
         self.inputs, self.outputs = ready, made
@@ -225,7 +230,10 @@ def _resolve(info: TensorInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
     for dim in info.shape or ():
         size = dim if isinstance(dim, int) else sizes.get(str(dim))
         if size is None:
-            msg = f"dimension {dim!r} of output {info.name!r} does not follow from the inputs; the null engine cannot know it"
+            msg = (
+                f"dimension {dim!r} of output {info.name!r} does not follow from the inputs; the null engine "
+                "cannot know it"
+            )
             raise UnsupportedOperationError(msg, engine="null")
         shape.append(int(size))
     return tuple(shape)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
+    from rich.text import Text
 
     from xpuruntime.planning.plan import InputFacts, Plan
 
@@ -36,28 +37,28 @@ def plan_tables(plan: Plan) -> RenderableType:
         head.add_row(name, Text(value))
 
     tried = Table(title="candidates", title_justify="left", expand=False)
-    for column in ("candidate", "verdict", "reason", "fix"):
-        tried.add_column(column, overflow="fold")
+    tried.add_column("candidate", no_wrap=True)
+    tried.add_column("verdict", no_wrap=True)
+    tried.add_column("reason", overflow="fold")
     for verdict in plan.verdicts:
         colour = "green" if verdict.accepted else "dim" if verdict.code == "not_tried" else "red"
-        tried.add_row(
-            Text(verdict.candidate), Text(verdict.code, style=colour), Text(verdict.reason), Text(verdict.fix or "")
-        )
+        tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), _reason(verdict.reason, verdict.fix))
 
     parts: list[RenderableType] = [head, tried]
     if plan.controls:
         keys = Table(title="policy keys", title_justify="left", expand=False)
-        for column in ("key", "requested", "resolved", "enforceability", "reason"):
+        for column in ("key", "requested", "resolved"):
             keys.add_column(column, overflow="fold")
+        keys.add_column("enforceability", no_wrap=True)
+        keys.add_column("reason", overflow="fold")
         for control in plan.controls:
-            reason = control.reason + (f" Fix: {control.fix}" if control.fix else "")
             colour = _COLOUR[control.enforceability]
             keys.add_row(
                 Text(control.key),
                 Text(control.requested),
                 Text(control.resolved),
                 Text(control.enforceability, style=colour),
-                Text(reason),
+                _reason(control.reason, control.fix),
             )
         parts.append(keys)
     if plan.settings:
@@ -70,6 +71,12 @@ def plan_tables(plan: Plan) -> RenderableType:
     parts.extend(Text(f"warning: {line}", style="yellow") for line in plan.warnings)
     parts.extend(Text(f"note: {line}", style="dim") for line in plan.notes)
     return Group(*parts)
+
+
+def _reason(reason: str, fix: str | None) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(reason, (f"\nfix: {fix}", "bold")) if fix else Text(reason)
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -118,7 +125,7 @@ def _tensor(tensor: InputFacts) -> str:
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _flat(value, f"{name}.")
-        else:
+        elif value not in (None, (), []):
             yield name, str(value)

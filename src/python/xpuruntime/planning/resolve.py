@@ -232,8 +232,9 @@ def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts:
 
 def _notes(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
     before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
-    order = "the first candidate" if not before else f"the first candidate accepted, after {len(before)} rejected"
-    lines = [f"{winner} is {order} of {len(verdicts)}: {judgement.verdict.reason}"]
+    lines = [f"{winner} is the first of {len(verdicts)} candidate(s) that can run it: {judgement.verdict.reason}"]
+    if before:
+        lines.append("rejected before it: " + ", ".join(f"{v.candidate} ({v.code})" for v in before))
     if policy.mode == "auto":
         lines.extend(
             f"mode auto leaves {c.key} to {winner.engine}: {c.requested} is {c.enforceability}: {c.reason}"
