@@ -142,7 +142,8 @@ def branch(opset=17):
 
 def loop(opset=17):
     """A Loop that carries a float and collects one a turn."""
-    body = parser.parse_graph("""body (int64 i, bool going, float[N,4] state) => (bool still, float[N,4] next, float[N,4] seen) {
+    body = parser.parse_graph("""body (int64 i, bool going, float[N,4] state) =>
+        (bool still, float[N,4] next, float[N,4] seen) {
         [keep] still = Identity(going)
         [step] moved = MatMul(state, w)
         [squash] next = Tanh(moved)

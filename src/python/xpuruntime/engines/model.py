@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines import model_external
-from xpuruntime.engines.model_check import Place, check_graph, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model_check import check_graph, check_text
 from xpuruntime.engines.model_external import ExternalFile
 from xpuruntime.engines.model_facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
 from xpuruntime.engines.model_file import parse, read, refuse
+from xpuruntime.engines.model_graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 
 if TYPE_CHECKING:
     import onnx
@@ -221,6 +222,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     proto = parse(data, where)
     size = len(data)
     del data
+    check_text(proto, where)
     external = model_external.check(tensors(proto), folder, where)
     elements = weights(proto)
     custom, resorted = check_graph(proto, where)  # empties large tensors

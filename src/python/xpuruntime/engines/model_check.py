@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Walking an ONNX graph: unique node names, order, and whether it is valid."""
+"""Whether an ONNX graph is valid, with messages that name the node."""
 
 from __future__ import annotations
 
 import difflib
-import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model_external import is_external, nbytes
 from xpuruntime.engines.model_file import refuse
+from xpuruntime.engines.model_graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import onnx
 
-__all__ = ["Place", "check_graph", "graphs", "name_nodes", "normal_domain", "sort_nodes", "subgraphs", "tensors"]
+__all__ = ["check_graph", "check_text", "complaint"]
 
 #: Operators that ONNX Runtime registers in the default domain although ONNX does not (any opset before the one given).
 _ENGINE_OPS = {"SimplifiedLayerNormalization": 1 << 30, "LayerNormalization": 17}
@@ -27,137 +27,39 @@ _FOREIGN = "xpuruntime.foreign"
 _LARGE = 64 * 1024
 
 
-class Place(NamedTuple):
-    """A node, its unique name, and the path of the graph that holds it ("" for the main graph)."""
+def check_text(model: onnx.ModelProto, where: str) -> None:
+    """Check that every name is UTF-8; protobuf hands out bytes where one is not.
 
-    node: onnx.NodeProto
-    name: str
-    graph: str
-    renamed: bool
-
-
-def normal_domain(domain: str) -> str:
-    """Return the domain with ``"ai.onnx"`` written as ``""``."""
-    return "" if domain == "ai.onnx" else domain
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the graphs among a node's attributes, each with the attribute's name."""
-    for attribute in node.attribute:
-        if attribute.type == 5:
-            yield attribute.name, attribute.g
-        elif attribute.type == 10:
-            for index, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}[{index}]", graph
+    Raises
+    ------
+    ModelError
+        One is not.
+    """
+    broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise refuse(where, f"it is corrupt: the name {broken!r} is not UTF-8", "copy, download or export it again")
 
 
-def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the main graph and all subgraphs, outer ones first."""
-    waiting = [model.graph]
-    while waiting:
-        graph = waiting.pop()
-        yield graph
-        waiting.extend(inner for node in graph.node for _, inner in subgraphs(node))
-
-
-def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor that the model holds: initializers and tensor attributes, in subgraphs and functions too."""
+def _texts(model: onnx.ModelProto) -> Iterator[object]:
+    yield from (model.producer_name, model.producer_version, model.graph.name)
+    yield from (opset.domain for opset in model.opset_import)
+    for tensor in tensors(model):
+        yield tensor.name
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
     for graph in graphs(model):
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield sparse.values
-            yield sparse.indices
-        yield from _attribute_tensors(graph.node)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        yield from _node_texts(graph.node)
     for function in model.functions:
-        yield from _attribute_tensors(function.node)
+        yield from (function.name, function.domain)
+        yield from _node_texts(function.node)
 
 
-def _attribute_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
     for node in nodes:
-        for attribute in node.attribute:
-            if attribute.type == 4:
-                yield attribute.t
-            elif attribute.type == 9:
-                yield from attribute.tensors
-
-
-def name_nodes(model: onnx.ModelProto) -> list[Place]:
-    """Give every node of the graph and its subgraphs a unique name, without changing the model.
-
-    A node keeps its own name unless an earlier node has it. Others are named after what they make: ``"Add:sum"``, and
-    in a subgraph ``"loop/body/Add:sum"``. The names depend on nothing but the graph.
-    """
-    taken = {node.name for graph in graphs(model) for node in graph.node if node.name}
-    seen: set[str] = set()
-    places: list[Place] = []
-
-    def visit(graph: onnx.GraphProto, prefix: str) -> None:
-        for node in graph.node:
-            name = node.name
-            fresh = not name or name in seen
-            if fresh:
-                output = next((o for o in node.output if o), str(len(places)))
-                base = name = f"{prefix}{node.op_type}:{output}"
-                count = 1
-                while name in taken or name in seen:
-                    count += 1
-                    name = f"{base}#{count}"
-            seen.add(name)
-            places.append(Place(node, name, prefix.rstrip("/"), fresh))
-            for attribute, inner in subgraphs(node):
-                visit(inner, f"{name}/{attribute}/")
-
-    visit(model.graph, "")
-    return places
-
-
-def sort_nodes(graph: onnx.GraphProto) -> bool:
-    """Put a graph's nodes (and those of its subgraphs) into an order in which each follows what it reads.
-
-    Returns whether anything moved. Nodes that may stand anywhere keep their order. A cycle is left as it is.
-    """
-    moved = False
-    for node in graph.node:
-        for _, inner in subgraphs(node):
-            moved |= sort_nodes(inner)
-    makers = {output: i for i, node in enumerate(graph.node) for output in node.output if output}
-    needs: list[set[int]] = [{makers[name] for name in _reads(node) if name in makers} for node in graph.node]
-    if all(max(need, default=-1) < i for i, need in enumerate(needs)):
-        return moved
-    readers: list[list[int]] = [[] for _ in needs]
-    for i, need in enumerate(needs):
-        for maker in need:
-            readers[maker].append(i)
-    left = [len(need) for need in needs]
-    ready = [i for i, count in enumerate(left) if not count]
-    order: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for reader in readers[i]:
-            left[reader] -= 1
-            if not left[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(needs):
-        return moved
-    nodes = [graph.node[i] for i in order]
-    copies = [type(node)() for node in nodes]
-    for copy, node in zip(copies, nodes, strict=True):
-        copy.CopyFrom(node)
-    del graph.node[:]
-    graph.node.extend(copies)
-    return True
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names a node reads, also those its subgraphs capture."""
-    yield from node.input
-    for _, graph in subgraphs(node):
-        inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        inside |= {output for inner in graph.node for output in inner.output}
-        for inner in graph.node:
-            yield from (name for name in _reads(inner) if name not in inside)
-        yield from (value.name for value in graph.output if value.name not in inside)
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def check_graph(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str, ...]], bool]:
@@ -176,30 +78,58 @@ def check_graph(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str
         The IR or opset version is not known here, an operator of the standard does not exist, a tensor is made twice,
         a tensor's data does not fit its shape, or the ONNX checker refuses the graph.
     """
-    import onnx
-
     _check_versions(model, where)
     _check_single_assignment(model.graph, where)
     resorted = sort_nodes(model.graph)
-    custom, legacy = _check_ops(model, where)
+    custom = _check_ops(model, where)
     for tensor in tensors(model):
         _check_data(tensor, where)
-    before = [node.domain for node in legacy]
-    for node in legacy:  # real operators of an engine, unknown to the checker
-        node.domain = _FOREIGN
-    if legacy:
-        model.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
+    reason = complaint(model)
+    if reason is not None:
+        raise refuse(where, f"the graph is invalid: {reason}", "mend the exporter, or export the model again")
+    return custom, resorted
+
+
+def complaint(model: onnx.ModelProto) -> str | None:
+    """Return what the ONNX checker has against a model without large or external weights; None when nothing.
+
+    The checker is stricter than engines in two points, which are hidden from it: an operator that an engine adds to
+    the default domain, and an input or output without a rank.
+    """
+    import onnx
+
+    versions = {normal_domain(o.domain): o.version for o in model.opset_import}
+    added = [(n, n.domain) for g in graphs(model) for n in g.node if _is_engine_op(n, versions)]
+    unranked = [
+        value.type.tensor_type
+        for graph in graphs(model)
+        for value in (*graph.input, *graph.output)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    ]
     try:
+        for node, _ in added:
+            node.domain = _FOREIGN
+        if added:
+            model.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
+        for kind in unranked:
+            kind.shape.SetInParent()
         onnx.checker.check_model(model.SerializeToString())
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise refuse(where, f"the graph is invalid: {text}", "mend the exporter, or export the model again") from None
+        return " ".join(str(error).split()).rstrip(".")
     finally:
-        for node, domain in zip(legacy, before, strict=True):
+        for node, domain in added:
             node.domain = domain
-        if legacy:
+        if added:
             model.opset_import.pop()
-    return custom, resorted
+        for kind in unranked:
+            kind.ClearField("shape")
+    return None
+
+
+def _is_engine_op(node: onnx.NodeProto, versions: dict[str, int]) -> bool:
+    if node.op_type not in _ENGINE_OPS or normal_domain(node.domain) != "":
+        return False
+    return versions.get("", 1 << 30) < _ENGINE_OPS[node.op_type]
 
 
 def _check_versions(model: onnx.ModelProto, where: str) -> None:
@@ -221,13 +151,12 @@ def _check_versions(model: onnx.ModelProto, where: str) -> None:
             )
 
 
-def _check_ops(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str, ...]], list[onnx.NodeProto]]:
-    """Return the operators of other domains, and the nodes of engine operators in the default domain."""
+def _check_ops(model: onnx.ModelProto, where: str) -> dict[str, tuple[str, ...]]:
+    """Return the operators outside the standard, by domain."""
     versions = {normal_domain(o.domain): o.version for o in model.opset_import}
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
     official = {"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"}
     custom: dict[str, set[str]] = {}
-    legacy: list[onnx.NodeProto] = []
     unknown: dict[str, str] = {}
     judged: dict[tuple[str, str], str | None] = {}
     for graph in graphs(model):
@@ -240,8 +169,7 @@ def _check_ops(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str,
                 custom.setdefault(domain, set()).add(op)
                 continue
             version = versions.get(domain)
-            if domain == "" and version is not None and version < _ENGINE_OPS.get(op, 0):
-                legacy.append(node)
+            if _is_engine_op(node, versions):
                 custom.setdefault("", set()).add(op)
                 continue
             if key not in judged:
@@ -257,7 +185,7 @@ def _check_ops(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str,
             f"unknown operator{'s' if len(unknown) > 1 else ''}: {listed}",
             "correct the name or raise the opset; an engine's own operator has its own domain ('com.microsoft')",
         )
-    return {domain: tuple(sorted(ops)) for domain, ops in sorted(custom.items())}, legacy
+    return {domain: tuple(sorted(ops)) for domain, ops in sorted(custom.items())}
 
 
 def _unknown(op: str, domain: str, version: int) -> str | None:
@@ -299,7 +227,12 @@ def _check_single_assignment(graph: onnx.GraphProto, where: str, outer: str = ""
 def _check_data(tensor: onnx.TensorProto, where: str) -> None:
     """Check that the data fits type and dims; empty a large tensor, as the checker would only copy it."""
     needed = nbytes(tensor)
-    if needed is None or is_external(tensor) or not tensor.HasField("raw_data"):
+    if is_external(tensor):  # checked before, against the right folder
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        _empty(tensor)
+        return
+    if needed is None or not tensor.HasField("raw_data"):
         return
     size = len(tensor.raw_data)
     if size != needed:
@@ -312,5 +245,9 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
             "copy, download or export the model again",
         )
     if size > _LARGE:
-        tensor.raw_data = b""
-        tensor.dims[:] = [0]
+        _empty(tensor)
+
+
+def _empty(tensor: onnx.TensorProto) -> None:
+    tensor.raw_data = b""
+    tensor.dims[:] = [0]

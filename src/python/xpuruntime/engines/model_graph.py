@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Walking an ONNX graph: its subgraphs and tensors, unique node names, and the order of nodes."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import onnx
+
+__all__ = ["Place", "graphs", "name_nodes", "normal_domain", "sort_nodes", "subgraphs", "tensors"]
+
+
+class Place(NamedTuple):
+    """A node, its unique name, and the path of the graph that holds it ("" for the main graph)."""
+
+    node: onnx.NodeProto
+    name: str
+    graph: str
+    renamed: bool
+
+
+def normal_domain(domain: str) -> str:
+    """Return the domain with ``"ai.onnx"`` written as ``""``."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Yield the graphs among a node's attributes, each with the attribute's name."""
+    for attribute in node.attribute:
+        if attribute.type == 5:
+            yield attribute.name, attribute.g
+        elif attribute.type == 10:
+            for index, graph in enumerate(attribute.graphs):
+                yield f"{attribute.name}[{index}]", graph
+
+
+def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the main graph and all subgraphs, outer ones first."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting.extend(inner for node in graph.node for _, inner in subgraphs(node))
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor that the model holds: initializers and tensor attributes, in subgraphs and functions too."""
+    for graph in graphs(model):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield sparse.values
+            yield sparse.indices
+        yield from _attribute_tensors(graph.node)
+    for function in model.functions:
+        yield from _attribute_tensors(function.node)
+
+
+def _attribute_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.type == 4:
+                yield attribute.t
+            elif attribute.type == 9:
+                yield from attribute.tensors
+
+
+def name_nodes(model: onnx.ModelProto) -> list[Place]:
+    """Give every node of the graph and its subgraphs a unique name, without changing the model.
+
+    A node keeps its own name unless an earlier node has it. Others are named after what they make: ``"Add:sum"``, and
+    in a subgraph ``"loop/body/Add:sum"``. The names depend on nothing but the graph.
+    """
+    taken = {node.name for graph in graphs(model) for node in graph.node if node.name}
+    seen: set[str] = set()
+    places: list[Place] = []
+
+    def visit(graph: onnx.GraphProto, prefix: str) -> None:
+        for node in graph.node:
+            name = node.name
+            fresh = not name or name in seen
+            if fresh:
+                output = next((o for o in node.output if o), str(len(places)))
+                base = name = f"{prefix}{node.op_type}:{output}"
+                count = 1
+                while name in taken or name in seen:
+                    count += 1
+                    name = f"{base}#{count}"
+            seen.add(name)
+            places.append(Place(node, name, prefix.rstrip("/"), fresh))
+            for attribute, inner in subgraphs(node):
+                visit(inner, f"{name}/{attribute}/")
+
+    visit(model.graph, "")
+    return places
+
+
+def sort_nodes(graph: onnx.GraphProto) -> bool:
+    """Put a graph's nodes (and those of its subgraphs) into an order in which each follows what it reads.
+
+    Returns whether anything moved. Nodes that may stand anywhere keep their order. A cycle is left as it is.
+    """
+    moved = False
+    for node in graph.node:
+        for _, inner in subgraphs(node):
+            moved |= sort_nodes(inner)
+    makers = {output: i for i, node in enumerate(graph.node) for output in node.output if output}
+    needs: list[set[int]] = [{makers[name] for name in _reads(node) if name in makers} for node in graph.node]
+    if all(max(need, default=-1) < i for i, need in enumerate(needs)):
+        return moved
+    readers: list[list[int]] = [[] for _ in needs]
+    for i, need in enumerate(needs):
+        for maker in need:
+            readers[maker].append(i)
+    left = [len(need) for need in needs]
+    ready = [i for i, count in enumerate(left) if not count]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for reader in readers[i]:
+            left[reader] -= 1
+            if not left[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(needs):
+        return moved
+    nodes = [graph.node[i] for i in order]
+    copies = [type(node)() for node in nodes]
+    for copy, node in zip(copies, nodes, strict=True):
+        copy.CopyFrom(node)
+    del graph.node[:]
+    graph.node.extend(copies)
+    return True
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names a node reads, also those its subgraphs capture."""
+    yield from node.input
+    for _, graph in subgraphs(node):
+        inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        inside |= {output for inner in graph.node for output in inner.output}
+        for inner in graph.node:
+            yield from (name for name in _reads(inner) if name not in inside)
+        yield from (value.name for value in graph.output if value.name not in inside)
