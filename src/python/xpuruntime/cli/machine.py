@@ -55,7 +55,7 @@ def _machine_tables(machine: Machine) -> RenderableType:
     from rich.text import Text
 
     table = Table(title="devices", title_justify="left")
-    for column in ("device", "name", "memory", "facts", "computes in"):
+    for column in ("device", "name", "memory", "facts", "features, or types it computes in"):
         table.add_column(column, overflow="fold")
     cpu = machine.cpu
     table.add_row("cpu", Text(cpu.name), _gib(cpu.total_memory), f"{cpu.cores} logical cores", ", ".join(cpu.features))
