@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """xpuruntime: an execution control plane for AI accelerators.
 
-A policy file says which engine, kernels, precision and memory run a model. The library plans it, runs it, and shows what
-really ran::
+A policy file says which engine, kernels, precision and memory run a model. The library plans it, runs it, and shows
+what really ran::
 
     Policy (requested) -> Plan (resolved) -> run -> Report (observed)
 

@@ -82,7 +82,10 @@ def device_of(name: str, array: Any, kind: Kind) -> str:
         return "cpu"
     if code in (_CUDA, _CUDA_MANAGED):
         return f"cuda:{int(index)}"
-    msg = f"input {name!r} is on DLPack device type {code}, which is neither cpu nor cuda; copy it to the session's device first"
+    msg = (
+        f"input {name!r} is on DLPack device type {code}, which is neither cpu nor cuda; copy it to the "
+        "session's device first"
+    )
     raise InputError(msg)
 
 

@@ -102,8 +102,8 @@ class LoadedModel(ABC):
     run: Callable[..., dict[str, Any]]
 
     @abstractmethod
-    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None) -> Binding:
-        """Fix the buffers. `inputs` maps names to arrays whose shapes (and, where allowed, memory) are used."""
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Fix the buffers; see `InferenceSession.bind`. On the CPU a `stream` is refused."""
 
     @abstractmethod
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
@@ -157,4 +157,3 @@ class Engine(ABC):
     @abstractmethod
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Load the model. Slow; raises an `XpuRuntimeError` and leaves nothing behind when it fails."""
-

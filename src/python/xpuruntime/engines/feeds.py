@@ -8,15 +8,18 @@ import difflib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.arrays import kind_of, to_host
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Conversion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy as np
+
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = ["ConversionLog", "FeedCheck", "describe"]
+__all__ = ["ConversionLog", "FeedCheck", "describe", "fixed_shape", "is_tensor", "known_outputs", "refuse_stream"]
 
 _SEEN_LIMIT = 4096
 
@@ -43,6 +46,60 @@ def describe(info: TensorInfo) -> str:
     """Return ``"x: float32 [N, 64]"``."""
     dims = ", ".join("?" if d is None else str(d) for d in info.shape) if info.shape is not None else "..."
     return f"{info.name}: {info.dtype} [{dims}]"
+
+
+def is_tensor(info: TensorInfo) -> bool:
+    """Say whether `info` is a tensor; sequences, maps and optionals are not."""
+    return info.shape is not None and not info.dtype.startswith(("sequence", "map", "optional"))
+
+
+def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of a buffer: the one given, else the model's own.
+
+    Raises
+    ------
+    InputError
+        If neither is complete, or the input has no fixed buffer.
+    """
+    if info.dtype == "string" or not is_tensor(info):
+        msg = f"input {info.name!r} is of type {info.dtype}, which has no fixed buffer; use run()"
+        raise InputError(msg)
+    shape = []
+    for size in given if given is not None else info.shape or ():
+        if not isinstance(size, int):
+            msg = (
+                f"input {info.name!r} has free dimensions ({describe(info)}); "
+                f"pass bind({{{info.name!r}: shape or array}})"
+            )
+            raise InputError(msg)
+        shape.append(size)
+    return tuple(shape)
+
+
+def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
+    """Refuse an output buffer for an output the model does not have.
+
+    Raises
+    ------
+    InputError
+    """
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(names)}"
+        raise InputError(msg)
+
+
+def refuse_stream(stream: Any) -> None:
+    """Refuse a stream on the CPU.
+
+    Raises
+    ------
+    InputError
+        If `stream` is not ``None``.
+    """
+    if stream is not None:
+        msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread. Leave it out"
+        raise InputError(msg)
 
 
 class FeedCheck:
@@ -103,11 +160,17 @@ class FeedCheck:
             return
         expected = "[" + ", ".join("?" if d is None else str(d) for d in info.shape) + "]"
         if len(shape) != len(info.shape):
-            msg = f"input {name!r} has rank {len(shape)} (shape {list(shape)}), the model expects rank {len(info.shape)}: {expected}"
+            msg = (
+                f"input {name!r} has rank {len(shape)} (shape {list(shape)}), the model expects rank "
+                f"{len(info.shape)}: {expected}"
+            )
             raise InputError(msg)
         for axis, (got, want) in enumerate(zip(shape, info.shape, strict=True)):
             if isinstance(want, int) and got != want:
-                msg = f"input {name!r} has shape {list(shape)}, the model expects {expected}: axis {axis} must be {want}, got {got}"
+                msg = (
+                    f"input {name!r} has shape {list(shape)}, the model expects {expected}: axis {axis} must be "
+                    f"{want}, got {got}"
+                )
                 raise InputError(msg)
 
     def symbols(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -125,7 +188,9 @@ class FeedCheck:
                     continue
                 size, by = bound.setdefault(want, (got, name))
                 if size != got:
-                    msg = f"dimension {want!r} is {size} in input {by!r} but {got} in input {name!r}; they must be equal"
+                    msg = (
+                        f"dimension {want!r} is {size} in input {by!r} but {got} in input {name!r}; they must be equal"
+                    )
                     raise InputError(msg)
         return {symbol: size for symbol, (size, _) in bound.items()}
 
@@ -134,6 +199,50 @@ class FeedCheck:
         for name, (dtype, shape) in described.items():
             self.check(name, dtype, shape)
         self.symbols({name: shape for name, (_, shape) in described.items()})
+
+    def on_host(self, feeds: Mapping[str, Any], *, strict: bool, log: ConversionLog) -> dict[str, Any]:
+        """Return NumPy arrays ready for an engine: checked, shared where possible, copied once where not contiguous.
+
+        Parameters
+        ----------
+        feeds : mapping of str to array
+            CPU arrays of any framework. What is no tensor is passed on as it is.
+        strict : bool
+            Refuse instead of copying.
+        log : ConversionLog
+
+        Raises
+        ------
+        InputError
+        """
+        self.names(feeds)
+        tensors = {name: is_tensor(self.infos[name]) for name in feeds}
+        hosts = {n: to_host(n, a, kind_of(n, a)) if tensors[n] else a for n, a in feeds.items()}
+        self.full({n: (_type_name(a), a.shape) for n, a in hosts.items() if tensors[n]})
+        return {n: self._contiguous(n, a, strict=strict, log=log) if tensors[n] else a for n, a in hosts.items()}
+
+    def _contiguous(
+        self, name: str, host: np.ndarray[Any, Any], *, strict: bool, log: ConversionLog
+    ) -> np.ndarray[Any, Any]:
+        want = self.infos[name].dtype
+        if not host.dtype.isnative:
+            msg = f"input {name!r} has dtype {host.dtype.str} in foreign byte order; convert it with x.astype({want!r})"
+            raise InputError(msg)
+        if want == "string" and host.dtype.kind in "US":
+            log.add(f"input {name!r} converted to Python strings", "the engine takes no fixed-width strings")
+            host = host.astype(object)
+        if host.flags.c_contiguous:
+            return host
+        if strict:
+            msg = (
+                f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; "
+                "pass np.ascontiguousarray(x)"
+            )
+            raise InputError(msg)
+        import numpy as np
+
+        log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        return np.ascontiguousarray(host)
 
     def known(self, key: tuple[Any, ...]) -> bool:
         """Say whether this exact set of shapes has passed before."""
@@ -147,3 +256,7 @@ class FeedCheck:
 
     def _all(self) -> str:
         return "; ".join(describe(info) for info in self.infos.values())
+
+
+def _type_name(array: np.ndarray[Any, Any]) -> str:
+    return "string" if array.dtype.kind in "OUS" else array.dtype.name

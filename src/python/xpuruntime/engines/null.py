@@ -15,7 +15,7 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.feeds import ConversionLog, FeedCheck, fixed_shape, known_outputs, refuse_stream
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -109,9 +109,7 @@ class NullModel(LoadedModel):
         self.run = self._run
 
     def _run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
-        if stream is not None:
-            msg = "stream= is for CUDA sessions; the null engine runs in the calling thread"
-            raise InputError(msg)
+        refuse_stream(stream)
         self._check.names(feeds)
         kind = kind_of_feeds(feeds)
         ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
@@ -125,7 +123,7 @@ class NullModel(LoadedModel):
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind host buffers; see `InferenceSession.bind`."""
-        del stream
+        refuse_stream(stream)
         if self.run == _closed:
             _closed()
         return NullBinding(self, inputs or {}, outputs or {})
@@ -174,22 +172,11 @@ class NullBinding(Binding):
         for name in (n for n in check.infos if n in check.required or n in inputs):
             given, info = inputs.get(name), check.infos[name]
             if given is None or isinstance(given, tuple):
-                shape = given if given is not None else info.shape
-                free = [str(d) for d in shape or () if not isinstance(d, int)]
-                if free:
-                    msg = (
-                        f"input {name!r} has free dimensions ({', '.join(free)}); pass "
-                        f"bind({{{name!r}: shape or array}})"
-                    )
-                    raise InputError(msg)
-                ready[name] = np.zeros(tuple(shape or ()), _numpy_type(info))
+                ready[name] = np.zeros(fixed_shape(info, given), _numpy_type(info))
             else:
                 ready[name] = to_host(name, given, kind_of(name, given))
         zeros = model._zeros(ready)
-        unknown = sorted(set(outputs) - set(zeros))
-        if unknown:
-            msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(zeros)}"
-            raise InputError(msg)
+        known_outputs(outputs, tuple(zeros))
         made: dict[str, np.ndarray[Any, Any]] = {}
         for name, zero in zeros.items():
             array = to_host(name, outputs[name], kind_of(name, outputs[name])) if name in outputs else zero

@@ -162,13 +162,7 @@ class InferenceSession:
         InputError
             A buffer has the wrong name, dtype, shape, device or layout.
         """
-        loaded = self._open()
-        if self.plan.device == "cpu":
-            if stream is not None:
-                msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread"
-                raise InputError(msg)
-            return loaded.bind(inputs, outputs)
-        return loaded.bind(inputs, outputs, stream)
+        return self._open().bind(inputs, outputs, stream)
 
     def explain(self, inputs: Mapping[str, Any] | None = None, *, runs: int = 10) -> Report:
         """Run an instrumented copy of the session and report requested, resolved, observed.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ONNX Runtime can do with each policy key, on the CPU and on CUDA: settings and enforceability, decided from facts."""
+"""What ONNX Runtime can do with the execution and accuracy keys of a policy, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,36 +15,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Enforceability
 
-__all__ = ["ATTENTION_BITS", "CONV_SEARCH", "Settings", "settle"]
-
-#: Attention families to bits of the CUDA option ``sdpa_kernel``. Bit 16 (math) is never switched off by ONNX Runtime.
-ATTENTION_BITS = {
-    "flash_v2": 1,
-    "efficient": 2,
-    "trt_fused": 4,
-    "cudnn": 8,
-    "cudnn.sdpa": 8,
-    "math": 16,
-    "lean": 256,
-}
-
-#: Convolution families to the CUDA option ``cudnn_conv_algo_search``.
-CONV_SEARCH = {
-    "cudnn": "HEURISTIC",
-    "cudnn_heuristic": "HEURISTIC",
-    "cudnn_exhaustive": "EXHAUSTIVE",
-    "cudnn_default": "DEFAULT",
-}
-
-_ATTENTION_OPS = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "DecoderMaskedMultiHeadAttention"})
-_OPS_OF = {
-    "matmul": frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulNBits"}),
-    "attention": _ATTENTION_OPS,
-    "layer_norm": frozenset({"LayerNormalization", "SkipLayerNormalization"}),
-    "rms_norm": frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}),
-    "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
-}
-_REWRITE = "no option of ONNX Runtime chooses this kernel"
+__all__ = ["Book", "Settings", "settle"]
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -83,7 +54,7 @@ class Settings(msgspec.Struct, kw_only=True):
     level: str = "all"
     threads: int | None = None
     deterministic: bool = False
-    convert: str | None = None
+    convert: Literal["fp16", "bf16"] | None = None
     keep_fp32: tuple[str, ...] = ()
     allow_cpu_ops: tuple[str, ...] = ()
     pool: str = "engine"
@@ -92,14 +63,21 @@ class Settings(msgspec.Struct, kw_only=True):
     strict: bool = False
 
 
-class _Book:
-    """Collects one control per stated key."""
+class Book:
+    """Collects one control for each stated key.
+
+    Parameters
+    ----------
+    stated : dict
+        As `Policy.stated` gives it.
+    """
 
     def __init__(self, stated: dict[str, Any]) -> None:
         self.stated = stated
         self.controls: list[Control] = []
 
     def add(self, key: str, resolved: str, level: Enforceability, reason: str, fix: str | None = None) -> None:
+        """Add the control of `key`, if the policy states it."""
         if key in self.stated:
             requested = _show(self.stated[key])
             self.controls.append(
@@ -116,31 +94,50 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
         For a provider option that is unknown or out of range.
     """
     cuda = request.device.startswith("cuda")
+    from xpuruntime.engines.onnxruntime.kernel_controls import settle_kernels, settle_rules
+
     policy = request.policy
     settings = Settings(
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
     )
-    book = _Book(policy.stated())
+    book = Book(policy.stated())
     _given_options(request, settings, book, cuda=cuda)
     _placement(request, settings, book, cuda=cuda)
     _precision(request, settings, book, cuda=cuda)
     _execution(request, settings, book, cuda=cuda)
     _memory(request, settings, book, cuda=cuda)
-    _kernels(request, settings, book, cuda=cuda)
-    _rules(request, settings, book)
+    settle_kernels(request, settings, book, cuda=cuda)
+    settle_rules(request, settings, book)
     _accuracy(request, book)
     return settings, tuple(book.controls)
 
 
-def _accuracy(request: Request, book: _Book) -> None:
-    book.add("auto_strategy", "-", "unsupported", "ONNX Runtime chooses its kernels itself; nothing is tuned here", "remove the key, or use mode: prefer")
+def _accuracy(request: Request, book: Book) -> None:
+    book.add(
+        "auto_strategy",
+        "-",
+        "unsupported",
+        "ONNX Runtime chooses its kernels itself; nothing is tuned here",
+        "remove the key, or use mode: prefer",
+    )
     wanted = request.policy.accuracy
     reference = "onnxruntime.cpu.fp32"
     for key in book.stated:
         if key == "accuracy.reference" and wanted is not None and wanted.reference != reference:
-            book.add(key, reference, "unsupported", f"the reference of this engine is {reference}", f"state reference: {reference}")
+            book.add(
+                key,
+                reference,
+                "unsupported",
+                f"the reference of this engine is {reference}",
+                f"state reference: {reference}",
+            )
         elif key.startswith("accuracy."):
-            book.add(key, "probe input held against fp32 on the CPU", "enforced", "the session is refused beyond the tolerance")
+            book.add(
+                key,
+                "probe input held against fp32 on the CPU",
+                "enforced",
+                "the session is refused beyond the tolerance",
+            )
 
 
 def _show(value: Any) -> str:
@@ -149,7 +146,7 @@ def _show(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _given_options(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
+def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     options = dict(request.policy.execution.provider_options).get("onnxruntime", {})
     given = dict(options)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
@@ -159,50 +156,88 @@ def _given_options(request: Request, settings: Settings, book: _Book, *, cuda: b
     settings.level = settings.session.pop("graph_optimization_level", "all")
     for key in book.stated:
         if key.startswith("execution.provider_options"):
-            book.add(key, _show(book.stated[key]), "enforced", "validated and handed to ONNX Runtime; provider options are read back after loading")
+            book.add(
+                key,
+                _show(book.stated[key]),
+                "enforced",
+                "validated and handed to ONNX Runtime; provider options are read back after loading",
+            )
 
 
-def _placement(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
+def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     execution = request.policy.execution
     book.add("execution.engine", "onnxruntime", "enforced", "checked against the session's own provider list")
     book.add("execution.device", request.device, "enforced", "checked against the node assignment after loading")
-    book.add("execution.fallback", _show(execution.fallback), "enforced", "the plan changes engine or device only as listed")
+    book.add(
+        "execution.fallback", _show(execution.fallback), "enforced", "the plan changes engine or device only as listed"
+    )
     settings.allow_cpu_ops = tuple(execution.allow_cpu_ops) if cuda else ()
     if cuda:
-        book.add("execution.allow_cpu_ops", _show(execution.allow_cpu_ops), "enforced", "any other node on the CPU provider is refused at load")
+        book.add(
+            "execution.allow_cpu_ops",
+            _show(execution.allow_cpu_ops),
+            "enforced",
+            "any other node on the CPU provider is refused at load",
+        )
         settings.options["device_id"] = request.device.partition(":")[2] or "0"
     else:
         book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
 
 
-def _precision(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
+def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
     if precision in ("fp16", "bf16"):
         settings.convert = precision
         if cuda:
-            book.add("execution.precision", f"graph converted to {precision}", "enforced", "the weights and types in the graph change, and a probe input is held against fp32")
+            book.add(
+                "execution.precision",
+                f"graph converted to {precision}",
+                "enforced",
+                "the weights and types in the graph change, and a probe input is held against fp32",
+            )
         else:
-            book.add("execution.precision", f"graph converted to {precision}", "advisory",
-                     "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts",
-                     "use device cuda:0, or precision fp32")  # fmt: skip
+            book.add(
+                "execution.precision",
+                f"graph converted to {precision}",
+                "advisory",
+                "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts",
+                "use device cuda:0, or precision fp32",
+            )
     elif precision == "fp32":
         resolved = "use_tf32=0" if cuda else "the model's own types"
-        book.add("execution.precision", resolved, "enforced", "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told" if cuda else "the CPU provider computes fp32 in fp32")
+        book.add(
+            "execution.precision",
+            resolved,
+            "enforced",
+            "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told"
+            if cuda
+            else "the CPU provider computes fp32 in fp32",
+        )
     elif precision == "tf32":
-        book.add("execution.precision", "use_tf32=1" if cuda else "-", "enforced" if cuda else "unsupported", "TF32 is allowed for fp32 matmul and conv" if cuda else "the CPU has no TF32")
+        book.add(
+            "execution.precision",
+            "use_tf32=1" if cuda else "-",
+            "enforced" if cuda else "unsupported",
+            "TF32 is allowed for fp32 matmul and conv" if cuda else "the CPU has no TF32",
+        )
     else:
         book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
     if cuda:
         allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
         if allowed is not None:
             settings.options["use_tf32"] = "1" if allowed else "0"
-        book.add("execution.tf32", f"use_tf32={settings.options.get('use_tf32', '1')}", "enforced", "provider option, read back after loading")
+        book.add(
+            "execution.tf32",
+            f"use_tf32={settings.options.get('use_tf32', '1')}",
+            "enforced",
+            "provider option, read back after loading",
+        )
     else:
         book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
 
 
-def _execution(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
+def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     execution = request.policy.execution
     settings.threads = execution.threads
     book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
@@ -210,44 +245,93 @@ def _execution(request: Request, settings: Settings, book: _Book, *, cuda: bool)
     if settings.deterministic and cuda:
         settings.options["cudnn_conv_algo_search"] = "HEURISTIC"
         settings.options["tunable_op_enable"] = "0"
-        book.add("execution.determinism", "use_deterministic_compute, cudnn_conv_algo_search=HEURISTIC", "advisory",
-                 "timed algorithm search is off and deterministic kernels are asked for; ONNX Runtime does not promise it for every op")  # fmt: skip
+        book.add(
+            "execution.determinism",
+            "use_deterministic_compute, cudnn_conv_algo_search=HEURISTIC",
+            "advisory",
+            (
+                "timed algorithm search is off and deterministic kernels are asked for; ONNX Runtime does "
+                "not promise it for every op"
+            ),
+        )
     elif settings.deterministic:
-        book.add("execution.determinism", "use_deterministic_compute", "advisory", "deterministic kernels are asked for; ONNX Runtime does not promise it for every op")
+        book.add(
+            "execution.determinism",
+            "use_deterministic_compute",
+            "advisory",
+            "deterministic kernels are asked for; ONNX Runtime does not promise it for every op",
+        )
     else:
         book.add("execution.determinism", "-", "enforced", "nothing asked")
     if execution.layout == "nhwc":
         settings.options.update({"prefer_nhwc": "1"} if cuda else {})
-        book.add("execution.layout", "prefer_nhwc=1" if cuda else "-", "enforced" if cuda else "unsupported",
-                 "provider option; seen in the evidence as the nhwc domain" if cuda else "the CPU provider chooses its own blocked layout")  # fmt: skip
+        book.add(
+            "execution.layout",
+            "prefer_nhwc=1" if cuda else "-",
+            "enforced" if cuda else "unsupported",
+            "provider option; seen in the evidence as the nhwc domain"
+            if cuda
+            else "the CPU provider chooses its own blocked layout",
+        )
     elif execution.layout == "nchw":
         settings.options.update({"prefer_nhwc": "0"} if cuda else {})
-        book.add("execution.layout", "prefer_nhwc=0" if cuda else "-", "enforced" if cuda else "advisory",
-                 "provider option" if cuda else "inside, the CPU provider may use blocked NCHWc")  # fmt: skip
+        book.add(
+            "execution.layout",
+            "prefer_nhwc=0" if cuda else "-",
+            "enforced" if cuda else "advisory",
+            "provider option" if cuda else "inside, the CPU provider may use blocked NCHWc",
+        )
     else:
         book.add("execution.layout", "-", "enforced", "left to the engine")
     dynamic = [i.name for i in request.model.inputs if not all(isinstance(d, int) for d in (i.shape or ("?",)))]
     if execution.static_shape and dynamic:
-        book.add("execution.static_shape", "-", "advisory", f"the model's own shapes are dynamic ({', '.join(dynamic)}); bind() fixes them per binding")
+        book.add(
+            "execution.static_shape",
+            "-",
+            "advisory",
+            f"the model's own shapes are dynamic ({', '.join(dynamic)}); bind() fixes them per binding",
+        )
     else:
-        book.add("execution.static_shape", "the model's own shapes", "enforced", "the model's shapes are fixed" if not dynamic else "nothing asked")
+        book.add(
+            "execution.static_shape",
+            "the model's own shapes",
+            "enforced",
+            "the model's shapes are fixed" if not dynamic else "nothing asked",
+        )
     settings.graph = execution.cuda_graph if cuda else "off"
     if execution.cuda_graph == "off":
         book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     elif cuda:
         settings.options["enable_cuda_graph"] = "1"
-        book.add("execution.cuda_graph", "enable_cuda_graph=1 for bind()", "enforced" if execution.cuda_graph == "require" else "advisory",
-                 "bind() captures or raises" if execution.cuda_graph == "require" else "captured where every node can be; otherwise bind() says why not")  # fmt: skip
+        book.add(
+            "execution.cuda_graph",
+            "enable_cuda_graph=1 for bind()",
+            "enforced" if execution.cuda_graph == "require" else "advisory",
+            "bind() captures or raises"
+            if execution.cuda_graph == "require"
+            else "captured where every node can be; otherwise bind() says why not",
+        )
     else:
-        book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", "remove the key, or use device cuda:0")
+        book.add(
+            "execution.cuda_graph",
+            "-",
+            "unsupported",
+            "the CPU has no CUDA graphs",
+            "remove the key, or use device cuda:0",
+        )
 
 
-def _memory(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
+def _memory(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     memory = request.policy.execution.memory
     settings.pool, settings.pool_limit = memory.pool, memory.limit
     if not cuda:
         unsupported = "the CPU provider takes no outside allocator"
-        book.add("execution.memory.pool", "-", "enforced" if memory.pool == "engine" else "unsupported", unsupported if memory.pool != "engine" else "ONNX Runtime's own arena")
+        book.add(
+            "execution.memory.pool",
+            "-",
+            "enforced" if memory.pool == "engine" else "unsupported",
+            unsupported if memory.pool != "engine" else "ONNX Runtime's own arena",
+        )
         book.add("execution.memory.limit", "-", "unsupported", "the CPU provider takes no limit")
         return
     if memory.pool == "engine":
@@ -255,71 +339,17 @@ def _memory(request: Request, settings: Settings, book: _Book, *, cuda: bool) ->
             settings.options["gpu_mem_limit"] = str(memory.limit)
             settings.options.setdefault("arena_extend_strategy", "kSameAsRequested")
         book.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
-        book.add("execution.memory.limit", f"gpu_mem_limit={memory.limit}", "enforced", "limit of the arena; workspaces of cuBLAS and cuDNN handles come on top")
+        book.add(
+            "execution.memory.limit",
+            f"gpu_mem_limit={memory.limit}",
+            "enforced",
+            "limit of the arena; workspaces of cuBLAS and cuDNN handles come on top",
+        )
     else:
-        book.add("execution.memory.pool", f"gpu_external_alloc from our {memory.pool} pool", "enforced", "every allocation of the provider goes through the pool, which counts it")
+        book.add(
+            "execution.memory.pool",
+            f"gpu_external_alloc from our {memory.pool} pool",
+            "enforced",
+            "every allocation of the provider goes through the pool, which counts it",
+        )
         book.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
-
-
-def _kernels(request: Request, settings: Settings, book: _Book, *, cuda: bool) -> None:
-    for op, use in request.policy.kernels.preferences.items():
-        key = f"kernels.{op}"
-        wanted = (use,) if isinstance(use, str) else tuple(use)
-        present = any(request.model.ops.get(name) for name in _OPS_OF[op])
-        if "auto" in wanted:
-            book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
-        elif not present:
-            book.add(key, "-", "enforced", f"the model has no {op} node: nothing to choose")
-        elif op == "attention" and cuda:
-            _attention(wanted, settings, book, key)
-        elif op == "conv" and cuda:
-            _conv(wanted, settings, book, key)
-        elif op == "matmul" and cuda and set(wanted) <= {"cublas", "cublasLt", "cublas.cublas", "cublas.cublasLt"}:
-            book.add(key, "-", "unsupported", f"{_REWRITE}; the CUDA provider calls cuBLAS or cuBLASLt as it sees fit", "remove the key, or use mode: prefer")
-        else:
-            book.add(key, "-", "unsupported", _REWRITE, "remove the key, or use mode: prefer")
-
-
-def _attention(wanted: tuple[str, ...], settings: Settings, book: _Book, key: str) -> None:
-    unknown = [name for name in wanted if name not in ATTENTION_BITS]
-    known = [name for name in wanted if name in ATTENTION_BITS]
-    if not known:
-        book.add(key, "-", "unsupported", f"the CUDA provider has no {', '.join(unknown)}; it has {', '.join(ATTENTION_BITS)}", "name one of those")
-        return
-    bits = 0
-    for name in known:
-        bits |= ATTENTION_BITS[name]
-    settings.options["sdpa_kernel"] = str(bits)
-    left = f"; it has no {', '.join(unknown)}" if unknown else ""
-    if known == ["math"] and not unknown:
-        book.add(key, f"sdpa_kernel={bits}", "enforced", "only the unfused kernel is allowed")
-        return
-    book.add(key, f"sdpa_kernel={bits}", "advisory", f"the set of allowed kernels; ONNX Runtime keeps the unfused one allowed where none of them fits{left}. The evidence says which ran")
-
-
-def _conv(wanted: tuple[str, ...], settings: Settings, book: _Book, key: str) -> None:
-    known = [name for name in wanted if name in CONV_SEARCH]
-    if not known:
-        book.add(key, "-", "unsupported", f"the CUDA provider has only cuDNN convolutions: {', '.join(CONV_SEARCH)}", "name one of those")
-        return
-    search = CONV_SEARCH[known[0]]
-    if settings.deterministic and search == "EXHAUSTIVE":
-        book.add(key, "cudnn_conv_algo_search=HEURISTIC", "unsupported", "exhaustive search picks by timing, which determinism: run_to_run forbids", "drop one of the two keys")
-        return
-    settings.options["cudnn_conv_algo_search"] = search
-    book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
-
-
-def _rules(request: Request, settings: Settings, book: _Book) -> None:
-    keep: list[str] = []
-    for index, rule in enumerate(request.policy.kernels.rules):
-        key = f"kernels.rules[{index}]"
-        glob = rule.match.node
-        if rule.precision == "fp32" and glob and not rule.use and settings.convert:
-            keep.append(glob)
-            book.add(key, f"nodes {glob} stay fp32", "enforced", "the converter leaves them alone")
-        elif rule.use:
-            book.add(key, "-", "unsupported", f"{_REWRITE} for single nodes", "remove the rule, or use mode: prefer")
-        else:
-            book.add(key, "-", "unsupported", "a precision rule needs a node pattern, precision: fp32 and a converted graph", "state match.node and execution.precision: fp16")
-    settings.keep_fp32 = tuple(keep)

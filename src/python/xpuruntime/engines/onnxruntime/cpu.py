@@ -10,7 +10,7 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, LoadedModel
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.feeds import ConversionLog, FeedCheck, fixed_shape, is_tensor, known_outputs, refuse_stream
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -75,7 +75,7 @@ class CpuModel(LoadedModel):
         slow = self._run_checked
         if self._extended:
             return slow
-        inputs = tuple((i.name, np.dtype(i.dtype)) for i in self._info.inputs if _is_tensor(i))
+        inputs = tuple((i.name, np.dtype(i.dtype)) for i in self._info.inputs if is_tensor(i))
         count = len(inputs)
         if count != len(self._info.inputs):
             return slow
@@ -106,16 +106,12 @@ class CpuModel(LoadedModel):
         session = self._session
         if session is None:
             closed()
-        if stream is not None:
-            msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread"
-            raise InputError(msg)
+        refuse_stream(stream)
         self._check.names(feeds)
-        kind = kind_of_feeds(feeds)
+        kind = kind_of_feeds({n: a for n, a in feeds.items() if is_tensor(self._check.infos[n])})
         if self._extended:
             return self._run_dlpack(feeds, kind)
-        ready = {name: self._host(name, array) for name, array in feeds.items()}
-        described = {n: (a.dtype.name if a.dtype != object else "string", a.shape) for n, a in ready.items()}
-        self._check.full({n: d for n, d in described.items() if _is_tensor(self._check.infos[n])})
+        ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
         if len(ready) == len(self._info.inputs):
             self._check.remember(tuple(ready[i.name].shape for i in self._info.inputs))
         try:
@@ -123,22 +119,6 @@ class CpuModel(LoadedModel):
         except Exception as error:
             raise self._failed(error) from None
         return {name: from_host(value, kind) for name, value in zip(self._outputs, results, strict=True)}
-
-    def _host(self, name: str, array: Any) -> np.ndarray[Any, Any]:
-        info = self._check.infos[name]
-        host = to_host(name, array, kind_of(name, array))
-        if not host.dtype.isnative:
-            msg = f"input {name!r} has dtype {host.dtype.str} in foreign byte order; convert it with x.astype({info.dtype!r})"
-            raise InputError(msg)
-        if info.dtype == "string" and host.dtype.kind in "US":
-            host = host.astype(object)
-        if host.flags.c_contiguous:
-            return host
-        if self._strict:
-            msg = f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; pass np.ascontiguousarray(x)"
-            raise InputError(msg)
-        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
-        return np.ascontiguousarray(host)
 
     def _run_dlpack(self, feeds: Mapping[str, Any], kind: Any) -> dict[str, Any]:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -173,12 +153,16 @@ class CpuModel(LoadedModel):
     def _failed(self, error: Exception) -> XpuRuntimeError:
         return translate(error, doing=f"running {self._info.path}", device="cpu")
 
-    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None) -> Binding:
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
+        refuse_stream(stream)
         if self._session is None:
             closed()
         if self._extended:
-            msg = "bind() on the CPU takes NumPy types only, and this model has bfloat16 or float8 inputs or outputs; use run()"
+            msg = (
+                "bind() on the CPU takes NumPy types only, and this model has bfloat16 or float8 inputs or "
+                "outputs; use run()"
+            )
             raise InputError(msg)
         return CpuBinding(self, inputs or {}, outputs or {})
 
@@ -186,8 +170,7 @@ class CpuModel(LoadedModel):
         """Run an instrumented copy; see `LoadedModel.observe`."""
         if self._session is None:
             closed()
-        self._check.names(feeds)
-        return self._observer({name: self._host(name, array) for name, array in feeds.items()}, runs)
+        return self._observer(self._check.on_host(feeds, strict=self._strict, log=self._log), runs)
 
     def conversions(self) -> Sequence[Conversion]:
         """Return what was copied so far."""
@@ -212,12 +195,9 @@ class CpuBinding(Binding):
         wanted = [name for name in check.infos if name in check.required or name in inputs]
         bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
         check.full({name: (a.dtype.name, a.shape) for name, a in bound.items()})
-        shapes = _output_shapes(model, bound, outputs)
+        known_outputs(outputs, model._outputs)
+        shapes = _output_shapes(model, bound)
         made = {name: _output_buffer(name, shapes[name], outputs.get(name)) for name in model._outputs}
-        unknown = sorted(set(outputs) - set(made))
-        if unknown:
-            msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(model._outputs)}"
-            raise InputError(msg)
         self.inputs, self.outputs = bound, made
         self._io = session.io_binding()
         for name, array in bound.items():
@@ -241,10 +221,6 @@ class CpuBinding(Binding):
         self.inputs, self.outputs = {}, {}
 
 
-def _is_tensor(info: TensorInfo) -> bool:
-    return info.shape is not None and not info.dtype.startswith(("sequence", "map", "optional"))
-
-
 def _result(value: Any, kind: Any) -> Any:
     import sys
 
@@ -257,40 +233,37 @@ def _result(value: Any, kind: Any) -> Any:
 
 
 def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
-    if info.dtype == "string" or not _is_tensor(info):
-        msg = f"input {info.name!r} is of type {info.dtype}, which has no fixed buffer; use run()"
-        raise InputError(msg)
     if given is None or isinstance(given, tuple):
-        shape = given if given is not None else info.shape
-        free = [str(d) for d in shape or () if not isinstance(d, int)]
-        if free:
-            msg = f"input {info.name!r} has free dimensions ({', '.join(free)}); pass bind({{{info.name!r}: shape or array}})"
-            raise InputError(msg)
-        return np.zeros(tuple(int(d) for d in shape or ()), np.dtype(info.dtype))
+        return np.zeros(fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
-        msg = f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass np.ascontiguousarray(x), or its shape"
+        msg = (
+            f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass "
+            "np.ascontiguousarray(x), or its shape"
+        )
         raise InputError(msg)
     return array
 
 
-def _output_shapes(model: CpuModel, bound: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], Any]]:
+def _output_shapes(model: CpuModel, bound: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Return name to (shape, dtype), by running once: the only way that is right for every model."""
-    del outputs
     results = model.run(dict(bound))
     return {name: (value.shape, value.dtype) for name, value in results.items()}
 
 
 def _output_buffer(name: str, expected: tuple[tuple[int, ...], Any], given: Any) -> np.ndarray[Any, Any]:
     shape, dtype = expected
-    if dtype == object:
+    if dtype.kind == "O":
         msg = f"output {name!r} holds strings, which have no fixed buffer; use run()"
         raise InputError(msg)
     if given is None:
         return np.zeros(shape, dtype)
     array = to_host(name, given, kind_of(name, given))
     if array.dtype != dtype or array.shape != shape:
-        msg = f"output {name!r} is {dtype.name} {list(shape)} for these inputs, got {array.dtype.name} {list(array.shape)}"
+        msg = (
+            f"output {name!r} is {dtype.name} {list(shape)} for these inputs, got {array.dtype.name} "
+            f"{list(array.shape)}"
+        )
         raise InputError(msg)
     if not array.flags.c_contiguous or not array.flags.writeable:
         msg = f"output {name!r} must be C-contiguous and writable to be bound"

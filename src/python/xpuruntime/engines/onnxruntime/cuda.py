@@ -132,7 +132,7 @@ class CudaModel(LoadedModel):
         return str(next(self._graph_ids))
 
     def foreign(self, stream: Any, kind: Kind) -> Any:
-        """Return the caller's stream as one of ours; it is remembered, since its reads of outputs may still be queued."""
+        """Return the caller's stream as one of ours; remembered, since its reads of outputs may still be queued."""
         handle, owner = caller_stream(stream, kind, self.index)
         known = self._foreign.get(handle)
         if known is None:
@@ -162,8 +162,7 @@ class CudaModel(LoadedModel):
         return self._run_device(session, feeds, kinds, stream)
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        ready = {name: self._host(name, array) for name, array in feeds.items()}
-        self._remember({name: (array.dtype.name, array.shape) for name, array in ready.items()})
+        ready = self._hosts(feeds)
         self.enter()
         try:
             results = session._sess.run(self.output_names, ready, self._host_options)
@@ -171,7 +170,9 @@ class CudaModel(LoadedModel):
             raise self.failed(error) from None
         return dict(zip(self.output_names, results, strict=True))
 
-    def _run_device(self, session: Any, feeds: Mapping[str, Any], kinds: Mapping[str, Kind], stream: Any) -> dict[str, Any]:
+    def _run_device(
+        self, session: Any, feeds: Mapping[str, Any], kinds: Mapping[str, Kind], stream: Any
+    ) -> dict[str, Any]:
         kind = kind_of_feeds(feeds)
         caller = self.foreign(stream, kind)
         self.enter()
@@ -180,7 +181,10 @@ class CudaModel(LoadedModel):
         described = {}
         for name, array in feeds.items():
             if kinds[name] == "numpy":
-                host = self._host(name, array)
+                host = to_host(name, array, "numpy")
+                if not host.flags.c_contiguous:
+                    msg = f"input {name!r} is a NumPy array that is not C-contiguous; pass np.ascontiguousarray(x)"
+                    raise InputError(msg)
                 described[name] = (host.dtype.name, host.shape)
                 self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
                 binding.bind_input(name, host)
@@ -208,17 +212,8 @@ class CudaModel(LoadedModel):
             self.check.full(described)
             self.check.remember(key)
 
-    def _host(self, name: str, array: Any) -> Any:
-        import numpy as np
-
-        host = to_host(name, array, kind_of(name, array))
-        if host.flags.c_contiguous:
-            return host
-        if self.settings.strict:
-            msg = f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; pass np.ascontiguousarray(x)"
-            raise InputError(msg)
-        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
-        return np.ascontiguousarray(host)
+    def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
 
     def _contiguous(self, name: str, item: Any) -> Any:
         if item.contiguous:
@@ -260,16 +255,15 @@ class CudaModel(LoadedModel):
         """Run an instrumented copy; see `LoadedModel.observe`. Device arrays are copied to the host first."""
         from xpuruntime import _core
 
-        self.check.names(feeds)
         host = {}
         for name, array in feeds.items():
             kind = kind_of(name, array)
             if kind == "numpy":
-                host[name] = self._host(name, array)
+                host[name] = array
             else:
                 tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
-                host[name] = tensor.to("cpu").numpy() if tensor.device != "cpu" else tensor.numpy()
-        return self._observer(host, runs)
+                host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.to("cpu").numpy()
+        return self._observer(self._hosts(host), runs)
 
     def conversions(self) -> Sequence[Conversion]:
         """Return what was copied so far."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
 from xpuruntime.engines.base import Binding
+from xpuruntime.engines.feeds import fixed_shape, known_outputs
 from xpuruntime.engines.onnxruntime.cuda import CudaModel, closed
 from xpuruntime.engines.onnxruntime.device_arrays import as_kind, device_array, element_type
 from xpuruntime.errors import InputError
@@ -103,36 +104,37 @@ class CudaBinding(Binding):
         if not hasattr(self, "_items"):
             self._items: dict[str, Any] = {}
         if given is None or isinstance(given, tuple):
-            shape = given if given is not None else info.shape
-            free = [str(d) for d in shape or () if not isinstance(d, int)]
-            if free:
-                msg = f"input {info.name!r} has free dimensions ({', '.join(free)}); pass bind({{{info.name!r}: shape or array}})"
-                raise InputError(msg)
-            tensor = _core.Tensor.empty(tuple(shape or ()), info.dtype, model.device, stream=model.stream)
+            shape = fixed_shape(info, given)
+            tensor = _core.Tensor.empty(shape, info.dtype, model.device, stream=model.stream)
             array = as_kind(tensor, self._kind)
             item = device_array(info.name, tensor, "tensor", model.device, model.stream)
         else:
             array = given
             if kind_of(info.name, given) == "numpy":
-                msg = f"input {info.name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass its shape, or a CUDA array"
+                msg = (
+                    f"input {info.name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass "
+                    "its shape, or a CUDA array"
+                )
                 raise InputError(msg)
             item = device_array(info.name, given, kind_of(info.name, given), model.device, model.stream)
         if not item.contiguous:
-            msg = f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass a contiguous array, or its shape"
+            msg = (
+                f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass a contiguous "
+                "array, or its shape"
+            )
             raise InputError(msg)
         self._items[info.name] = item
         self._keep.append((item, array))
-        self._io.bind_input(info.name, "cuda", model.index, element_type(info.name, item.dtype), item.shape, item.pointer)
+        self._io.bind_input(
+            info.name, "cuda", model.index, element_type(info.name, item.dtype), item.shape, item.pointer
+        )
         return array
 
     def _make_outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         from xpuruntime import _core
 
         model = self._model
-        unknown = sorted(set(given) - set(model.output_names))
-        if unknown:
-            msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(model.output_names)}"
-            raise InputError(msg)
+        known_outputs(given, model.output_names)
         probe = self._io._iobinding
         for name in model.output_names:
             probe.bind_output(name, model._where)
@@ -148,7 +150,10 @@ class CudaBinding(Binding):
                 array = given[name]
                 item = device_array(name, array, kind_of(name, array), model.device, model.stream)
                 if (item.dtype, item.shape) != (expected.dtype, tuple(expected.shape)):
-                    msg = f"output {name!r} is {expected.dtype} {list(expected.shape)} for these inputs, got {item.dtype} {list(item.shape)}"
+                    msg = (
+                        f"output {name!r} is {expected.dtype} {list(expected.shape)} for these inputs, got "
+                        f"{item.dtype} {list(item.shape)}"
+                    )
                     raise InputError(msg)
                 if not item.contiguous:
                     msg = f"output {name!r} must be C-contiguous to be bound"

@@ -68,7 +68,9 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
     """
     where = device_of(name, array, kind)
     if where != device:
-        msg = f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
+        msg = (
+            f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
+        )
         raise InputError(msg)
     if kind == "torch":
         if array.requires_grad:
@@ -115,4 +117,3 @@ def element_type(name: str, dtype: str) -> int:
 def _torch_dtype(name: str) -> str:
     renamed = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
     return renamed.get(name, name)
-

@@ -7,8 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.onnxruntime.controls import settle
+from xpuruntime.engines.onnxruntime.controls import Settings, settle
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -23,7 +25,17 @@ __all__ = ["OnnxRuntimeEngine"]
 WHEELS = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-migraphx")
 
 #: Operator domains the wheel has kernels for.
-_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.preview.training"})
+_DOMAINS = frozenset(
+    {
+        "",
+        "ai.onnx",
+        "ai.onnx.ml",
+        "com.microsoft",
+        "com.microsoft.nchwc",
+        "com.ms.internal.nhwc",
+        "ai.onnx.preview.training",
+    }
+)
 _CUDA = "CUDAExecutionProvider"
 _OTHER = {"rocm": "MIGraphXExecutionProvider", "metal": "CoreMLExecutionProvider", "dml": "DmlExecutionProvider"}
 _INSTALL = 'pip install "xpuruntime[cuda]"'
@@ -46,7 +58,9 @@ class OnnxRuntimeEngine(Engine):
             except metadata.PackageNotFoundError:
                 continue
         if not installed:
-            return EngineFacts(name=self.name, reason="no onnxruntime wheel is installed", fix="pip install onnxruntime-gpu")
+            return EngineFacts(
+                name=self.name, reason="no onnxruntime wheel is installed", fix="pip install onnxruntime-gpu"
+            )
         wheel, version = next(iter(installed.items()))
         try:
             import onnxruntime as ort
@@ -93,32 +107,46 @@ class OnnxRuntimeEngine(Engine):
         try:
             settings, controls = settle(request)
         except PolicyError as error:
-            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code="option_invalid", reason=str(error)))
+            return Judgement(
+                verdict=Verdict(candidate=candidate, accepted=False, code="option_invalid", reason=str(error))
+            )
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"
         verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings={"onnxruntime": settings})
+        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
         from xpuruntime.engines.onnxruntime.loading import load_model
 
         del machine
-        return load_model(request, judgement.settings["onnxruntime"])
+        return load_model(request, msgspec.convert(judgement.settings, Settings))
 
     def _reject(self, request: Request, machine: Machine) -> tuple[str, str, str | None] | None:
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
-            return "engine_missing", (facts and facts.reason) or "no onnxruntime wheel is installed", "pip install onnxruntime-gpu"
+            return (
+                "engine_missing",
+                (facts and facts.reason) or "no onnxruntime wheel is installed",
+                "pip install onnxruntime-gpu",
+            )
         if not facts.loadable:
             return "engine_broken", facts.reason or "the wheel does not import", facts.fix
         kind, _, index = request.device.partition(":")
         if kind in _OTHER:
             provider = _OTHER[kind]
-            have = "is in this wheel, but this release does not drive it yet" if provider in facts.providers else "is not in the installed wheel"
+            have = (
+                "is in this wheel, but this release does not drive it yet"
+                if provider in facts.providers
+                else "is not in the installed wheel"
+            )
             return "device_unsupported", f"device {kind} needs {provider}, which {have}", "use device cpu or cuda:0"
         if kind not in ("cpu", "cuda"):
-            return "device_unsupported", f"ONNX Runtime has no device {request.device!r}; it runs on cpu and cuda:N", None
+            return (
+                "device_unsupported",
+                f"ONNX Runtime has no device {request.device!r}; it runs on cpu and cuda:N",
+                None,
+            )
         if kind == "cuda":
             rejection = _reject_cuda(request.device, int(index or 0), facts, machine)
             if rejection is not None:
@@ -133,27 +161,47 @@ def _reject_cuda(device: str, index: int, facts: EngineFacts, machine: Machine) 
         have = ", ".join(f"cuda:{d.index}" for d in machine.cuda)
         return "device_missing", f"{device} is not there: this machine has {have}", f"use one of {have}"
     if not machine.core_cuda:
-        return "library_missing", "xpuruntime itself was built without CUDA, so it cannot order work on a stream", "put nvcc on PATH and reinstall xpuruntime"
+        return (
+            "library_missing",
+            "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
+            "put nvcc on PATH and reinstall xpuruntime",
+        )
     if _CUDA in facts.broken:
         return "library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", _INSTALL
     if _CUDA not in facts.providers:
         wheel = facts.detail.get("wheel", "installed")
-        return "library_missing", f"the {wheel} wheel has no CUDA provider", "pip uninstall -y onnxruntime && pip install --force-reinstall onnxruntime-gpu"
+        return (
+            "library_missing",
+            f"the {wheel} wheel has no CUDA provider",
+            "pip uninstall -y onnxruntime && pip install --force-reinstall onnxruntime-gpu",
+        )
     return None
 
 
 def _reject_model(request: Request, kind: str) -> tuple[str, str, str | None] | None:
     precision = request.policy.execution.precision
     if precision == "bf16" and kind == "cpu":
-        return "precision_unsupported", "the CPU provider has no bfloat16 kernels", "use precision fp32, or device cuda:0"
+        return (
+            "precision_unsupported",
+            "the CPU provider has no bfloat16 kernels",
+            "use precision fp32, or device cuda:0",
+        )
     if precision == "int8" and request.model.quantisation.scheme == "none":
-        return "precision_unsupported", "this release does not quantise: the model has no QDQ or integer ops", "quantise the model first, or use precision fp16"
+        return (
+            "precision_unsupported",
+            "this release does not quantise: the model has no QDQ or integer ops",
+            "quantise the model first, or use precision fp16",
+        )
     if precision == "tf32" and kind == "cpu":
         return "precision_unsupported", "the CPU has no TF32", "use precision fp32"
     foreign = {d: ops for d, ops in request.model.custom_domains.items() if d not in _DOMAINS}
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
-        return "op_unsupported", f"ONNX Runtime has no kernels for the custom operators {named}", "export the model without them"
+        return (
+            "op_unsupported",
+            f"ONNX Runtime has no kernels for the custom operators {named}",
+            "export the model without them",
+        )
     return None
 
 

@@ -119,7 +119,9 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
     reason = allocator.take_failure() if allocator is not None else None
     if not reason:
         return error
-    return type(error)(f"{error} The pool said: {reason}.", engine=error.engine, device=error.device, status=error.status)
+    return type(error)(
+        f"{error} The pool said: {reason}.", engine=error.engine, device=error.device, status=error.status
+    )
 
 
 def _source(request: Request, settings: Settings, log: ConversionLog) -> Source:

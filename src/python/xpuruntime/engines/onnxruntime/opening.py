@@ -63,7 +63,6 @@ def session_options(settings: Settings, source: Source) -> Any:
     if settings.threads is not None:
         options.intra_op_num_threads = settings.threads
     options.use_deterministic_compute = settings.deterministic
-    options.add_session_config_entry(_ASSIGNMENT, "1")
     for key, value in settings.session.items():
         options.add_session_config_entry(key, value)
     if isinstance(source.model, bytes) and source.folder is not None:
@@ -82,7 +81,9 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
         The provider is not the one asked for, or ONNX Runtime refused the model.
     ModelError, OutOfMemoryError, CudaError
     """
-    options = options if options is not None else session_options(settings, source)
+    if options is None:
+        options = session_options(settings, source)
+        options.add_session_config_entry(_ASSIGNMENT, "1")
     cuda = settings.provider != "CPUExecutionProvider"
     if cuda and not settings.allow_cpu_ops:
         options.add_session_config_entry(_NO_CPU, "1")
@@ -94,8 +95,8 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
         raise translate(error, doing=f"loading {source.label}", device=device) from None
     if session.get_providers()[0] != settings.provider:
         msg = (
-            f"asked for {settings.provider}, but ONNX Runtime opened the session on {', '.join(session.get_providers())}; "
-            "its library could not be loaded: run `xrt doctor`"
+            f"asked for {settings.provider}, but ONNX Runtime opened the session on "
+            f"{', '.join(session.get_providers())}; its library could not be loaded: run `xrt doctor`"
         )
         raise EngineError(msg, engine="onnxruntime", device=device)
     placements = assignment(session)
@@ -121,6 +122,7 @@ def _construct(settings: Settings, source: Source, options: Any) -> Any:
 def _islands(settings: Settings, source: Source, device: str) -> Exception:
     """Open once more with the CPU provider allowed, only to name the nodes that it would take."""
     options = session_options(settings, source)
+    options.add_session_config_entry(_ASSIGNMENT, "1")
     try:
         placements = assignment(_construct(settings, source, options)) or ()
     except Exception as error:

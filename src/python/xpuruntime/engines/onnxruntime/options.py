@@ -61,9 +61,7 @@ CUDA_OPTIONS: dict[str, Option] = {
         values=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         owned_by="kernels.conv",
     ),
-    "arena_extend_strategy": Option(
-        meaning="how the arena grows", values=("kNextPowerOfTwo", "kSameAsRequested")
-    ),
+    "arena_extend_strategy": Option(meaning="how the arena grows", values=("kNextPowerOfTwo", "kSameAsRequested")),
     "do_copy_in_default_stream": Option(meaning="copies on the compute stream", values=_BOOL),
     "cudnn_conv_use_max_workspace": Option(meaning="let cuDNN take as much workspace as it wants", values=_BOOL),
     "cudnn_conv1d_pad_to_nc1d": Option(meaning="pad 1-D convolutions to NC1D instead of NCD1", values=_BOOL),
@@ -100,7 +98,9 @@ SESSION_OPTIONS: dict[str, Option] = {
     "optimization.enable_gelu_approximation": Option(meaning="approximate Gelu", values=_BOOL),
     "optimization.enable_cast_chain_elimination": Option(meaning="drop cast chains", values=_BOOL),
     "optimization.minimal_build_optimizations": Option(meaning="for saved models", values=("", "save", "apply")),
-    "graph_optimization_level": Option(meaning="how far the graph is rewritten", values=("disable", "basic", "extended", "layout", "all")),
+    "graph_optimization_level": Option(
+        meaning="how far the graph is rewritten", values=("disable", "basic", "extended", "layout", "all")
+    ),
     "ep.cuda.enable_gemm_auto_tune": Option(meaning="tune cuBLAS algorithms at first use", values=_BOOL),
 }
 
@@ -140,7 +140,9 @@ def _text(name: str, value: object, option: Option, where: str) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     if option.values is not None:
         if text not in option.values:
-            msg = f"{where}.{name}: {text!r} is not one of {', '.join(repr(v) for v in option.values)} ({option.meaning})"
+            msg = (
+                f"{where}.{name}: {text!r} is not one of {', '.join(repr(v) for v in option.values)} ({option.meaning})"
+            )
             raise PolicyError(msg, engine="onnxruntime")
         return text
     try:

@@ -76,7 +76,7 @@ class _Kernels:
         if self._active:
             self._before = os.environ.get(_DEBUG)
             os.environ[_DEBUG] = "1"
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+            self._file = tempfile.TemporaryFile()
             sys.stdout.flush()
             self._saved = os.dup(1)
             os.dup2(self._file.fileno(), 1)

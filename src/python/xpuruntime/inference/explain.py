@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`explain_session`: requested, resolved, observed, for one open session."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.evidence import Latency, build_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.evidence import Report
+    from xpuruntime.inference.session import InferenceSession
+
+__all__ = ["explain_session", "measure"]
+
+_WARM = 3
+
+
+def explain_session(
+    session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, runs: int
+) -> Report:
+    """Time the session itself, then watch an instrumented copy; see `InferenceSession.explain`."""
+    from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.runtime.libraries import loaded_libraries
+
+    notes = []
+    feeds: Mapping[str, Any]
+    if inputs is None:
+        feeds = probe_feeds(session.model)
+        made = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items() if hasattr(array, "shape"))
+        notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
+    else:
+        feeds = inputs
+    latency = measure(lambda: loaded.run(feeds), runs)
+    observed = loaded.observe(feeds, runs)
+    execution = session.policy.execution
+    return build_report(
+        session.plan.to_dict(),
+        session.plan.controls,
+        observed,
+        allow_cpu_ops=execution.allow_cpu_ops,
+        conversions=loaded.conversions(),
+        latency=latency,
+        memory=loaded.memory(),
+        libraries=loaded_libraries(),
+        notes=notes,
+    )
+
+
+def measure(run: Callable[[], Any], runs: int) -> Latency:
+    """Return the wall time of whole calls, after a few that are not counted.
+
+    Parameters
+    ----------
+    run : callable
+        Must not return before its work is done.
+    runs : int
+    """
+    for _ in range(_WARM):
+        run()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e6)
+    times.sort()
+    return Latency(
+        median_us=times[len(times) // 2],
+        p90_us=times[min(len(times) - 1, int(len(times) * 0.9))],
+        min_us=times[0],
+        runs=runs,
+    )
