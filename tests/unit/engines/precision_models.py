@@ -164,3 +164,15 @@ def loop(opset=17):
 def save(model: onnx.ModelProto, path, **options):
     onnx.save(model, str(path), **options)
     return str(path)
+
+
+def run_ort(model):
+    """Return a function that runs a model on ONNX Runtime's CPU provider; where it has no fp16 kernel it casts."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    data = model if isinstance(model, (bytes, str)) else model.SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))

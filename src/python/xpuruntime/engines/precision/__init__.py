@@ -12,7 +12,7 @@ from xpuruntime.engines.precision.compare import (
     compare_outputs,
     verify,
 )
-from xpuruntime.engines.precision.convert import ConvertedModel, KeptNode, convert
+from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
 from xpuruntime.engines.precision.probe import probe_feeds, probe_shape
 
 __all__ = [

@@ -206,6 +206,8 @@ def _one_output(form: Signature, variable: str, bound: Mapping[str, int]) -> int
     if variable in bound:
         return bound[variable]
     allowed = form.allowed.get(variable, frozenset({variable}))
+    if not any(name.startswith(("tensor(", "sparse_tensor(")) for name in allowed):
+        return NO_TENSOR
     if len(allowed) != 1:
         return UNKNOWN
     return _fixed_types().get(next(iter(allowed)), UNKNOWN)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`convert`: whole models to fp16 and bf16, run and held against fp32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import precision_models as zoo
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+from precision_models import run_ort
+
+from xpuruntime.engines.model import inspect_bytes, inspect_model
+from xpuruntime.engines.precision import TOLERANCES, convert, probe_feeds, verify
+from xpuruntime.errors import ModelError
+
+MODELS = [zoo.mlp, zoo.convnet, zoo.encoder, zoo.branch, zoo.loop]
+TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+
+
+def run_reference(model):
+    """Return a function that runs a model on ONNX's own evaluator, which computes bf16 through ml_dtypes."""
+    evaluator = ReferenceEvaluator(model)
+    return lambda feeds: dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
+
+
+def feeds_for(info, make, seed=0):
+    overrides = {"count": np.array(3)} if make is zoo.loop else {}
+    return probe_feeds(info, seed=seed, overrides=overrides, dims={"N": 4, "B": 2, "S": 7})
+
+
+def nodes_of(proto):
+    from xpuruntime.engines.model_graph import graphs
+
+    return [node for graph in graphs(proto) for node in graph.node]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_fp16_agrees_with_fp32_on_onnxruntime(make):
+    model = make()
+    info = inspect_bytes(model)
+    converted = convert(info, "fp16")
+    onnx.checker.check_model(converted.proto)
+    result = verify(run_ort(model), run_ort(converted.serialized()), feeds_for(info, make), TOLERANCES["fp16"])
+    assert result.passed, str(result)
+    assert result.max_abs > 0, "an fp16 result is never exactly the fp32 one: nothing was converted"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("make", MODELS)
+def test_agrees_with_fp32_where_every_node_really_rounds(make, precision):
+    """ONNX Runtime's CPU provider may drop casts between nodes; ONNX's own evaluator rounds after each."""
+    model = make()
+    info = inspect_bytes(model)
+    converted = convert(info, precision)
+    onnx.checker.check_model(converted.proto, full_check=True)
+    feeds = feeds_for(info, make)
+    result = verify(run_reference(model), run_reference(converted.proto), feeds, TOLERANCES[precision])
+    assert result.passed, str(result)
+    assert result.max_abs > 0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("make", MODELS)
+def test_inputs_and_outputs_keep_their_types(make, precision):
+    before = inspect_bytes(make())
+    after = inspect_bytes(convert(before, precision).proto)
+    assert after.inputs == before.inputs
+    assert after.outputs == before.outputs
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("make", MODELS)
+def test_weights_have_the_new_type(make, precision):
+    converted = convert(inspect_bytes(make()), precision)
+    found = {t.data_type for t in converted.proto.graph.initializer if t.data_type not in (6, 7, 9)}
+    assert found == {TYPES[precision]}
+    assert converted.converted_weights == inspect_bytes(make()).weights["float32"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("make", MODELS)
+def test_converting_twice_gives_the_same_bytes(make, precision):
+    first = convert(inspect_bytes(make()), precision, keep_fp32_nodes=["ln_*"])
+    second = convert(inspect_bytes(make()), precision, keep_fp32_nodes=["ln_*"])
+    assert first.serialized() == second.serialized()
+    assert first.notes == second.notes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("make", MODELS)
+def test_every_source_node_keeps_its_name_and_each_name_is_one_node(make, precision):
+    info = inspect_bytes(make())
+    converted = convert(info, precision)
+    names = [node.name for node in nodes_of(converted.proto)]
+    assert len(names) == len(set(names))
+    lifted = {n.name for n in info.nodes if n.op == "Constant"}
+    assert {n.name for n in info.nodes} - lifted <= set(names)
+    assert set(names) - {n.name for n in info.nodes} == set(converted.inserted_casts)
+
+
+def test_what_is_converted_in_subgraphs():
+    converted = convert(inspect_bytes(zoo.branch()), "fp16")
+    assert "exp" in converted.converted_nodes
+    assert "choice/then_branch/Mul:o" in converted.converted_nodes
+    kept = {node.name: node.reason for node in converted.kept_nodes}
+    assert "inside are judged one by one" in kept["choice"]
+
+
+def test_nodes_kept_by_a_rule_read_fp32_weights_untouched():
+    model = zoo.encoder()
+    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    converted = convert(inspect_bytes(model), "fp16", keep_fp32_nodes=["ln_*", "mask_mul"])
+    assert {k.name for k in converted.kept_nodes} == {"ln_0", "ln_1", "ln_2", "mask_mul"}
+    assert all("rule" in k.reason for k in converted.kept_nodes)
+    found = {t.name: t for t in converted.proto.graph.initializer}
+    for name in ("g0", "h1", "lowest"):
+        assert found[name].data_type == TensorProto.FLOAT
+        np.testing.assert_array_equal(numpy_helper.to_array(found[name]), weights[name])
+    assert found["wq"].data_type == TensorProto.FLOAT16
+    assert converted.clamped_weights == 0
+    assert not any("too large" in note for note in converted.notes)
+
+
+def test_a_pattern_that_names_nothing_is_told():
+    converted = convert(inspect_bytes(zoo.mlp()), "fp16", keep_fp32_nodes=["layer9.*"])
+    assert "the pattern 'layer9.*' names no node of the model" in converted.notes
+
+
+def test_keeping_all_nodes_changes_nothing_in_the_result():
+    model = zoo.encoder()
+    info = inspect_bytes(model)
+    converted = convert(info, "fp16", keep_fp32_nodes=["*"])
+    assert not converted.changed
+    assert converted.inserted_casts == ()
+    assert "nothing was converted to fp16: its nodes stay in fp32" in converted.notes
+    feeds = feeds_for(info, zoo.encoder)
+    np.testing.assert_array_equal(run_ort(model)(feeds)["hidden"], run_ort(converted.proto)(feeds)["hidden"])
+
+
+NEIGHBOURS = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N,4] x) => (float[N,4] y) {
+        [a] a = Relu(x)  [square] s = Mul(a, a)  [sum] t = Add(s, a)  [root] r = Sqrt(t)  [end] y = Neg(r) }"""
+
+
+def test_neighbours_kept_in_fp32_pass_fp32_to_each_other():
+    """Squares of values near 300 overflow fp16: they must not pass through it between two nodes that are kept."""
+    model = parser.parse_model(NEIGHBOURS)
+    info = inspect_bytes(model)
+    feeds = {"x": np.full((1, 4), 300, np.float32)}
+    with np.errstate(over="ignore"):
+        assert np.isinf(run_reference(convert(info, "fp16").proto)(feeds)["y"]).all()
+    converted = convert(info, "fp16", keep_fp32_nodes=["square", "sum", "root"])
+    result = run_reference(converted.proto)(feeds)["y"]
+    np.testing.assert_allclose(result, run_ort(model)(feeds)["y"], rtol=1e-3)
+    assert len(converted.inserted_casts) == 4  # at the two ends, and into and out of the kept part: each once
+
+
+def test_the_library_converter_is_wrong_on_that_graph():
+    """Why the graph is rewritten here: when this fails, the library has caught up and may replace the rewriter."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    made = convert_float_to_float16(
+        parser.parse_model(NEIGHBOURS), keep_io_types=True, node_block_list=["square", "sum", "root"]
+    )
+    with pytest.raises(Exception, match="invalid model"):
+        run_ort(made)
+
+
+@pytest.mark.parametrize("make", [zoo.mlp, zoo.convnet, zoo.encoder])
+def test_same_weights_and_near_results_as_the_library_converter(make):
+    """Where the library's converter gives a valid model, ours has the same weights, bit for bit."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model = make()
+    info = inspect_bytes(model)
+    ours = convert(info, "fp16")
+    theirs = convert_float_to_float16(info.named_proto(), keep_io_types=True)
+    mine = {t.name: t for t in ours.proto.graph.initializer}
+    for tensor in theirs.graph.initializer:
+        assert mine[tensor.name].data_type == tensor.data_type
+        got, want = numpy_helper.to_array(mine[tensor.name]), numpy_helper.to_array(tensor)
+        assert got.tobytes() == want.tobytes()
+    result = verify(run_ort(theirs), run_ort(ours.proto), feeds_for(info, make), TOLERANCES["fp16"])
+    assert result.passed, str(result)
+
+
+def test_weights_outside_the_range_are_counted_and_stay_finite():
+    model = zoo.mlp()
+    values = np.zeros(32, np.float32)
+    values[:4] = (1e6, -1e30, 1e-9, -1e-12)
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(values, "b1"))
+    converted = convert(inspect_bytes(model), "fp16")
+    assert converted.clamped_weights == 4
+    assert "2 weights were too large for fp16 and took its largest value" in converted.notes
+    assert "2 weights were too small for fp16 and took its smallest value" in converted.notes
+    found = numpy_helper.to_array(next(t for t in converted.proto.graph.initializer if t.name == "b1"))
+    np.testing.assert_array_equal(found[:4], np.array([65504, -65504, 6e-8, -6e-8], np.float16))
+    assert convert(inspect_bytes(model), "bf16").clamped_weights == 0
+
+
+def test_operators_the_engine_lacks_stay_in_fp32():
+    info = inspect_bytes(zoo.mlp())
+    converted = convert(info, "bf16", supported_ops=frozenset({"Gemm"}))
+    assert converted.converted_nodes == ("fc1", "fc2")
+    assert {k.op: k.reason for k in converted.kept_nodes} == {
+        "Relu": "the engine has no bf16 kernel for Relu",
+        "Softmax": "the engine has no bf16 kernel for Softmax",
+    }
+    result = verify(
+        run_reference(info.named_proto()), run_reference(converted.proto), feeds_for(info, zoo.mlp), TOLERANCES["bf16"]
+    )
+    assert result.passed, str(result)
+
+
+def test_operators_without_the_type_in_this_opset_name_the_opset_that_brings_it():
+    converted = convert(inspect_bytes(zoo.convnet(opset=17)), "bf16")
+    kept = {k.name: k.reason for k in converted.kept_nodes}
+    assert kept["conv1"] == "Conv (version 11) has no bf16 form; opset 22 brings it"
+    assert "relu1" in converted.converted_nodes
+    assert convert(inspect_bytes(zoo.convnet(opset=22)), "bf16").kept_nodes == ()
+
+
+def test_bf16_needs_opset_13():
+    with pytest.raises(ModelError, match=r"needs opset 13 or later, and the model has opset 12.*version_converter"):
+        convert(inspect_bytes(zoo.mlp(opset=12)), "bf16")
+
+
+def test_a_model_in_fp16_already_is_returned_as_it_is():
+    model = convert(inspect_bytes(zoo.mlp()), "fp16").proto
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    nodes = [n for n in model.graph.node if n.op_type != "Cast"]
+    nodes[0].input[0], nodes[-1].output[0] = "x", "y"
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    info = inspect_bytes(model)
+    converted = convert(info, "fp16")
+    assert not converted.changed
+    assert converted.notes == ("nothing was converted to fp16: it has no fp32 values (weights: 808 float16)",)
+    assert converted.proto == info.named_proto()
+
+
+def test_external_data_is_read_in(tmp_path):
+    model = zoo.encoder()
+    path = zoo.save(zoo.encoder(), tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    converted = convert(inspect_model(path), "fp16")
+    assert not any(t.external_data for t in converted.proto.graph.initializer)
+    assert converted.serialized() == convert(inspect_bytes(model), "fp16").serialized()
+
+
+def test_write_gives_a_file_that_runs(tmp_path):
+    info = inspect_bytes(zoo.mlp())
+    converted = convert(info, "fp16")
+    path = converted.write(tmp_path)
+    assert inspect_model(path).weights == {"float16": 808}
+    assert run_ort(str(path))(feeds_for(info, zoo.mlp))["y"].shape == (4, 8)
+
+
+def test_more_than_two_gib_is_written_with_external_data(tmp_path, monkeypatch):
+    monkeypatch.setattr("xpuruntime.engines.precision.conversion.MAX_PROTOBUF", (64 << 20) + 1000)
+    info = inspect_bytes(zoo.encoder())
+    converted = convert(info, "fp16")
+    with pytest.raises(ModelError, match=r"more than 2 GiB.*write"):
+        converted.serialized()
+    path = converted.write(tmp_path)
+    assert (tmp_path / "model.onnx.data").exists()
+    feeds = feeds_for(info, zoo.encoder)
+    result = verify(run_ort(info.named_proto()), run_ort(str(path)), feeds, TOLERANCES["fp16"])
+    assert result.passed, str(result)
+
+
+def test_old_ir_where_weights_are_inputs_too():
+    model = zoo.mlp(opset=9)
+    model.graph.node[-1].attribute[0].i = 1
+    model.ir_version = 3
+    for name, shape in (("w1", [32, 16]), ("b1", [32]), ("w2", [8, 32]), ("b2", [8])):
+        model.graph.input.append(helper.make_tensor_value_info(name, 1, shape))
+    info = inspect_bytes(model)
+    converted = convert(info, "fp16")
+    assert converted.converted_weights == 808
+    assert "IR version 3 was raised to 4, which keeps weights apart from inputs" in converted.notes
+    assert [v.name for v in converted.proto.graph.input] == ["x"]
+
+
+def test_functions_are_inlined():
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "mine": 1]>
+    g (float[N,4] x) => (float[N,4] y) { a = mine.gate(x)  y = mine.gate(a) }
+    <domain: "mine", opset_import: ["": 17]> gate (u) => (v) { s = Sigmoid(u)  v = Mul(u, s) }""")
+    info = inspect_bytes(model)
+    converted = convert(info, "fp16")
+    assert "1 model-local functions were inlined" in converted.notes
+    assert len(converted.converted_nodes) == 4
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
+    result = verify(run_ort(model), run_ort(converted.proto), feeds, TOLERANCES["fp16"])
+    assert result.passed, str(result)

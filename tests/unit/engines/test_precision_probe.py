@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Probe inputs, and comparing outputs."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import precision_models as zoo
+import pytest
+from onnx import TensorProto, helper
+
+from xpuruntime.engines.model import TensorInfo, inspect_bytes
+from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_outputs, probe_feeds, probe_shape, verify
+from xpuruntime.errors import InputError
+
+
+def identity(elem_type, shape, name="x"):
+    value = helper.make_tensor_value_info(name, elem_type, shape)
+    out = helper.make_tensor_value_info("y", elem_type, shape)
+    model = helper.make_model(helper.make_graph([helper.make_node("Identity", [name], ["y"])], "g", [value], [out]))
+    return inspect_bytes(model)
+
+
+def test_the_same_seed_gives_the_same_feeds():
+    info = inspect_bytes(zoo.mlp())
+    first, second, other = probe_feeds(info), probe_feeds(info), probe_feeds(info, seed=1)
+    np.testing.assert_array_equal(first["x"], second["x"])
+    assert (first["x"] != other["x"]).any()
+    assert first["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (("N", 3, None, None), (1, 3, 64, 64)),
+        (("batch_size", "sequence_length"), (1, 8)),
+        (("b", 3, "height", "width"), (1, 3, 64, 64)),
+        ((None, None), (1, 8)),
+        ((2, 0, 5), (2, 0, 5)),
+        ((), ()),
+        (("batch", "heads", "past_sequence_length", 64), (1, 8, 0, 64)),
+    ],
+)
+def test_shapes(shape, expected):
+    assert probe_shape(TensorInfo(name="x", dtype="float32", shape=shape)) == expected
+
+
+def test_dims_by_name_and_unknown_rank():
+    info = TensorInfo(name="x", dtype="float32", shape=("N", "S"))
+    assert probe_shape(info, {"S": 3}) == (1, 3)
+    with pytest.raises(InputError, match="'x': its rank is not known"):
+        probe_shape(TensorInfo(name="x", dtype="float32", shape=None))
+
+
+@pytest.mark.parametrize(
+    "elem_type",
+    [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN],
+)
+def test_every_numeric_type_has_values(elem_type):
+    made = probe_feeds(identity(elem_type, [2, 3]))["x"]
+    assert made.shape == (2, 3)
+    assert made.dtype == helper.tensor_dtype_to_np_dtype(elem_type)
+
+
+def test_integers_are_safe_indices_and_masks_are_open():
+    feeds = probe_feeds(identity(7, [100]))
+    assert set(np.unique(feeds["x"])) == {0, 1}
+    assert (probe_feeds(identity(7, [100], "attention_mask"))["attention_mask"] == 1).all()
+    assert probe_feeds(identity(9, [100], "mask"))["mask"].all()
+
+
+def test_scalars_are_arrays():
+    for elem_type in (1, 7, 9):
+        assert isinstance(probe_feeds(identity(elem_type, []))["x"], np.ndarray)
+
+
+def test_types_without_values_are_refused_and_can_be_given():
+    info = identity(8, [2])
+    with pytest.raises(InputError, match=r"'x' of type string.*Fix: give an array"):
+        probe_feeds(info)
+    given = np.array(["a", "b"])
+    assert probe_feeds(info, overrides={"x": given})["x"] is given
+    sequence = helper.make_tensor_sequence_value_info("s", 1, ["N"])
+    out = helper.make_tensor_value_info("n", 7, [])
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("SequenceLength", ["s"], ["n"])], "g", [sequence], [out])
+    )
+    with pytest.raises(InputError, match="it is a sequence"):
+        probe_feeds(inspect_bytes(model))
+
+
+def test_an_override_for_no_input_is_refused():
+    with pytest.raises(InputError, match="no input 'X'; its inputs are 'x'"):
+        probe_feeds(inspect_bytes(zoo.mlp()), overrides={"X": np.zeros(1)})
+
+
+def compare(reference, candidate, **limits):
+    wanted = {"rtol": 1e-2, "atol": 1e-3, "cosine": 0.999, **limits}
+    return compare_outputs({"y": reference}, {"y": candidate}, **wanted)
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+def test_equal_outputs_pass_with_figures():
+    result = compare(f32(1, -2, 3), f32(1, -2, 3))
+    assert result.passed
+    assert result.max_abs == 0
+    assert result.cosine == pytest.approx(1)
+    assert "1 outputs agree" in str(result)
+
+
+def test_error_is_held_against_the_largest_magnitude():
+    assert compare(f32(100, 0.001), f32(100, 0.5)).passed
+    result = compare(f32(100, 0.001), f32(100, 2))
+    assert not result.passed
+    assert result.outputs[0].max_rel == pytest.approx(0.02, rel=0.01)
+
+
+def test_failure_text_names_output_figures_tolerance_and_remedies():
+    reference, candidate = {"a": f32(1, 2), "b": f32(1, 2)}, {"a": f32(1, 2), "b": f32(1, 3)}
+    result = compare_outputs(reference, candidate, rtol=1e-2, atol=1e-3, cosine=0.999)
+    assert result.first_failing == "b"
+    text = str(result)
+    for part in (
+        "'b'",
+        "largest difference 1",
+        "rtol 0.01",
+        "atol 0.001",
+        "cosine",
+        "1 of 2",
+        "fp32",
+        "accuracy",
+        "bf16",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "reason"),
+    [
+        (f32(1, 2), f32(np.nan, 2), "1 elements became NaN and 0 infinite"),
+        (f32(1, 2), f32(np.inf, 2), "0 elements became NaN and 1 infinite"),
+        (f32(np.inf, 2), f32(-np.inf, 2), "1 infinite"),
+        (f32(np.nan, 2), f32(1, 2), "finite that are not in the reference"),
+        (f32(1, 2), f32(1, 2, 3), r"shape is \(3,\), not \(2,\)"),
+        (f32(1, 2), np.array([1, 2], np.float16), "dtype is float16, not float32"),
+        (f32(1, 2), f32(-1, -2), "cosine -1"),
+        (np.array([1, 2]), np.array([1, 3]), "1 of 2 elements differ"),
+        (np.array([True]), np.array([False]), "1 of 1 elements differ"),
+        (np.array(["a"]), np.array(["b"]), "1 of 1 elements differ"),
+        ([f32(1), f32(2)], [f32(1)], "missing"),
+        ({1: f32(1)}, {1: f32(2)}, "largest difference"),
+    ],
+)
+def test_what_fails(reference, candidate, reason):
+    result = compare(reference, candidate)
+    assert not result.passed
+    assert re.search(reason, next(o.reason for o in result.outputs if not o.passed))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [f32(np.nan, 1), f32(np.inf, -np.inf), f32(), f32(0, 0), np.array(["a"]), [f32(1), f32(2)], {1: f32(1)}],
+)
+def test_what_equals_itself(values):
+    assert compare(values, values).passed
+
+
+def test_noise_around_zero_has_no_direction():
+    assert compare(f32(0, 0, 1e-5), f32(1e-5, 0, 0)).passed
+
+
+def test_missing_and_extra_outputs():
+    result = compare_outputs({"a": f32(1)}, {"b": f32(1)}, rtol=1, atol=1, cosine=0)
+    assert [o.reason for o in result.outputs] == ["it is missing", "the reference has no such output"]
+
+
+def test_verify_runs_both_and_passes_errors_on():
+    tolerance = Tolerance(rtol=0.1, atol=0, cosine=0.9)
+    assert verify(lambda f: {"y": f["x"]}, lambda f: {"y": f["x"] * 1.05}, {"x": f32(1, 2)}, tolerance).passed
+    assert not verify(lambda f: {"y": f["x"]}, lambda f: {"y": f["x"] * 1.5}, {"x": f32(1, 2)}, tolerance).passed
+
+    def broken(feeds):
+        raise RuntimeError("engine says no")
+
+    with pytest.raises(RuntimeError, match="engine says no"):
+        verify(broken, broken, {}, tolerance)
+
+
+def test_default_tolerances_are_ordered_by_precision():
+    assert TOLERANCES["fp32"].rtol < TOLERANCES["fp16"].rtol < TOLERANCES["bf16"].rtol
