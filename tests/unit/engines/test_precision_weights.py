@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from xpuruntime.engines.precision.judge import _library_block_list, library_block_list
-from xpuruntime.engines.precision.weights import round_values
+from xpuruntime.engines.precision.weights import round_tensor, round_values
 
 
 def sample():
@@ -44,6 +44,15 @@ def test_fp16_rounds_as_the_library_converter():
     want = convert_np_to_float16(values)
     np.testing.assert_array_equal(rounded.bits, want.view(np.uint16))
     assert rounded.over == (np.isfinite(values) & (np.abs(values) > 65504)).sum()
+
+
+def test_large_tensors_are_rounded_in_blocks_like_small_ones(monkeypatch):
+    monkeypatch.setattr("xpuruntime.engines.precision.weights._BLOCK", 1000)
+    values = sample()[:5500]
+    made, rounded = round_tensor(numpy_helper.from_array(values, "w"), TensorProto.FLOAT16)
+    whole = round_values(values, TensorProto.FLOAT16)
+    np.testing.assert_array_equal(np.frombuffer(made.raw_data, "<u2"), whole.bits)
+    assert (rounded.over, rounded.under) == (whole.over, whole.under)
 
 
 @pytest.mark.parametrize("target", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

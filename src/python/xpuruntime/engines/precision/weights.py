@@ -18,6 +18,8 @@ __all__ = ["Rounded", "round_tensor", "round_values"]
 _FP16_MAX = 65504.0
 _FP16_TINY = 2.0**-24  # the smallest positive value
 _BF16_MAX_BITS = 0x7F7F
+# Elements rounded at a time, so that large weights need no large temporaries.
+_BLOCK = 1 << 20
 
 
 class Rounded(NamedTuple):
@@ -73,7 +75,12 @@ def round_tensor(tensor: onnx.TensorProto, target: int) -> tuple[Any, Rounded]:
         values = np.frombuffer(tensor.raw_data, dtype="<f4")
     else:
         values = np.array(tensor.float_data, dtype=np.float32)
-    rounded = round_values(values, target)
+    bits = np.empty(values.size, "<u2")
+    over = under = 0
+    for start in range(0, values.size, _BLOCK):
+        part = round_values(values[start : start + _BLOCK], target)
+        bits[start : start + _BLOCK] = part.bits
+        over, under = over + part.over, under + part.under
     made = onnx.TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=target, dims=tensor.dims)
-    made.raw_data = rounded.bits.astype("<u2").tobytes()
-    return made, rounded
+    made.raw_data = bits.tobytes()
+    return made, Rounded(bits, over, under)
