@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A folder as a reader of the documentation has it: a model and a policy."""
+"""A folder as a reader of the documentation has it: a model, an image, a policy, and the facts of the machine."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from xpuruntime.demo import demo_model_path
+from xpuruntime.demo import demo_images, demo_model_path
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.runtime.snapshot import machine_snapshot, machine_to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,5 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def reader_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(demo_model_path(), tmp_path / "model.onnx")
     shutil.copy(ROOT / "examples/policies/cpu_fp32_strict.yaml", tmp_path / "policy.yaml")
+    np.save(tmp_path / "image.npy", demo_images()[0][:1])
+    (tmp_path / "machine.json").write_text(machine_to_json(machine_snapshot(default_registry().engines())))
     monkeypatch.chdir(tmp_path)
     return tmp_path

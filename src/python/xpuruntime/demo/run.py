@@ -175,11 +175,11 @@ def _print(console: Console | None, thing: object) -> None:
 def _show_images(
     console: Console, images: NDArray[np.float32], labels: NDArray[np.uint8], predicted: NDArray[np.int64]
 ) -> None:
-    """Draw four images, and first of all those that were read wrongly."""
+    """Draw three images, and first of all those that were read wrongly."""
     from rich.columns import Columns
     from rich.panel import Panel
 
-    order = np.argsort(predicted == labels, kind="stable")[:4]
+    order = np.argsort(predicted == labels, kind="stable")[:3]
     panels = []
     for i in order:
         rows = ("".join(" ░▒▓█"[round(float(v) * 4)] * 2 for v in row) for row in images[i, 0])
