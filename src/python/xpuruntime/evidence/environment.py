@@ -70,7 +70,7 @@ def influential_variables(variables: Mapping[str, str] | None = None) -> dict[st
 
 
 def environment_facts() -> dict[str, Any]:
-    """Return ``python``, ``platform``, ``machine``, ``packages`` by name, ``variables``. Imports none of the packages."""
+    """Return ``python``, ``platform``, ``machine``, ``packages``, ``variables``. None of the packages is imported."""
     from importlib import metadata
 
     packages: dict[str, str] = {}

@@ -85,19 +85,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def honoured(self) -> bool:
-        """Whether no key deviates. Keys that could not be observed do not count against it: see `unobservable`."""
-        return not self.deviations
+        """Whether no key deviates. Single keys that could not be observed do not count against it, all of them do."""
+        return not self.deviations and not self._blind
+
+    @property
+    def _blind(self) -> bool:
+        return bool(self.observations) and len(self.unobservable) == len(self.observations)
 
     @property
     def headline(self) -> str:
-        """``"policy honoured"`` or ``"N deviations"``; a pass that broke off adds ``"as far as observed"``."""
+        """``"policy honoured"`` or ``"N deviations"``.
+
+        A pass that broke off adds ``"as far as observed"``; one in which no key could be observed says
+        ``"nothing observed"``.
+        """
+        if self._blind:
+            return "nothing observed"
         count = len(self.deviations)
         text = "policy honoured" if count == 0 else "1 deviation" if count == 1 else f"{count} deviations"
         return f"{text} as far as observed" if self.partial and not count else text
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and scalars, with `honoured` and `headline` in them."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {"schema": found.pop("schema"), "headline": self.headline, "honoured": self.honoured, **found}
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -235,9 +235,18 @@ class _Matcher:
                 other = self.found.get(node.inputs[1 - place])
                 if other is not None and other == source_key:
                     source_key = twin.inputs[1 - place]
+            source_key = self._quantised(node, source_key)
             if source_key and source_key not in self.facts.constant:
                 changed |= self._set(node.inputs[place], source_key)
         return changed
+
+    def _quantised(self, node: NodeView, key: str) -> str:
+        """Of a node that writes quantised numbers, the inputs are quantised too: skip the DequantizeLinear."""
+        written = self.source.producers.get(self.found.get(node.outputs[0], "")) if node.outputs else None
+        read = self.source.producers.get(key)
+        if written is not None and written.op == "QuantizeLinear" and node.op != "QuantizeLinear":
+            return read.inputs[0] if read is not None and read.op == "DequantizeLinear" else key
+        return key
 
     def _expanded(self, node: NodeView) -> bool:
         """Match what enters the steps of an expanded source node: it is what that source node reads."""

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The observing pass itself: what it needs, what it leaves behind, what it says when things break."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from observe_models import conv_net, feeds, half, maker, transformer
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.onnxruntime import observe as module
+from xpuruntime.engines.onnxruntime.observe import assignment, observe
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """A temporary folder of the test's own; whatever happens, nothing may be left in it."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    assert list(place.iterdir()) == []
+
+
+def test_a_whole_pass():
+    proto = conv_net()
+    observed = observe(maker(proto), feeds(proto), 5, proto)
+    assert isinstance(observed, Observed)
+    assert not observed.partial
+    assert observed.notes == ()
+    assert observed.effective == {
+        "execution.engine": "onnxruntime",
+        "execution.device": "cpu",
+        "execution.precision": "fp32",
+        "execution.layout": "nchwc",
+    }
+    assert {u.time.runs for u in observed.units if u.time} == {5}
+
+
+def test_no_weights_are_read_back(monkeypatch):
+    seen = []
+    load = module._load
+    monkeypatch.setattr(module, "_load", lambda *a: seen.append(load(*a)) or seen[-1])
+    proto = transformer(width=64)
+    observe(maker(proto), feeds(proto), 1, proto)
+    big = [i for i in seen[0].graph.initializer if i.data_location != 1 and i.ByteSize() > 4096]
+    assert big == []
+
+
+def test_assignment():
+    proto = conv_net()
+    session = maker(proto)(None, None)
+    found = assignment(session)
+    assert {a.provider for a in found} == {"CPUExecutionProvider"}
+    assert ("CPUExecutionProvider", "c1", "Conv", "") in found
+
+
+def test_assignment_of_a_session_that_does_not_record_it():
+    proto = conv_net()
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert assignment(session) is None
+    assert assignment(object()) is None
+
+
+def test_an_older_onnxruntime_is_noted():
+    proto = conv_net()
+
+    class Older:
+        def __init__(self, session):
+            self.run, self.end_profiling = session.run, session.end_profiling
+
+    observed = observe(lambda *a: Older(maker(proto)(*a)), feeds(proto), 1, proto)
+    assert "does not say which provider" in observed.notes[0]
+    assert len(observed.units) == 7
+
+
+def test_wrong_feeds_give_a_partial_pass():
+    proto = conv_net()
+    observed = observe(maker(proto), {"nothing": feeds(proto)["x"]}, 3, proto)
+    assert observed.partial
+    assert "run 1 of 4 failed" in observed.notes[0]
+    assert {u.status for u in observed.units if u.relation != "folded" and u.source_nodes} == {"unobservable"}
+
+
+def test_a_crash_in_mid_pass_keeps_what_was_seen():
+    proto = conv_net()
+    count = iter(range(10))
+
+    def run(session, data):
+        if next(count) == 2:
+            raise RuntimeError("the device fell off the bus\nwith a trace")
+        session.run(None, data)
+
+    observed = observe(maker(proto), feeds(proto), 5, proto, run=run)
+    assert observed.partial
+    assert observed.notes[0] == "instrumented run 3 of 6 failed: the device fell off the bus"
+    assert [u for u in observed.units if u.time is not None]
+    assert {u.time.runs for u in observed.units if u.time} == {1}
+
+
+def test_a_keyboard_interrupt_passes_through():
+    proto = conv_net()
+
+    def run(session, data):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        observe(maker(proto), feeds(proto), 1, proto, run=run)
+
+
+def test_no_session_at_all():
+    def make(prefix, path):
+        raise RuntimeError("no such model")
+
+    observed = observe(make, {}, 1, conv_net())
+    assert observed.partial
+    assert observed.units == ()
+    assert "no such model" in observed.notes[-1]
+
+
+def test_a_provider_that_cannot_write_its_graph():
+    proto = conv_net()
+
+    def make(prefix, path):
+        if path is not None:
+            raise RuntimeError("Unable to serialize model as it contains compiled nodes.")
+        return maker(proto, "ORT_DISABLE_ALL")(prefix, None)
+
+    observed = observe(make, feeds(proto), 2, proto)
+    assert observed.partial
+    assert "compiled nodes" in observed.notes[0]
+    assert any("joined by name only" in n for n in observed.notes)
+    assert sorted(n for u in observed.units for n in u.source_nodes) == sorted(n.name for n in proto.graph.node)
+    assert {u.relation for u in observed.units} == {"exact"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x08", b"not a model at all"])
+def test_a_damaged_optimised_graph(damage):
+    proto = conv_net()
+    make = maker(proto)
+
+    def broken(prefix, path):
+        session = make(prefix, path)
+        if path is not None:
+            Path(path).write_bytes(damage)
+        return session
+
+    observed = observe(broken, feeds(proto), 2, proto)
+    assert observed.partial
+    assert any("optimised graph" in note for note in observed.notes)
+    names = [n for u in observed.units for n in u.source_nodes]
+    assert sorted(names) == sorted(n.name for n in proto.graph.node)
+
+
+def test_a_full_disk_at_the_profile():
+    proto = conv_net()
+    make = maker(proto)
+
+    class Full:
+        def __init__(self, session):
+            self.run = session.run
+
+        def end_profiling(self):
+            raise OSError(28, "No space left on device")
+
+    observed = observe(lambda *a: Full(make(*a)), feeds(proto), 2, proto)
+    assert observed.partial
+    assert "No space left on device" in observed.notes[0]
+
+
+def test_a_full_disk_from_the_start(monkeypatch):
+    def refuse(*args, **keywords):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    observed = observe(maker(conv_net()), {}, 1, conv_net())
+    assert observed.partial
+    assert "no temporary folder" in observed.notes[0]
+
+
+def test_a_profile_that_was_cut_off():
+    proto = conv_net()
+    make = maker(proto)
+
+    class Cut:
+        def __init__(self, session):
+            self.run, self._session = session.run, session
+
+        def end_profiling(self):
+            path = Path(self._session.end_profiling())
+            text = path.read_text()
+            path.write_text(text[: len(text) * 2 // 3])
+            return str(path)
+
+    observed = observe(lambda *a: Cut(make(*a)), feeds(proto), 4, proto)
+    assert observed.partial
+    assert any("cut off" in note for note in observed.notes)
+    assert [u for u in observed.units if u.time is not None]
+
+
+def test_model_info_is_taken_as_source(tmp_path):
+    from xpuruntime.engines.model import inspect_model
+
+    proto = half()
+    (tmp_path / "half.onnx").write_bytes(proto.SerializeToString())
+    observed = observe(maker(proto), feeds(proto), 1, inspect_model(tmp_path / "half.onnx"))
+    assert {n for u in observed.units for n in u.source_nodes} == {"matmul", "add", "softmax", "relu"}

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Joining what ONNX Runtime really ran to the source model."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from observe_models import LEVELS, MODELS, Weights, conv_net, feeds, maker, model, node, random_model
+
+from xpuruntime.engines.onnxruntime.observe import observe
+from xpuruntime.engines.onnxruntime.observe_graph import view
+from xpuruntime.engines.onnxruntime.observe_match import match, source_facts
+from xpuruntime.engines.onnxruntime.observe_slice import LOST
+
+
+def run(proto, level="ORT_ENABLE_ALL", **keywords):
+    return observe(maker(proto, level), feeds(proto), 2, proto, **keywords)
+
+
+def names(proto):
+    return [n.name for n in view(proto).nodes]
+
+
+def by_source(observed):
+    return {name: u for u in observed.units for name in u.source_nodes}
+
+
+def check(proto, observed):
+    """Every source node is in exactly one unit, none is lost, every unit that ran has a time."""
+    assert Counter(n for u in observed.units for n in u.source_nodes) == Counter(names(proto))
+    assert [u.id for u in observed.units if u.placement_reason == LOST] == []
+    assert not observed.partial, observed.notes
+    assert len({u.id for u in observed.units}) == len(observed.units)
+    for unit in observed.units:
+        count = len(unit.source_nodes)
+        assert unit.relation == ("inserted" if count == 0 else "folded" if unit.device == "none" else unit.relation)
+        assert (count == 1) if unit.relation in ("exact", "folded") else (count != 1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_source_node_is_accounted_for_once(name, level):
+    proto = MODELS[name]()
+    check(proto, run(proto, level))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_source_node_of_random_graphs_is_accounted_for_once(seed):
+    proto = random_model(seed)
+    for level in ("ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"):
+        check(proto, run(proto, level))
+
+
+def values(proto, keys, data):
+    """Run a model with nothing optimised away and return the tensors asked for."""
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    present = {o.name for o in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=k) for k in keys if k not in present)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip(keys, session.run(keys, data), strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "control_flow"] + [f"random{i}" for i in range(12)])
+def test_matched_tensors_hold_the_same_values(name, level, tmp_path):
+    """The proof of the join: the numbers in each executed tensor are those of the source tensor it was matched with."""
+    proto = random_model(100 + int(name[6:])) if name.startswith("random") else MODELS[name]()
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    source, target = view(proto), view(optimized)
+    found = match(source, target, source_facts(source))
+    pairs = {k: found[k] for k in target.producers if k in found and found[k] in source.producers}
+    assert pairs
+    data = feeds(proto)
+    ran = values(optimized, list(pairs), data)
+    asked = values(proto, sorted(set(pairs.values())), data)
+    for key, source_key in pairs.items():
+        a = np.sort(ran[key].astype(np.float64).ravel())
+        b = np.sort(asked[source_key].astype(np.float64).ravel())
+        assert a.shape == b.shape, (key, source_key)
+        np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2, err_msg=f"{key} is not {source_key}")
+
+
+def test_blocked_layout_is_traced_through():
+    units = by_source(run(conv_net()))
+    first = units["c1"]
+    assert (first.relation, first.source_nodes, first.layout) == ("fused", ("c1", "c1_relu"), "nchwc")
+    assert units["add_relu"].source_nodes == ("c2", "bn", "add", "add_relu")
+    assert units["gap"].relation == "exact"
+    assert units["gap"].outputs == ("gap_y",)
+    assert units["matmul"].source_nodes == ("matmul", "bias")
+    assert units["identity"].relation == "folded"
+    assert "output equals its input" in units["identity"].placement_reason
+
+
+def test_layout_changes_are_boundaries():
+    observed = run(conv_net())
+    assert [(b.kind, b.where, b.count, b.bytes) for b in observed.boundaries] == [
+        ("layout", "ReorderOutput on cpu", 1, 64)
+    ]
+    assert observed.boundaries[0].time.value >= 0
+
+
+def test_transformer_fusions():
+    units = by_source(run(MODELS["transformer"]()))
+    assert units["gelu_erf"].op == "Gelu"
+    assert units["gelu_erf"].source_nodes == ("gelu_div", "gelu_erf", "gelu_add", "gelu_mul", "gelu_half")
+    assert units["ln0_sqrt"].op == "LayerNormalization"
+    assert len(units["ln0_sqrt"].source_nodes) == 9
+    assert units["res2_add"].op == "SkipLayerNormalization"
+    assert len(units["res2_add"].source_nodes) == 10
+    assert units["q_matmul"].source_nodes == ("q_matmul", "q_add")
+    assert units["av_reshape"].relation == "exact"
+
+
+def test_quantised_nodes_are_fused():
+    units = by_source(run(MODELS["quantised"]()))
+    assert units["conv"].op == "QLinearConv"
+    assert units["conv"].source_nodes == ("dq0", "dq_w", "dq_b", "conv", "q1")
+    assert units["conv"].precision_run == "uint8"
+    assert units["pool"].source_nodes == ("dq1", "pool", "q2")
+
+
+def test_control_flow():
+    observed = run(MODELS["control_flow"]())
+    units = by_source(observed)
+    # cond is random: exactly one branch of the open If ran.
+    ran = {n for n in ("a", "b") if units[n].time is not None}
+    assert len(ran) == 1
+    idle = units[({"a", "b"} - ran).pop()]
+    assert (idle.status, idle.placement_reason) == ("unobservable", "did not run in the observed runs")
+    assert units["c"].relation == "exact"
+    assert units["d"].relation == "folded"
+    assert "never taken" in units["d"].placement_reason
+    assert units["if_fixed"].relation == "folded"
+    assert units["body_add"].outputs == ("w.body/state2",)
+
+
+def test_duplicates_expansions_and_constants():
+    observed = run(MODELS["eliminations"]())
+    units = by_source(observed)
+    assert units["twin1"].source_nodes == ("twin1", "twin2")
+    steps = [u for u in observed.units if u.serves == ("hardswish",)]
+    assert [u.op for u in steps] == ["HardSigmoid"]
+    assert units["hardswish"].op == "Mul"
+    for name in ("shape", "gather", "concat", "const0", "weight_transpose"):
+        assert units[name].relation == "folded"
+        assert "computed at load time" in units[name].placement_reason
+    assert units["times_one"].source_nodes == ("matmul", "times_one")
+    plain = by_source(run(MODELS["eliminations"](), "ORT_DISABLE_ALL"))
+    assert plain["weight_transpose"].relation == "exact"
+    assert plain["twin1"].source_nodes == ("twin1",)
+    assert plain["dropout"].relation == "exact"
+
+
+def test_fp16_on_the_cpu_is_seen_to_run_in_fp32():
+    observed = run(MODELS["half"](), precision="fp16")
+    units = by_source(observed)
+    assert {(u.precision_requested, u.precision_run, u.status) for u in units.values()} == {
+        ("fp16", "fp32", "substituted")
+    }
+    casts = {b.where: b.count for b in observed.boundaries if b.kind == "cast"}
+    assert casts == {"fp16 -> fp32 on cpu": 1, "fp32 -> fp16 on cpu": 1}
+    assert observed.effective["execution.precision"] == "fp32"
+    # The model itself says fp16, so asking for "model" is not honoured either.
+    assert by_source(run(MODELS["half"]()))["matmul"].status == "substituted"
+
+
+def test_fp32_is_honoured():
+    observed = run(conv_net(), precision="fp32")
+    assert {u.status for u in observed.units} == {"honoured"}
+    assert observed.effective["execution.device"] == "cpu"
+
+
+def test_unnamed_nodes():
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Exp", ["a"], ["b"], name="named"),
+        node("Exp", ["b"], ["c"]),
+        node("Exp", ["c"], ["d"]),
+        node("Neg", ["d"], ["y"]),
+    ]
+    proto = model(nodes, [("x", [2])], [("y", [2])], Weights())
+    units = by_source(run(proto, "ORT_DISABLE_ALL"))
+    assert set(units) == {"(Relu)", "named", "(Exp)", "(Exp)#2", "(Neg)"}
+    assert all(u.time is not None for u in units.values())
+    assert [units[n].id for n in ("named", "(Exp)", "(Exp)#2")] == ["named", "Exp_2", "Exp_3"]
+
+
+def test_two_thousand_nodes_in_ten_seconds():
+    w, nodes, last = Weights(), [], "x"
+    for i in range(500):
+        w.normal(f"w{i}", 16, 16), w.normal(f"b{i}", 16)
+        nodes += [
+            node("MatMul", [last, f"w{i}"], [f"m{i}"], name=f"mm{i}"),
+            node("Add", [f"m{i}", f"b{i}"], [f"a{i}"], name=f"add{i}"),
+            node("HardSwish", [f"a{i}"], [f"h{i}"], name=f"act{i}"),
+            node("Add", [f"h{i}", last], [f"r{i}"], name=f"res{i}"),
+        ]
+        last = f"r{i}"
+    w.value("small", np.float32(1e-3))
+    nodes.append(node("Mul", [last, "small"], ["y"], name="out"))
+    proto = model(nodes, [("x", [2, 16])], [("y", [2, 16])], w)
+    start = time.perf_counter()
+    observed = run(proto)
+    assert time.perf_counter() - start < 10
+    check(proto, observed)
+    assert by_source(observed)["mm3"].source_nodes == ("mm3", "add3")
+
+
+@pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+def test_a_deep_convolution_net(level):
+    w, last = Weights(), "stem"
+    nodes = [node("Conv", ["x", w.normal("ws", 16, 16, 1, 1)], ["stem"], name="stem")]
+    for i in range(60):
+        w.normal(f"w{i}", 16, 16, 3, 3), w.normal(f"b{i}", 16)
+        nodes.append(node("Conv", [last, f"w{i}", f"b{i}"], [f"c{i}"], name=f"conv{i}", pads=[1] * 4))
+        nodes.append(node("Add", [f"c{i}", last], [f"s{i}"], name=f"sum{i}"))
+        nodes.append(node("Relu", [f"s{i}"], [f"r{i}"], name=f"relu{i}"))
+        last = f"r{i}"
+    nodes.append(node("GlobalAveragePool", [last], ["y"], name="gap"))
+    proto = model(nodes, [("x", [1, 16, 8, 8])], [("y", [1, 16, 1, 1])], w)
+    observed = run(proto, level)
+    check(proto, observed)
+    if level == "ORT_ENABLE_ALL":
+        assert by_source(observed)["conv9"].source_nodes == ("conv9", "sum9", "relu9")

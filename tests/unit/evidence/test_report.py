@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The report as a value: building, saving, loading."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import msgspec
+import pytest
+from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.errors import InputError
+from xpuruntime.evidence import Report, build_report
+from xpuruntime.evidence.environment import environment_facts, influential_variables
+from xpuruntime.runtime.machine import Library
+
+PLAN = {"schema": "xpuruntime.plan/1", "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "more": (1, (2,))}
+
+
+def build(units=(), controls=(), **keywords):
+    observed = Observed(units=tuple(units), boundaries=(BOUNDARY,), notes=("times are the host's",))
+    return build_report(
+        PLAN,
+        controls,
+        observed,
+        conversions=[CONVERSION],
+        latency=LATENCY,
+        memory={"weights": 1 << 20},
+        libraries=[Library(name="libx.so", path="/x/libx.so", version="1.2", origin="pip")],
+        **keywords,
+    )
+
+
+def test_an_honoured_policy():
+    report = build([unit("a")], [control("execution.fallback", "error")])
+    assert report.honoured
+    assert report.headline == "policy honoured"
+    assert report.deviations == ()
+    assert [o.key for o in report.observations] == [
+        "execution.engine",
+        "execution.device",
+        "execution.precision",
+        "execution.fallback",
+    ]
+
+
+def test_deviations_are_counted():
+    report = build([unit("a", ran="fp16")])
+    assert (report.headline, report.honoured) == ("1 deviation", False)
+    report = build([unit("a", ran="fp16", device="cuda:0")], [control("kernels.conv", "x", "-", "unsupported")])
+    assert report.headline == "3 deviations"
+    assert [o.key for o in report.deviations] == ["execution.device", "execution.precision", "kernels.conv"]
+
+
+def test_what_could_not_be_seen_is_no_deviation_and_is_told():
+    report = build([unit("a")], [control("execution.tf32", "true")])
+    assert report.honoured
+    assert [o.key for o in report.unobservable] == ["execution.tf32"]
+    assert "1 of 4 keys could not be observed" in str(report)
+
+
+def test_a_pass_that_broke_off_does_not_claim_more_than_it_saw():
+    report = build_report(PLAN, (), Observed(units=(unit("a"),), partial=True))
+    assert report.headline == "policy honoured as far as observed"
+    assert "incomplete" in str(report)
+
+
+def test_a_pass_that_saw_nothing_claims_nothing():
+    report = build_report(PLAN, [control("execution.tf32", "true")], Observed(partial=True, notes=("no session",)))
+    assert (report.headline, report.honoured, report.deviations) == ("nothing observed", False, ())
+    assert len(report.unobservable) == 4
+
+
+def test_the_round_trip_is_exact(tmp_path):
+    report = build([unit("a"), unit("b", relation="inserted", serves=("a",))], [control("execution.tf32", "true")])
+    path = report.save(tmp_path / "report.json")
+    assert Report.load(path) == report
+    assert Report.load(str(path)).to_json() == report.to_json()
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_json_forms():
+    report = build([unit("a")])
+    plain = report.to_dict()
+    assert plain == json.loads(report.to_json()) == json.loads(report.to_json(indent=None))
+    assert plain["schema"] == "xpuruntime.report/1"
+    assert (plain["honoured"], plain["headline"]) == (True, "policy honoured")
+    assert plain["units"][0]["time"] == {"value": 10.0, "unit": "us", "kind": "wall", "runs": 5}
+    assert "\n" not in report.to_json(indent=None)
+    assert list(plain) == ["schema", "headline", "honoured", *[f for f in Report.__struct_fields__ if f != "schema"]]
+
+
+def test_a_report_is_frozen():
+    with pytest.raises(AttributeError):
+        build().partial = True
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "is not a report"),
+        ("{", "is not a report"),
+        ("[]", "is not a report"),
+        ("{}", "is not a report"),
+        ('{"schema": "xpuruntime.plan/1"}', "has the schema 'xpuruntime.plan/1'"),
+        ('{"schema": "xpuruntime.report/9"}', "has the schema 'xpuruntime.report/9'"),
+        ('{"schema": "xpuruntime.report/1", "units": [{"id": 5}]}', "is not a report"),
+        ('{"schema": "xpuruntime.report/1", "observations": [{"key": "a"}]}', "is not a report"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, match):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=match):
+        Report.load(path)
+
+
+def test_a_cut_off_report_is_refused(tmp_path):
+    path = build([unit("a")]).save(tmp_path / "r.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match="whole and unedited"):
+        Report.load(path)
+
+
+def test_binary_and_missing_files_are_refused(tmp_path):
+    (tmp_path / "b").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(InputError, match="is not a report"):
+        Report.load(tmp_path / "b")
+    with pytest.raises(InputError, match="No such file"):
+        Report.load(tmp_path / "missing.json")
+    with pytest.raises(InputError, match="cannot write the report"):
+        build().save(tmp_path / "no" / "such" / "folder.json")
+
+
+def test_a_failing_save_keeps_the_old_file(tmp_path, monkeypatch):
+    path = build([unit("a")]).save(tmp_path / "r.json")
+    before = path.read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(InputError, match="No space left"):
+        build([unit("b")]).save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_the_command_and_the_time():
+    report = build()
+    assert sys.orig_argv[0] in report.command
+    assert build(command="xrt explain model.onnx").command == "xrt explain model.onnx"
+    assert report.created.endswith("+00:00")
+
+
+def test_the_plan_is_kept_as_json_gives_it_back():
+    assert build().plan["more"] == [1, [2]]
+    assert build().latency.detail == {"warmup": [1, 2]}
+
+
+def test_arguments_win_over_the_plan():
+    report = build([unit("a")], device="cuda:0")
+    assert report.headline == "1 deviation"
+
+
+def test_environment(monkeypatch):
+    monkeypatch.setenv("ORT_DISABLE_FLASH_ATTENTION", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("ORT_API_TOKEN", "do not tell")
+    monkeypatch.setenv("HARMLESS", "x")
+    facts = environment_facts()
+    assert facts["variables"]["ORT_DISABLE_FLASH_ATTENTION"] == "1"
+    assert facts["variables"]["OMP_NUM_THREADS"] == "3"
+    assert not {"ORT_API_TOKEN", "HARMLESS"} & set(facts["variables"])
+    assert facts["packages"]["numpy"]
+    assert facts["python"].endswith(".".join(map(str, sys.version_info[:3])))
+    assert msgspec.json.decode(msgspec.json.encode(facts)) == facts
+
+
+def test_variables_of_another_process():
+    given = {"NVIDIA_TF32_OVERRIDE": "0", "LD_PRELOAD": "/x.so", "HOME": "/", "CUDA_VISIBLE_DEVICES": "1"}
+    assert list(influential_variables(given)) == ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE"]
+
+
+def test_importing_evidence_imports_nothing_heavy():
+    import subprocess
+
+    code = (
+        "import sys; sys.path[:] = {path!r}\nimport xpuruntime.evidence\n"
+        "bad = {{'rich', 'onnx', 'onnxruntime', 'torch', 'yaml', 'numpy'}} & set(sys.modules)\nassert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code.format(path=sys.path)], check=True)
