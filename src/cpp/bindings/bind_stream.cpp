@@ -7,6 +7,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "xpuruntime/error.h"
 #include "xpuruntime/event.h"
 #include "xpuruntime/graph.h"
 #include "xpuruntime/stream.h"
@@ -29,11 +30,19 @@ struct Capture {
 
 std::pair<int, int> as_pair(PriorityRange range) { return {range.least, range.greatest}; }
 
-Stream wrap(const py::object& device, StreamHandle handle, const py::object& owner) {
-  const DeviceId id = to_device(device);
-  if (owner.is_none()) return Stream::wrap(id, handle);
-  const std::shared_ptr<void> kept(owner.inc_ref().ptr(), release_object);
-  return Stream::wrap(id, handle, kept);
+Stream wrap(const py::object& device, const py::object& stream, const py::object& owner) {
+  const StreamHandle handle = to_stream(stream.ptr());
+  const py::object kept = owner.is_none() ? stream : owner;
+  return Stream::wrap(device_argument(device), handle,
+                      std::shared_ptr<void>(kept.inc_ref().ptr(), release_object));
+}
+
+std::pair<int, StreamHandle> cuda_stream(const Stream& self) {
+  if (self.device().type == DeviceType::kCpu) {
+    throw UnsupportedOperationError(
+        "a CPU stream has no cudaStream_t: use a stream of a CUDA device", "cpu");
+  }
+  return {0, self.handle()};
 }
 
 std::string describe(const Stream& stream) {
@@ -44,22 +53,22 @@ std::string describe(const Stream& stream) {
 void bind_stream_class(py::module_& module) {
   py::class_<Stream>(module, "Stream", "An in-order queue of work on one device.")
       .def(py::init([](const py::object& device, int priority, bool non_blocking) {
-             return Stream::create(to_device(device),
+             return Stream::create(device_argument(device),
                                    {.priority = priority, .non_blocking = non_blocking});
            }),
            "device"_a = "cuda:0", py::kw_only(), "priority"_a = 0, "non_blocking"_a = true)
-      .def_static("wrap", wrap, "device"_a, "handle"_a, py::kw_only(), "owner"_a = py::none(),
-                  "A stream that someone else owns; `owner` is kept while it is in use.")
+      .def_static("wrap", wrap, "device"_a, "stream"_a, py::kw_only(), "owner"_a = py::none(),
+                  "A stream that someone else owns: a handle, or a stream object, which is kept.")
       .def_static(
           "default",
           [](const py::object& device) {
-            return StreamManager::instance().default_stream(to_device(device));
+            return StreamManager::instance().default_stream(device_argument(device));
           },
           "device"_a = "cuda:0", "The device's legacy default stream.")
       .def_static(
           "priority_range",
           [](const py::object& device) {
-            return as_pair(Stream::priority_range(to_device(device)));
+            return as_pair(Stream::priority_range(device_argument(device)));
           },
           "device"_a = "cuda:0",
           "(lowest, highest) priority; a smaller number is a higher priority.")
@@ -81,7 +90,7 @@ void bind_stream_class(py::module_& module) {
            "Later work here starts after all work given to `other` so far.")
       .def("record", &Stream::record, py::kw_only(), "timing"_a = false, Unlocked(),
            "A new event, recorded here.")
-      .def("__cuda_stream__", [](const Stream& self) { return std::pair(0, self.handle()); })
+      .def("__cuda_stream__", cuda_stream)
       .def("__eq__",
            [](const Stream& self, const py::object& other) {
              return py::isinstance<Stream>(other) && self == other.cast<const Stream&>();
@@ -96,7 +105,7 @@ void bind_stream_class(py::module_& module) {
 void bind_event_class(py::module_& module) {
   py::class_<Event>(module, "Event", "A point in a stream's work. On the CPU, a time.")
       .def(py::init([](const py::object& device, bool timing) {
-             return Event(to_device(device), timing);
+             return Event(device_argument(device), timing);
            }),
            "device"_a = "cuda:0", py::kw_only(), "timing"_a = false)
       .def_property_readonly("device", [](const Event& self) { return to_string(self.device()); })
@@ -187,7 +196,7 @@ void bind_manager_class(py::module_& module) {
       .def(
           "create",
           [](const StreamManager& self, const py::object& device, int priority, bool non_blocking) {
-            return self.create(to_device(device),
+            return self.create(device_argument(device),
                                {.priority = priority, .non_blocking = non_blocking});
           },
           "device"_a = "cuda:0", py::kw_only(), "priority"_a = 0, "non_blocking"_a = true,
@@ -195,20 +204,20 @@ void bind_manager_class(py::module_& module) {
       .def(
           "default_stream",
           [](StreamManager& self, const py::object& device) {
-            return self.default_stream(to_device(device));
+            return self.default_stream(device_argument(device));
           },
           "device"_a = "cuda:0", "The device's legacy default stream.")
       .def(
           "pooled",
           [](StreamManager& self, const py::object& device, int priority) {
-            return self.pooled(to_device(device), priority);
+            return self.pooled(device_argument(device), priority);
           },
           "device"_a = "cuda:0", py::kw_only(), "priority"_a = 0,
           "One of a few shared streams, in turn.")
       .def(
           "priority_range",
           [](const StreamManager& self, const py::object& device) {
-            return as_pair(self.priority_range(to_device(device)));
+            return as_pair(self.priority_range(device_argument(device)));
           },
           "device"_a = "cuda:0", "(lowest, highest) priority.");
 }

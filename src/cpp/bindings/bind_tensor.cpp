@@ -32,17 +32,54 @@ py::tuple to_tuple(std::span<const std::int64_t> values) {
 }
 
 Tensor empty(const std::vector<std::int64_t>& shape, const std::string& dtype,
-             const py::object& device, std::shared_ptr<MemoryPool> pool,
-             const MaybeStream& stream) {
-  const DeviceId id = to_device(device);
+             const py::object& device, const py::object& pool, const py::object& stream) {
+  const DeviceId id = device_argument(device);
+  std::shared_ptr<MemoryPool> source = pool.is_none() ? nullptr : to_pool(pool);
+  const MaybeStream order = stream_argument(stream, id);
   const py::gil_scoped_release unlocked;
-  return Tensor::empty(shape, parse_dtype(dtype), id, std::move(pool), stream);
+  return Tensor::empty(shape, parse_dtype(dtype), id, std::move(source), order);
 }
 
-Tensor to(const Tensor& self, const py::object& device, const MaybeStream& stream) {
-  const DeviceId id = to_device(device);
+// The CUDA device that a copy between the two concerns.
+DeviceId cuda_side(DeviceId target, DeviceId source) {
+  return target.type == DeviceType::kCuda ? target : source;
+}
+
+Tensor to(const Tensor& self, const py::object& device, const py::object& stream) {
+  const DeviceId id = device_argument(device);
+  const MaybeStream order = stream_argument(stream, cuda_side(id, self.device()));
   const py::gil_scoped_release unlocked;
-  return self.to(id, stream);
+  return self.to(id, order);
+}
+
+Tensor copy(const Tensor& self, const py::object& stream) {
+  const MaybeStream order = stream_argument(stream, self.device());
+  const py::gil_scoped_release unlocked;
+  return self.copy(order);
+}
+
+Tensor contiguous(const Tensor& self, const py::object& stream) {
+  const MaybeStream order = stream_argument(stream, self.device());
+  const py::gil_scoped_release unlocked;
+  return self.contiguous(order);
+}
+
+py::object copy_from(const py::object& self, const Tensor& source, const py::object& stream) {
+  const auto& destination = self.cast<const Tensor&>();
+  const MaybeStream order =
+      stream_argument(stream, cuda_side(destination.device(), source.device()));
+  {
+    const py::gil_scoped_release unlocked;
+    destination.copy_from(source, order);
+  }
+  return self;
+}
+
+MaybeStream some_stream(const Tensor& self, const py::object& stream) {
+  MaybeStream order = stream_argument(stream, self.device());
+  if (!order)
+    throw InputError("a stream is needed, not None: pass the one that the work was given to");
+  return order;
 }
 
 // Consumers look whether the attribute is there, so what has none raises AttributeError.
@@ -63,7 +100,7 @@ py::dict cuda_array_interface(const Tensor& self) {
   return dict;
 }
 
-Tensor from_cuda_array_interface(const py::object& array, const MaybeStream& stream) {
+Tensor from_cuda_array_interface(const py::object& array, const py::object& stream) {
   if (!py::hasattr(array, "__cuda_array_interface__")) {
     throw InputError(
         "an object of type " + std::string(Py_TYPE(array.ptr())->tp_name) +
@@ -90,9 +127,10 @@ Tensor from_cuda_array_interface(const py::object& array, const MaybeStream& str
         "the __cuda_array_interface__ of " + std::string(Py_TYPE(array.ptr())->tp_name) +
         " lacks data, shape or typestr, or they are of the wrong kind: its producer is broken");
   }
-  const py::object owner = array;
-  Tensor tensor = from_cuda_array(described, stream, owner.ptr(), release_object);
-  owner.inc_ref();
+  const DeviceId device = cuda_array_device(described);
+  Tensor tensor =
+      from_cuda_array(described, stream_argument(stream, device), array.ptr(), release_object);
+  array.inc_ref();
   return tensor;
 }
 
@@ -130,27 +168,31 @@ void bind_tensor(py::module_& module) {
           "The event after which the bytes are readable; None when no device works on them.")
       .def("to", to, "device"_a, py::kw_only(), "stream"_a = py::none(),
            "This tensor where it is on `device` already, else a copy there.")
-      .def("copy", &Tensor::copy, py::kw_only(), "stream"_a = py::none(), Unlocked(),
-           "A contiguous copy.")
-      .def("contiguous", &Tensor::contiguous, py::kw_only(), "stream"_a = py::none(), Unlocked(),
+      .def("copy", copy, py::kw_only(), "stream"_a = py::none(), "A contiguous copy.")
+      .def("contiguous", contiguous, py::kw_only(), "stream"_a = py::none(),
            "This tensor where it is contiguous, else a contiguous copy.")
+      .def("copy_", copy_from, "source"_a, py::kw_only(), "stream"_a = py::none(),
+           "Overwrite with the bytes of `source`. Returns this tensor.")
       .def(
-          "copy_",
-          [](const py::object& self, const Tensor& source, const MaybeStream& stream) {
-            const auto& destination = self.cast<const Tensor&>();
-            const py::gil_scoped_release unlocked;
-            destination.copy_from(source, stream);
+          "record",
+          [](const Tensor& self, const py::object& stream) {
+            self.record(*some_stream(self, stream));
           },
-          "source"_a, py::kw_only(), "stream"_a = py::none(),
-          "Overwrite with the bytes of `source`.")
-      .def("record", &Tensor::record, "stream"_a, Unlocked(),
-           "Say that work given to the stream so far writes here.")
+          "stream"_a, "Say that work given to the stream so far writes here.")
       .def(
           "record_use",
-          [](const Tensor& self, const Stream& stream) { self.storage().used_by(stream); },
+          [](const Tensor& self, const py::object& stream) {
+            self.storage().used_by(*some_stream(self, stream));
+          },
           "stream"_a,
-          "Say that work given to the stream uses the memory: it is not given to anyone else "
-          "before that is done.")
+          "Say that work given to the stream uses the memory: nobody else gets it before that is "
+          "done.")
+      .def(
+          "make_wait",
+          [](const Tensor& self, const py::object& stream) {
+            self.storage().make_wait(*some_stream(self, stream));
+          },
+          "stream"_a, "Later work on the stream starts when the bytes are readable.")
       .def("synchronize", &Tensor::synchronize, Unlocked(), "Block until the bytes are readable.")
       .def_property_readonly("__cuda_array_interface__", cuda_array_interface)
       .def("__repr__", &Tensor::describe);

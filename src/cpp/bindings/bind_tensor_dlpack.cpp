@@ -56,23 +56,33 @@ py::object export_capsule(const Tensor& tensor, bool versioned, bool copied) {
   });
 }
 
+bool readable_version(const DLManagedTensorVersioned* managed) {
+  return managed->version.major == DLPACK_MAJOR_VERSION;
+}
+bool readable_version(const DLManagedTensor*) { return true; }
+
 template <typename Managed>
-Tensor consume(py::handle capsule, const char* name, const char* used_name,
-               const std::optional<Stream>& ready_on) {
+Tensor consume(py::handle capsule, const char* name, const char* used_name, py::handle stream) {
   auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
   if (managed == nullptr) throw py::error_already_set();
+  std::optional<Stream> ready_on;
+  // What a tensor of another version looks like is not known; from_dlpack says so.
+  if (!stream.is_none() && readable_version(managed)) {
+    const DeviceId device = from_dlpack_device(managed->dl_tensor.device);
+    if (device.type == DeviceType::kCuda) ready_on = stream_argument(stream, device);
+  }
   Tensor tensor = from_dlpack(managed, ready_on);
   // The tensor owns it from here on.
   if (PyCapsule_SetName(capsule.ptr(), used_name) != 0) throw py::error_already_set();
   return tensor;
 }
 
-Tensor import_capsule(py::handle capsule, const std::optional<Stream>& ready_on) {
+Tensor import_capsule(py::handle capsule, py::handle stream) {
   if (PyCapsule_IsValid(capsule.ptr(), kVersioned) != 0) {
-    return consume<DLManagedTensorVersioned>(capsule, kVersioned, kUsedVersioned, ready_on);
+    return consume<DLManagedTensorVersioned>(capsule, kVersioned, kUsedVersioned, stream);
   }
   if (PyCapsule_IsValid(capsule.ptr(), kLegacy) != 0) {
-    return consume<DLManagedTensor>(capsule, kLegacy, kUsedLegacy, ready_on);
+    return consume<DLManagedTensor>(capsule, kLegacy, kUsedLegacy, stream);
   }
   const char* const name = PyCapsule_GetName(capsule.ptr());
   if (name == nullptr) PyErr_Clear();
@@ -138,7 +148,7 @@ bool needs_protocol(const Exchange& exchange, py::handle object, const DLTensor&
 }
 
 std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle object,
-                                      const std::optional<Stream>& stream) {
+                                      py::handle stream) {
   DLManagedTensorVersioned* managed = nullptr;
   if (exchange.api->managed_tensor_from_py_object_no_sync(object.ptr(), &managed) != 0) {
     PyErr_Clear();  // __dlpack__ says better why.
@@ -155,9 +165,10 @@ std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle objec
       throw py::error_already_set();
     }
     ready_on = Stream::wrap(from_dlpack_device(device), reinterpret_cast<StreamHandle>(current));
-    if (stream) {
-      stream->wait_stream(*ready_on);
-      ready_on = stream;
+    if (const auto order = stream_argument(stream, ready_on->device())) {
+      require_stream_of(ready_on->device(), *order);
+      order->wait_stream(*ready_on);
+      ready_on = order;
     }
   }
   Tensor tensor = from_dlpack(managed, ready_on);
@@ -186,6 +197,11 @@ py::object call_dlpack(py::handle object, std::optional<StreamHandle> number) {
   return py::reinterpret_steal<py::object>(capsule);
 }
 
+DLDevice to_dl_device(PyObject* object) {
+  const auto pair = py::reinterpret_borrow<py::object>(object).cast<py::tuple>();
+  return {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()), pair[1].cast<std::int32_t>()};
+}
+
 DLDevice device_of(py::handle object) {
   static PyObject* const method = PyUnicode_InternFromString("__dlpack_device__");
   const std::array<PyObject*, 1> args{object.ptr()};
@@ -198,51 +214,122 @@ DLDevice device_of(py::handle object) {
         " is no DLPack array (it has no __dlpack__ and "
         "__dlpack_device__): pass an array of NumPy, PyTorch, CuPy or JAX, or a DLPack capsule");
   }
-  const auto pair = py::reinterpret_steal<py::object>(result).cast<py::tuple>();
-  return {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()), pair[1].cast<std::int32_t>()};
+  return to_dl_device(py::reinterpret_steal<py::object>(result).ptr());
 }
 
-Tensor import_object(const py::object& object, const std::optional<Stream>& stream) {
+Tensor import_object(py::handle object, py::handle stream) {
   if (PyCapsule_CheckExact(object.ptr()) != 0) return import_capsule(object, stream);
   if (const Exchange* const exchange = find_exchange(Py_TYPE(object.ptr()))) {
     if (auto tensor = import_by_table(*exchange, object, stream)) return *std::move(tensor);
   }
   const DeviceId device = from_dlpack_device(device_of(object));
-  if (device.type == DeviceType::kCpu)
-    return import_capsule(call_dlpack(object, std::nullopt), std::nullopt);
-  const Stream ready_on = stream ? *stream : StreamManager::instance().default_stream(device);
-  const StreamHandle number = ready_on.handle() == 0 ? 1 : ready_on.handle();
-  return import_capsule(call_dlpack(object, number), ready_on);
+  if (device.type == DeviceType::kCpu) {
+    return import_capsule(call_dlpack(object, std::nullopt), Py_None);
+  }
+  const Stream order =
+      stream_argument(stream, device).value_or(StreamManager::instance().default_stream(device));
+  require_stream_of(device, order);
+  const StreamHandle number = order.handle() == 0 ? 1 : order.handle();
+  return import_capsule(call_dlpack(object, number), py::cast(order));
 }
 
-py::object dlpack(const Tensor& self, const py::object& stream, const py::object& max_version,
-                  const py::object& device, const py::object& copy) {
+// `__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)`. Written against
+// Python's own calling convention: consumers always pass keywords, which cost more through pybind11
+// than all the rest.
+py::object dlpack(py::handle self, PyObject* const* values, PyObject* names) {
   DlpackRequest request;
-  if (!stream.is_none()) request.stream = stream.cast<std::int64_t>();
-  if (!device.is_none()) {
-    const auto pair = device.cast<py::tuple>();
-    request.device = {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()),
-                      pair[1].cast<std::int32_t>()};
+  bool versioned = false;
+  const Py_ssize_t count = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    const auto is = [&](const char* text) {
+      return PyUnicode_CompareWithASCIIString(name, text) == 0;
+    };
+    const py::handle value = values[i];
+    if (is("max_version")) {
+      versioned = !value.is_none() && value.cast<py::tuple>()[0].cast<int>() >= 1;
+    } else if (is("stream")) {
+      if (!value.is_none()) request.stream = value.cast<std::int64_t>();
+    } else if (is("dl_device")) {
+      if (!value.is_none()) request.device = to_dl_device(value.ptr());
+    } else if (is("copy")) {
+      if (!value.is_none()) request.copy = value.cast<bool>();
+    } else {
+      throw py::type_error("__dlpack__() got an unexpected keyword argument '" +
+                           std::string(py::str(name)) + "'");
+    }
   }
-  if (!copy.is_none()) request.copy = copy.cast<bool>();
-  const bool versioned =
-      !max_version.is_none() && max_version.cast<py::tuple>()[0].cast<int>() >= 1;
-  const auto [tensor, copied] = prepare_export(self, request);
+  const auto [tensor, copied] = prepare_export(self.cast<const Tensor&>(), request);
   return export_capsule(tensor, versioned, copied);
 }
+
+PyObject* dlpack_method(PyObject* self, PyObject* const* args, Py_ssize_t count,
+                        PyObject* names) noexcept {
+  try {
+    if (count != 0) throw py::type_error("__dlpack__() takes keyword arguments only");
+    return dlpack(self, args, names).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+// `from_dlpack(array, stream=None)`, for the same reason.
+PyObject* from_dlpack_function(PyObject*, PyObject* const* args, Py_ssize_t count,
+                               PyObject* names) noexcept {
+  try {
+    const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    py::handle array = count > 0 ? args[0] : nullptr;
+    py::handle stream = count > 1 ? args[1] : Py_None;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* const name = PyTuple_GET_ITEM(names, i);
+      const auto is = [&](const char* text) {
+        return PyUnicode_CompareWithASCIIString(name, text) == 0;
+      };
+      if (is("array") && count < 1) {
+        array = args[count + i];
+      } else if (is("stream") && count < 2) {
+        stream = args[count + i];
+      } else {
+        throw py::type_error("from_dlpack() got an unexpected argument '" +
+                             std::string(py::str(name)) + "'");
+      }
+    }
+    if (array.ptr() == nullptr || count > 2)
+      throw py::type_error("from_dlpack() takes an array and a stream");
+    return py::cast(import_object(array, stream)).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+template <typename Function>
+PyCFunction as_c_function(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef from_dlpack_definition{
+    "from_dlpack", as_c_function(from_dlpack_function), METH_FASTCALL | METH_KEYWORDS,
+    "from_dlpack(array, stream=None)\n--\n\nShare the memory of any DLPack array."};
+
+PyMethodDef dlpack_definition{
+    "__dlpack__", as_c_function(dlpack_method), METH_FASTCALL | METH_KEYWORDS,
+    "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+    "A DLPack capsule on the same memory."};
 
 }  // namespace
 
 void bind_tensor_dlpack(TensorClass& tensor) {
-  tensor
-      .def_static("from_dlpack", import_object, "array"_a, "stream"_a = py::none(),
-                  "Share the memory of any DLPack array.")
-      .def("__dlpack__", dlpack, py::kw_only(), "stream"_a = py::none(),
-           "max_version"_a = py::none(), "dl_device"_a = py::none(), "copy"_a = py::none())
-      .def("__dlpack_device__", [](const Tensor& self) {
-        const DLDevice device = dlpack_device(self);
-        return py::make_tuple(static_cast<std::int32_t>(device.device_type), device.device_id);
-      });
+  tensor.def("__dlpack_device__", [](const Tensor& self) {
+    const DLDevice device = dlpack_device(self);
+    return py::make_tuple(static_cast<std::int32_t>(device.device_type), device.device_id);
+  });
+  auto* const type = reinterpret_cast<PyTypeObject*>(tensor.ptr());
+  tensor.attr("from_dlpack") =
+      py::reinterpret_steal<py::object>(PyCFunction_New(&from_dlpack_definition, nullptr));
+  tensor.attr("__dlpack__") =
+      py::reinterpret_steal<py::object>(PyDescr_NewMethod(type, &dlpack_definition));
 }
 
 }  // namespace xpuruntime::bindings

@@ -2,7 +2,6 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <pybind11/numpy.h>
 
-#include <complex>
 #include <string>
 #include <vector>
 
@@ -17,13 +16,15 @@ namespace xpuruntime::bindings {
 namespace {
 
 constexpr int kFirstUserType = 256;  // NPY_USERDEF: types of other packages, such as ml_dtypes.
-constexpr int kHalf = 23;            // NPY_HALF, for which C++ has no type.
 
 DType from_numpy_dtype(const py::dtype& dtype) {
   if (dtype.num() >= kFirstUserType) {
-    const auto name = dtype.attr("name").cast<std::string>();
     const auto package = dtype.attr("type").attr("__module__").cast<std::string>();
-    if (package.starts_with("ml_dtypes")) return parse_dtype(name);
+    if (package.starts_with("ml_dtypes"))
+      return parse_dtype(dtype.attr("name").cast<std::string>());
+  } else if (dtype.byteorder() != '>') {
+    const char order = dtype.itemsize() == 1 ? '|' : '<';
+    return parse_typestr(std::string{order, dtype.kind()} + std::to_string(dtype.itemsize()));
   }
   return parse_typestr(dtype.attr("str").cast<std::string>());
 }

@@ -4,15 +4,16 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+#include <optional>
+
+#include "device_argument.h"
+#include "python_memory.h"
+#include "xpuruntime/stream.h"
 #include "xpuruntime/tensor.h"
 #include "xpuruntime/types.h"
 
 namespace xpuruntime::bindings {
-
-/// "cuda:0", or any object whose str() is such a name: a Device of ours, a torch.device.
-inline DeviceId to_device(const pybind11::object& value) {
-  return parse_device(std::string(pybind11::str(value)));
-}
 
 /// Gives a Python reference back, on any thread, also while the interpreter ends (then it is left
 /// alone).
@@ -21,6 +22,15 @@ inline void release_object(void* object) noexcept {
   const PyGILState_STATE state = PyGILState_Ensure();
   Py_DECREF(static_cast<PyObject*>(object));
   PyGILState_Release(state);
+}
+
+/// A stream for work on `device`: ours, or one of another library, which is wrapped and kept.
+/// Nothing for None. Throws InputError for anything else.
+inline std::optional<Stream> stream_argument(pybind11::handle value, DeviceId device) {
+  if (value.is_none()) return std::nullopt;
+  if (pybind11::isinstance<Stream>(value)) return value.cast<const Stream&>();
+  const StreamHandle handle = to_stream(value.ptr());
+  return Stream::wrap(device, handle, std::shared_ptr<void>(value.inc_ref().ptr(), release_object));
 }
 
 /// Frees a tensor. Without the GIL where giving its memory back may block.

@@ -43,6 +43,11 @@ CudaArray to_cuda_array(const Tensor& tensor) {
   return array;
 }
 
+DeviceId cuda_array_device(const CudaArray& array) {
+  // An array without elements may have no memory: then any device will do.
+  return {DeviceType::kCuda, array.data == nullptr ? 0 : calls::pointer_device(array.data)};
+}
+
 Tensor from_cuda_array(const CudaArray& array, const std::optional<Stream>& stream, void* owner,
                        Storage::Release release) {
   const DType dtype = parse_typestr(array.typestr);
@@ -63,10 +68,10 @@ Tensor from_cuda_array(const CudaArray& array, const std::optional<Stream>& stre
   if (array.data == nullptr && layout.elements() != 0) {
     throw InputError("a CUDA array with elements has no memory: its producer is broken");
   }
-  const DeviceId device{DeviceType::kCuda,
-                        array.data == nullptr ? 0 : calls::pointer_device(array.data)};
+  const DeviceId device = cuda_array_device(array);
   std::optional<Stream> producer;
   if (array.stream) producer = consumer_stream(device, *array.stream);
+  if (stream) require_stream_of(device, *stream);
   if (stream && producer) stream->wait_stream(*producer);
   auto storage = std::make_shared<Storage>();
   if (const auto& order = stream ? stream : producer) storage->ready_in_order_of(*order);

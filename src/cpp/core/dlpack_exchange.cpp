@@ -67,7 +67,11 @@ Tensor import_from(Managed* managed, bool readonly, const std::optional<Stream>&
     throw InputError("a DLPack tensor with elements has no memory: its producer is broken");
   }
   auto storage = std::make_shared<Storage>();
-  if (ready_on && device.type == DeviceType::kCuda) storage->ready_in_order_of(*ready_on);
+  if (device.type == DeviceType::kCuda) {
+    if (ready_on) require_stream_of(device, *ready_on);
+    storage->ready_in_order_of(ready_on ? *ready_on
+                                        : StreamManager::instance().default_stream(device));
+  }
   void* const data =
       dl.data == nullptr ? nullptr : static_cast<std::byte*>(dl.data) + dl.byte_offset;
   Tensor tensor(storage, data, dtype, std::move(layout), device, readonly, kind);

@@ -127,4 +127,11 @@ Event Stream::record(bool timing) const {
   return event;
 }
 
+void require_stream_of(DeviceId device, const Stream& stream) {
+  if (stream.device() == device) return;
+  throw InputError("this work is done by " + to_string(device) + ", and the stream is one of " +
+                       to_string(stream.device()) + ": pass a stream of " + to_string(device),
+                   to_string(device));
+}
+
 }  // namespace xpuruntime

@@ -35,6 +35,12 @@ std::size_t byte_count(const Layout& layout, DType dtype) {
   return bytes;
 }
 
+Stream work_stream(DeviceId device, const std::optional<Stream>& stream) {
+  if (!stream) return StreamManager::instance().default_stream(device);
+  require_stream_of(device, *stream);
+  return *stream;
+}
+
 }  // namespace
 
 Tensor::Tensor(std::shared_ptr<Storage> storage, void* data, DType dtype, Layout layout,
@@ -68,12 +74,7 @@ Tensor Tensor::empty(std::span<const std::int64_t> shape, DType dtype, DeviceId 
   } else {
     home = stream;
   }
-  if (home && home->device() != pool->device()) {
-    throw InputError(
-        "a tensor on " + to_string(device) + " cannot be used in the order of a stream of " +
-            to_string(home->device()) + ": pass a stream of " + to_string(pool->device()),
-        to_string(device));
-  }
+  if (home) require_stream_of(pool->device(), *home);
   Buffer buffer = pool->allocate(bytes, home ? home->handle() : 0);
   void* const data = buffer.data();
   auto storage = std::make_shared<Storage>(std::move(buffer), home);
@@ -99,16 +100,6 @@ std::string Tensor::describe() const {
   if (kind_ == MemoryKind::kPinned) text += ", pinned";
   if (kind_ == MemoryKind::kManaged) text += ", managed";
   return text + ")";
-}
-
-Stream Tensor::work_stream(DeviceId device, const std::optional<Stream>& stream) const {
-  if (!stream) return StreamManager::instance().default_stream(device);
-  if (stream->device() != device) {
-    throw InputError("this work is done by " + to_string(device) + ", and the stream is one of " +
-                         to_string(stream->device()) + ": pass a stream of " + to_string(device),
-                     to_string(device));
-  }
-  return *stream;
 }
 
 Tensor Tensor::to(DeviceId target, const std::optional<Stream>& stream) const {
@@ -171,6 +162,9 @@ void Tensor::copy_from(const Tensor& source, const std::optional<Stream>& stream
   source.storage_->used_by(work);
   storage_->used_by(work);
   storage_->ready_after(work);
+  // CUDA has finished a copy to pageable memory by now. Memory that only looks pageable, because
+  // another library pinned it, gets the same promise.
+  if (!is_cuda(device_) && kind_ == MemoryKind::kPlain) synchronize();
 }
 
 void Tensor::record(const Stream& stream) const {

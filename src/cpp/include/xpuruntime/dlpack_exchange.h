@@ -47,7 +47,8 @@ DLTensor dlpack_view(const Tensor& tensor) noexcept;
 
 /// Takes ownership of `managed` when it returns, and leaves it with the caller when it throws:
 /// InputError or UnsupportedOperationError for another major version, dtype, device or a layout
-/// that makes no sense. On CUDA the bytes are readable in the order of `ready_on`.
+/// that makes no sense. On CUDA the bytes are readable in the order of `ready_on`, or without it of
+/// the legacy default stream, for which producers make what they were asked for without a stream.
 Tensor from_dlpack(DLManagedTensorVersioned* managed, const std::optional<Stream>& ready_on);
 Tensor from_dlpack(DLManagedTensor* managed, const std::optional<Stream>& ready_on);
 

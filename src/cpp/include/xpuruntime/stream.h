@@ -81,4 +81,7 @@ class Stream {
   std::shared_ptr<const Box> box_;
 };
 
+/// Throws InputError when `stream` is on another device than the one that does the work.
+void require_stream_of(DeviceId device, const Stream& stream);
+
 }  // namespace xpuruntime

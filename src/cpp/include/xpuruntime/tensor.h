@@ -61,15 +61,16 @@ class Tensor {
 
   /// This tensor itself where it is on `target` already, else a copy there. Copies contiguous
   /// tensors only. The stream is one of the target device, or of the source where the target is the
-  /// CPU. A copy to pageable host memory is complete on return, as CUDA has it; nothing else
-  /// blocks.
+  /// CPU.
   Tensor to(DeviceId target, const std::optional<Stream>& stream = std::nullopt) const;
   /// A contiguous copy on the same device.
   Tensor copy(const std::optional<Stream>& stream = std::nullopt) const;
   /// This tensor itself where it is contiguous, else a contiguous copy.
   Tensor contiguous(const std::optional<Stream>& stream = std::nullopt) const;
   /// Overwrites the bytes with those of `source`, which has the same shape and dtype. Both
-  /// contiguous; on one device the source may have any strides.
+  /// contiguous; on one device the source may have any strides. A copy to pageable host memory is
+  /// complete on return. Nothing else blocks: a source in pinned memory is kept, and left as it is,
+  /// by the caller until the stream has done the copy.
   void copy_from(const Tensor& source, const std::optional<Stream>& stream = std::nullopt) const;
 
   /// Says that work given to `stream` so far writes the bytes.
@@ -81,8 +82,6 @@ class Tensor {
   void require_host_readable(const std::string& purpose) const;
 
  private:
-  Stream work_stream(DeviceId device, const std::optional<Stream>& stream) const;
-
   std::shared_ptr<Storage> storage_;
   void* data_;
   DType dtype_;
