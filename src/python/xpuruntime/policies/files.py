@@ -158,6 +158,6 @@ def _neighbour(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _FORMATS][:1000]
     except OSError:
-        return f"; the folder {quote(str(path.parent))} does not exist or cannot be read"
+        return f"; the folder {str(path.parent)!r} does not exist or cannot be read"
     near = nearest(path.name, names)
-    return f"; did you mean {quote(str(path.with_name(near)))}?" if near else ""
+    return f"; did you mean {str(path.with_name(near))!r}?" if near else ""

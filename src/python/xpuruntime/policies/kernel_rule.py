@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.device_spec import check_device
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
 from xpuruntime.policies.document import describe_value
 from xpuruntime.policies.kernel_ids import ID_PATTERN, OPS, check_kernel, families_of
 from xpuruntime.policies.kinds import Choice, Kind, Text
@@ -135,6 +135,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
             "Device such as 'cuda' or 'cuda:1', or architecture such as 'sm90'.",
             what="a device or architecture",
             parse=_check_match_device,
+            pattern=f"{DEVICE_PATTERN}|^{_ARCH.pattern}$",
             optional=True,
         ),
         "node": Text("Pattern for the name of the graph node, such as 'layers.*.attn'.", optional=True),

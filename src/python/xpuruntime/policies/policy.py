@@ -16,7 +16,7 @@ from xpuruntime.policies.document import describe_value, from_python
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
 from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kinds import Choice, Kind, Text
-from xpuruntime.policies.refusal import Refused, dotted, nearest, quote
+from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     >>> policy
     Policy(mode='strict', kernels=KernelPolicy(matmul='cublasLt'))
     >>> policy.stated()
-    {'kernels.matmul': 'cublasLt'}
+    {'mode': 'strict', 'kernels.matmul': 'cublasLt'}
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
@@ -219,16 +219,12 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
 
         These are the keys away from their default: a default asks nothing, wherever it is written. Lists of rules
         have one key a rule, ``"kernels.rules[0]"``; provider options one an option,
-        ``"execution.provider_options.onnxruntime.use_tf32"``. `mode` is not among them: it says how strictly the
-        others are held.
+        ``"execution.provider_options.onnxruntime.use_tf32"``; `auto_strategy` is ``"kernels.auto_strategy"``.
         """
-        stated: dict[str, Any] = {}
+        stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
         for section, value in (("execution", self.execution), ("kernels", self.kernels), ("accuracy", self.accuracy)):
             for key, field in ({} if value is None else value.stated_fields()).items():
-                if section == "kernels" and key in KernelPolicy.OUTSIDE:
-                    stated[key] = field
-                else:
-                    _flatten(stated, f"{section}.{key}", field)
+                _flatten(stated, f"{section}.{key}", field)
         return stated
 
     @classmethod
@@ -238,7 +234,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             fields = read_fields(document.root, cls.DOCUMENT)
         except Refused as refused:
             if refused.unknown_key is not None:
-                refused.reason = _belongs(refused.unknown_key, dotted(refused.path)) or refused.reason
+                refused.reason = _belongs(refused.unknown_key) or refused.reason
             raise files.policy_error(refused, document.name) from None
         fields.pop("schema", None)
         strategy = fields.pop("auto_strategy", None)
@@ -278,14 +274,9 @@ def _sections() -> dict[str, tuple[str, ...]]:
     return sections
 
 
-def _belongs(key: str, here: str) -> str | None:
-    """Return the end of a message for an unknown key that is a valid one elsewhere, and no misspelling of one here."""
-    import re
-
-    sections = _sections()
-    if nearest(key, sections.get(re.sub(r"\[\d+\]", "[]", here), ())):
-        return None
-    homes = [name or "the top level of the file" for name, keys in sections.items() if key in keys]
+def _belongs(key: str) -> str | None:
+    """Return the end of a message for an unknown key that is a valid one of another section."""
+    homes = [name for name, keys in _sections().items() if key in keys]
     if not homes:
         return None
-    return f"; it belongs in {' or '.join(quote(home) if '.' in home or ' ' not in home else home for home in homes)}."
+    return f"; it belongs in {' or '.join(quote(home) if home else 'the top level of the file' for home in homes)}."

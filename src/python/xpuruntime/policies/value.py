@@ -11,12 +11,11 @@ import msgspec
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe
+from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from xpuruntime.policies.kinds import Kind
 
 __all__ = ["PolicyValue", "read_fields"]
 

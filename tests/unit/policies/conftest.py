@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A policy in which nothing is at its default."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpuruntime.policies import (
+    AccuracyPolicy,
+    ExecutionPolicy,
+    KernelPolicy,
+    KernelRule,
+    MemoryPolicy,
+    Policy,
+    RuleMatch,
+)
+
+
+@pytest.fixture
+def full_policy() -> Policy:
+    return Policy(
+        mode="strict",
+        execution=ExecutionPolicy(
+            engine=["tensorrt", "onnxruntime"],
+            device="cuda:0",
+            precision="fp16",
+            fallback=["onnxruntime@cuda:0", "onnxruntime@cpu"],
+            allow_cpu_ops=["Shape"],
+            static_shape=True,
+            cuda_graph="prefer",
+            memory=MemoryPolicy(pool="caching", limit="8GiB"),
+            determinism="run_to_run",
+            tf32=False,
+            layout="nhwc",
+            threads=4,
+            provider_options={"onnxruntime": {"use_tf32": "off", "x": 1, "y": 1.5, "z": True}},
+        ),
+        kernels=KernelPolicy(
+            matmul="cublasLt",
+            attention=["cudnn", "flash_v2"],
+            layer_norm="cuda_raw",
+            rms_norm="torch",
+            conv=["cudnn_heuristic", "auto"],
+            rules=[
+                KernelRule(match=RuleMatch(op="matmul", m="<=16", dtype="bf16"), use="cuda_raw.skinny"),
+                KernelRule(match=RuleMatch(node="layers.*.ln_1"), use="torch", precision="fp32"),
+            ],
+            auto_strategy="best_performance",
+        ),
+        accuracy=AccuracyPolicy(reference="onnxruntime.cpu.model", rtol=1e-2, atol=1e-3, cosine=0.999),
+    )

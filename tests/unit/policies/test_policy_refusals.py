@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is refused in a file, with the place and the words of the message."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import Policy
+
+YAML = [
+    # keys
+    (
+        "mode: strict\nkernals: {}",
+        "2:1: unknown key 'kernals' in the policy; did you mean 'kernels'? Valid keys: schema, mode,",
+    ),
+    (
+        "xyz: 1",
+        "1:1: unknown key 'xyz' in the policy. Valid keys: schema, mode, execution, kernels, auto_strategy, accuracy.",
+    ),
+    (
+        "execution:\n  memory:\n    limt: 1",
+        "3:5: unknown key 'limt' in execution.memory; did you mean 'limit'? Valid keys: pool, limit.",
+    ),
+    ("kernels: {matmull: cublas}", "1:11: unknown key 'matmull' in kernels; did you mean 'matmul'?"),
+    (
+        "kernels: {auto_strategy: first_supported}",
+        "1:11: unknown key 'auto_strategy' in kernels; it belongs in the top level of the file.",
+    ),
+    (
+        "kernels: {precision: fp16}",
+        "1:11: unknown key 'precision' in kernels; it belongs in 'execution' or 'kernels.rules[]'.",
+    ),
+    ("precision: fp16", "1:1: unknown key 'precision' in the policy; it belongs in 'execution' or 'kernels.rules[]'."),
+    (
+        "kernels: {rules: [{match: {opp: matmul}, use: auto}]}",
+        "1:28: unknown key 'opp' in kernels.rules[0].match; did you mean 'op'?",
+    ),
+    ("mode: strict\nmode: prefer", "2:1: duplicate key 'mode': it is already set on line 1"),
+    ("execution: {threads: 1, 'threads': 2}", "1:25: duplicate key 'threads': it is already set on line 1"),
+    ("[a]: b", "1:1: a key must be a name, not a list or a mapping"),
+    ("? {a: 1}\n: b", "1:3: a key must be a name, not a list or a mapping"),
+    ("~: b", "1:1: a key must be a name, got nothing"),
+    ("on: b", "1:1: unknown key 'on' in the policy"),
+    ("<<: {mode: strict}", "1:1: unknown key '<<' in the policy"),
+    # words
+    (
+        "mode: strct",
+        "1:7: mode: 'strct' is not a valid value; did you mean 'strict'? Valid modes: prefer, strict, auto.",
+    ),
+    ("mode: Strict", "1:7: mode: 'Strict' is not a valid value; did you mean 'strict'?"),
+    ("execution:\n  precision: fp8", "2:14: execution.precision: 'fp8' is not a valid value; did you mean "),
+    ("execution: {cuda_graph: on}", "1:25: execution.cuda_graph: 'on' is not a valid value"),
+    ("execution: {determinism: no}", "1:26: execution.determinism: 'no' is not a valid value; did you mean 'none'?"),
+    ("mode: 3", "1:7: mode: '3' is not a valid value. Valid modes: prefer, strict, auto."),
+    (
+        "schema: xpuruntime.policy/2",
+        "1:9: schema: 'xpuruntime.policy/2' is not a version that this release reads; it reads xpuruntime.policy/1; upgrade",  # noqa: E501
+    ),
+    ("schema: 1", "1:9: schema: '1' is not a version that this release reads; it reads xpuruntime.policy/1"),
+    # types
+    ("mode: [strict]", "1:7: mode: expected one of prefer, strict, auto, got a list"),
+    ("mode: {a: b}", "1:7: mode: expected one of prefer, strict, auto, got a mapping"),
+    ("mode:", "1:6: mode: has no value; expected one of prefer, strict, auto"),
+    ("execution: 3", "1:12: execution: expected a mapping such as {engine: ...}, got the number 3"),
+    ("execution:", "1:11: execution: has no value; expected a mapping"),
+    ("kernels: [matmul]", "1:10: kernels: expected a mapping such as {matmul: ...}, got a list"),
+    ("kernels: {rules: {}}", "1:18: kernels.rules: expected a list of mappings, got a mapping"),
+    ("kernels: {rules: [3]}", "1:19: kernels.rules[0]: expected a mapping such as {match: ...}, got the number 3"),
+    (
+        "kernels: {matmul: {a: b}}",
+        "1:19: kernels.matmul: expected the name of a kernel, or a list of them, got a mapping",
+    ),
+    ("kernels: {matmul: [[cublas]]}", "1:20: kernels.matmul[0]: expected the name of a kernel, got a list"),
+    ("execution: {static_shape: 1}", "1:27: execution.static_shape: expected true or false, got the number 1"),
+    ("execution: {static_shape: 'on'}", "1:27: execution.static_shape: expected true or false, got text 'on'"),
+    (
+        "execution: {threads: 2.0}",
+        "1:22: execution.threads: expected a whole number from 1 to 4096, got the number 2.0",
+    ),
+    ("execution: {threads: true}", "1:22: execution.threads: expected a whole number from 1 to 4096, got true"),
+    ("execution: {threads: '4'}", "1:22: execution.threads: expected a whole number from 1 to 4096, got text '4'"),
+    (
+        "execution: {provider_options: []}",
+        "1:31: execution.provider_options: expected a mapping of engine to a mapping of options",
+    ),
+    (
+        "execution: {provider_options: {a: 3}}",
+        "1:35: execution.provider_options.a: expected a mapping of options, got the number 3",
+    ),
+    (
+        "execution: {provider_options: {a: {b: [1]}}}",
+        "1:39: execution.provider_options.a.b: expected text, a number, true or false, got a list",
+    ),
+    (
+        "execution: {provider_options: {a: {b: null}}}",
+        "1:39: execution.provider_options.a.b: expected text, a number, true or false, got nothing",
+    ),
+    (
+        "execution: {provider_options: {a b: {}}}",
+        "1:32: execution.provider_options: 'a b' cannot be the name of an engine",
+    ),
+    # numbers
+    (
+        "execution: {threads: 0}",
+        "1:22: execution.threads: the number 0 is out of range; expected a whole number from 1 to 4096",
+    ),
+    ("execution: {threads: -1}", "1:22: execution.threads: the number -1 is out of range"),
+    (
+        "execution: {threads: 99999999999999999999999}",
+        "1:22: execution.threads: the number 99999999999999999999999 is out of range",
+    ),
+    (
+        "accuracy: {rtol: .nan}",
+        "1:18: accuracy.rtol: the number nan is out of range; expected a finite number, 0 or more",
+    ),
+    ("accuracy: {rtol: .inf}", "1:18: accuracy.rtol: the number inf is out of range"),
+    ("accuracy: {atol: -1e-3}", "1:18: accuracy.atol: the number -0.001 is out of range"),
+    ("accuracy: {cosine: 1.5}", "1:20: accuracy.cosine: the number 1.5 is out of range; expected a number from 0 to 1"),
+    ("accuracy: {rtol: 1" + "0" * 400 + "}", "1:18: accuracy.rtol: "),
+    ("execution: {provider_options: {a: {b: .nan}}}", "1:39: execution.provider_options.a.b: is not a finite number"),
+    (
+        "execution: {provider_options: {a: {b: 36893488147419103232}}}",
+        "1:39: execution.provider_options.a.b: is out of range",
+    ),
+    # sizes
+    (
+        "execution: {memory: {limit: 8gb}}",
+        "1:29: execution.memory.limit: '8gb' is not a size: unit 'gb' is not known; did you mean '8GB'?",
+    ),
+    (
+        "execution: {memory: {limit: 8 G}}",
+        "1:29: execution.memory.limit: '8 G' is not a size: unit 'G' is not known; did you mean '8GB'?",
+    ),
+    (
+        "execution: {memory: {limit: '8'}}",
+        "1:29: execution.memory.limit: '8' is not a size: no unit is given. Valid units:",
+    ),
+    (
+        "execution: {memory: {limit: 0}}",
+        "1:29: execution.memory.limit: the number 0 is out of range; a size is from 1 byte",
+    ),
+    ("execution: {memory: {limit: -1}}", "1:29: execution.memory.limit: the number -1 is out of range"),
+    (
+        "execution: {memory: {limit: -8GiB}}",
+        "1:29: execution.memory.limit: '-8GiB' is not a size; expected a size such as '8GiB'",
+    ),
+    ("execution: {memory: {limit: 99999999TiB}}", "1:29: execution.memory.limit: text '99999999TiB' is out of range"),
+    ("execution: {memory: {limit: 0.3B}}", "1:29: execution.memory.limit: '0.3B' is not a whole number of bytes"),
+    ("execution: {memory: {limit: lots}}", "1:29: execution.memory.limit: 'lots' is not a size"),
+    ("execution: {memory: {limit: true}}", "1:29: execution.memory.limit: "),
+    # lists
+    ("execution: {engine: []}", "1:21: execution.engine: the list is empty; write 'auto' instead"),
+    ("execution: {fallback: []}", "1:23: execution.fallback: the list is empty; write 'error' instead"),
+    ("kernels: {matmul: []}", "1:19: kernels.matmul: the list is empty; leave the key out instead"),
+    ("execution: {engine: [auto]}", "1:22: execution.engine[0]: 'auto' stands alone, not in a list"),
+    ("execution: {engine: [a, a]}", "1:25: execution.engine[1]: 'a' is listed twice"),
+    ("kernels: {conv: [auto, cudnn]}", "1:24: kernels.conv[1]: nothing can come after 'auto', which accepts anything"),
+    ("execution: {engine: [null]}", "1:22: execution.engine[0]: has no value; expected the name of an engine"),
+    # names
+    ("execution: {engine: 'on nx'}", "1:21: execution.engine: 'on nx' cannot be the name of an engine"),
+    (
+        "execution: {engine: onnxruntime@cpu}",
+        "1:21: execution.engine: 'onnxruntime@cpu' cannot be the name of an engine: ",
+    ),
+    ("execution: {engine: ''}", "1:21: execution.engine: is empty; expected the name of an engine"),
+    (
+        "execution: {fallback: onnxruntime}",
+        "1:23: execution.fallback: 'onnxruntime' names no device; write 'engine@device', such as 'onnxruntime@cpu'",
+    ),
+    ("execution: {fallback: onnxruntime@auto}", "1:23: execution.fallback: 'onnxruntime@auto' names no certain device"),
+    ("execution: {fallback: onnxruntime@cuda:x}", "1:23: execution.fallback: 'cuda:x' is not a device"),
+    ("execution: {allow_cpu_ops: [Shape, 'a b']}", "1:36: execution.allow_cpu_ops[1]: 'a b' is not an operator type"),
+    (
+        "execution: {device: cudda:0}",
+        "1:21: execution.device: 'cudda:0' is not a device; did you mean 'cuda:0'? Valid kinds: cpu,",
+    ),
+    ("execution: {device: 0}", "1:21: execution.device: '0' is not a device. Valid kinds: cpu,"),
+    (
+        "kernels: {matmul: cublaslt}",
+        "1:19: kernels.matmul: 'cublaslt' is not a known kernel for matmul; did you mean 'cublasLt'? Valid kernels: auto,",  # noqa: E501
+    ),
+    (
+        "kernels: {matmul: flash_v2}",
+        "1:19: kernels.matmul: 'flash_v2' is a kernel of attention, not of matmul. Valid kernels: auto,",
+    ),
+    ("kernels: {matmul: torch.flash}", "1:19: kernels.matmul: 'torch.flash' is a kernel of attention, not of matmul"),
+    (
+        "kernels: {matmul: a.b.c}",
+        "1:19: kernels.matmul: 'a.b.c' is not a kernel id: an id is 'backend.name', with one dot",
+    ),
+    ("kernels: {attention: [flash_v2, .x]}", "1:33: kernels.attention[1]: '.x' is not a kernel id"),
+    ("kernels: {attention: 1.5}", "1:22: kernels.attention: '1.5' is not a kernel id"),
+    (
+        "accuracy: {reference: onnxruntime, rtol: 1}",
+        "1:23: accuracy.reference: 'onnxruntime' is not a reference; expected 'engine.device.precision'",
+    ),
+    (
+        "accuracy: {reference: a.cpu.fp33, rtol: 1}",
+        "1:23: accuracy.reference: 'fp33' is not a precision; did you mean 'fp32'?",
+    ),
+    (
+        "accuracy: {reference: a.auto.fp32, rtol: 1}",
+        "1:23: accuracy.reference: 'a.auto.fp32' is not a reference: its device must be a certain one",
+    ),
+    ('execution: {engine: "a\\tb"}', "1:21: execution.engine: 'a\\tb' holds the character U+0009"),
+    # keys that do not go together
+    ("execution:\n  tf32: off\n  precision: tf32", "2:9: execution.tf32: false contradicts precision 'tf32'"),
+    ("execution:\n  precision: fp32\n  tf32: on", "3:9: execution.tf32: true contradicts precision 'fp32'"),
+    ("accuracy:\n  reference: a.cpu.fp32", "2:3: accuracy: states no limit; state 'rtol', 'atol' or 'cosine'"),
+    ("kernels:\n  rules:\n  - use: torch", "3:5: kernels.rules[0]: needs 'match'"),
+    (
+        "kernels:\n  rules:\n  - match: {op: conv}",
+        "3:5: kernels.rules[0]: asks for nothing; state 'use', 'precision' or both",
+    ),
+    (
+        "kernels:\n  rules:\n  - match: {}\n    use: torch",
+        "3:12: kernels.rules[0].match: states no key, so it would match everything",
+    ),
+    (
+        "kernels:\n  rules:\n  - match: {op: conv}\n    use: [cudnn, flash_v2]",
+        "4:18: kernels.rules[0].use[1]: 'flash_v2' is a kernel of attention, not of conv.",
+    ),
+    (
+        "kernels:\n  rules:\n  - match: {op: conv}\n    use: flash_v2",
+        "4:10: kernels.rules[0].use: 'flash_v2' is a kernel of attention",
+    ),
+    # conditions
+    (
+        "kernels: {rules: [{match: {m: '<=x'}, use: auto}]}",
+        "1:31: kernels.rules[0].match.m: '<=x' is not a condition; expected a whole number such as 16",
+    ),
+    (
+        "kernels: {rules: [{match: {m: 9..3}, use: auto}]}",
+        "1:31: kernels.rules[0].match.m: '9..3' is an empty range; write '3..9'",
+    ),
+    (
+        "kernels: {rules: [{match: {m: -1}, use: auto}]}",
+        "1:31: kernels.rules[0].match.m: the number -1 is out of range",
+    ),
+    (
+        "kernels: {rules: [{match: {m: 9999999999999999999}, use: auto}]}",
+        "1:31: kernels.rules[0].match.m: the number 9999999999999999999 is out of range",
+    ),
+    ("kernels: {rules: [{match: {m: true}, use: auto}]}", "1:31: kernels.rules[0].match.m: "),
+    ("kernels: {rules: [{match: {m: 1.5}, use: auto}]}", "1:31: kernels.rules[0].match.m: '1.5' is not a condition"),
+    (
+        "kernels: {rules: [{match: {device: sm9}, use: auto}]}",
+        "1:36: kernels.rules[0].match.device: 'sm9' is not a device",
+    ),
+    (
+        "kernels: {rules: [{match: {phase: [train, trian]}, use: auto}]}",
+        "1:43: kernels.rules[0].match.phase[1]: 'trian' is not a valid value; did you mean 'train'?",
+    ),
+    # YAML itself
+    ("", "1:1: the file is empty; a policy is a mapping such as 'mode: strict'"),
+    ("# only a comment\n", "1:1: the file is empty"),
+    ("---\n...\n", "2:1: expected a mapping such as {schema: ...}, got nothing"),
+    ("just text", "1:1: expected a mapping such as {schema: ...}, got text 'just text'"),
+    (
+        "mode:strict",
+        "1:1: expected a mapping such as {schema: ...}, got text 'mode:strict'; a space must follow the colon of each key",  # noqa: E501
+    ),
+    ("- mode", "1:1: expected a mapping such as {schema: ...}, got a list"),
+    ("42", "1:1: expected a mapping such as {schema: ...}, got the number 42"),
+    ("mode: &x strict", "1:7: anchor '&x' is not allowed: in a policy each value is written where it is used"),
+    (
+        "kernels: {rules: [{match: {node: *attn}, use: auto}]}",
+        "1:34: alias '*attn' is not allowed: in a policy each value is written where it is used; if this is a pattern, put it in quotes",  # noqa: E501
+    ),
+    (
+        "mode: !!python/object/apply:os.system [echo]",
+        "1:7: tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed",
+    ),
+    ("mode: !!str strict", "1:7: tag 'tag:yaml.org,2002:str' is not allowed"),
+    ("!policy\nmode: strict", "1:1: tag '!policy' is not allowed"),
+    ("mode: strict\n---\nmode: prefer", "2:1: a second document starts here; a file holds one policy"),
+    ("mode: [", "2:1: not valid YAML: "),
+    (
+        "execution:\n\tmode: x",
+        "2:1: not valid YAML: found character that cannot start any token (while scanning for the next token); indent with spaces, not with tabs",  # noqa: E501
+    ),
+    ("kernels:\n  rules:\n  - match:\n      m: >=16", "4:11: not valid YAML: "),
+    ("mode: 'strict", "1:14: not valid YAML: found unexpected end of stream"),
+    ('mode: "\\q"', "1:8: not valid YAML: found unknown escape character"),
+    ("mode: \x00", "not valid YAML"),
+    ("mode: \ud800", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), YAML, ids=[text[:40] for text, _ in YAML])
+def test_yaml_refusals(text, message):
+    with pytest.raises(PolicyError) as error:
+        Policy.loads(text, name="policy.yaml")
+    said = str(error.value)
+    start = "policy.yaml:" if message[0].isdigit() else "policy.yaml: "
+    assert said.startswith(start + message), said
+    assert "\n" not in said
+    assert len(said) < 600
+
+
+JSON = [
+    ('{"mode": "strict",\n "kernals": {}}', "2:2: unknown key 'kernals' in the policy; did you mean 'kernels'?"),
+    ('{"mode": "strict", "mode": "prefer"}', "1:20: duplicate key 'mode': it is already set on line 1"),
+    (
+        '{"execution": {\n"precision": "fp61"}}',
+        "2:14: execution.precision: 'fp61' is not a valid value; did you mean 'fp16'?",
+    ),
+    ('{"mode": 3}', "1:10: mode: expected one of prefer, strict, auto, got the number 3"),
+    ('{"mode": null}', "1:10: mode: has no value"),
+    ('{"mode": true}', "1:10: mode: expected one of prefer, strict, auto, got true"),
+    ('{"execution": {"tf32": "off"}}', "1:24: execution.tf32: expected true or false, got text 'off'"),
+    (
+        '{"execution": {"device": 0}}',
+        "1:26: execution.device: expected a device such as 'cpu' or 'cuda:0', got the number 0",
+    ),
+    (
+        '{"execution": {"threads": 1e2}}',
+        "1:27: execution.threads: expected a whole number from 1 to 4096, got the number 100.0",
+    ),
+    ('{"accuracy": {"rtol": NaN}}', "1:23: not valid JSON: expected a value, found NaN"),
+    ('{"accuracy": {"rtol": -Infinity}}', "1:23: not valid JSON: expected a value, found '-'"),
+    ('{"accuracy": {"rtol": 1e999}}', "1:23: accuracy.rtol: the number inf is out of range"),
+    ('{"accuracy": {"rtol": ' + "9" * 5000 + "}}", "1:23: not valid JSON: a number with too many digits"),
+    ("", '1:1: the file is empty; a policy is a mapping such as {"mode": "strict"}'),
+    (" \n ", "1:1: the file is empty"),
+    ("[]", "1:1: expected a mapping such as {schema: ...}, got a list"),
+    ("null", "1:1: expected a mapping such as {schema: ...}, got nothing"),
+    ('"mode: strict"', "1:1: expected a mapping such as {schema: ...}, got text 'mode: strict'"),
+    ("mode: strict", "1:1: not valid JSON: expected a value, found mode; text needs double quotes"),
+    ("{'mode': 1}", "1:2: not valid JSON: expected a key in double quotes"),
+    ('{"mode" "strict"}', "1:9: not valid JSON: expected ':' after a key"),
+    ('{"mode": "strict",}', "1:19: not valid JSON: expected a key in double quotes"),
+    ('{"mode": "strict"', "1:18: not valid JSON: expected ',' or '}'"),
+    ('{"mode": }', "1:10: not valid JSON: expected a value, found '}'"),
+    ('{"mode":', "1:9: not valid JSON: expected a value, found the end"),
+    ('{"execution": {"engine": ["a" "b"]}}', "1:31: not valid JSON: expected ',' or ']'"),
+    ('{"mode": "str', "1:10: not valid JSON: unterminated string starting"),
+    ('{"mode": "a\\q"}', "1:12: not valid JSON: invalid \\escape"),
+    ('{"mode": "a\nb"}', "1:12: not valid JSON: invalid control character"),
+    ('{"mode": "strict"} {}', "1:20: not valid JSON: more text after the end of the policy"),
+    ('{"mode": 01}', "1:11: not valid JSON: expected ',' or '}'"),
+    ('{"kernels": {"rules": [{"match": {"node": "\\ud800"}, "use": "auto"}]}}', "1:43: kernels.rules[0].match.node: "),
+    ('// note\n{"mode": "strict"}', "1:1: not valid JSON: expected a value, found '/'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), JSON, ids=[text[:40] for text, _ in JSON])
+def test_json_refusals(text, message):
+    with pytest.raises(PolicyError) as error:
+        Policy.loads(text, "json", name="policy.json")
+    assert str(error.value).startswith("policy.json:" + message), str(error.value)

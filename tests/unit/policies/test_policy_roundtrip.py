@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Every policy survives every way of writing it down."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from policy_strategies import kernel_policies, policies
+
+from xpuruntime import policies as all_policies
+from xpuruntime.policies import KernelPolicy, Policy, policy_schema
+
+thorough = settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+NAMES = {name: getattr(all_policies, name) for name in all_policies.__all__}
+VALIDATOR = jsonschema.Draft202012Validator(policy_schema())
+
+
+@thorough
+@given(policies)
+def test_text_reads_back_to_the_same_policy(policy):
+    for format in ("yaml", "json"):
+        text = policy.dumps(format)
+        back = Policy.loads(text, format)
+        assert back == policy
+        assert repr(back) == repr(policy)  # also where == is lax, as for True and 1
+        assert hash(back) == hash(policy)
+        assert back.dumps(format) == text
+        assert back.stated() == policy.stated()
+
+
+@thorough
+@given(policies)
+def test_other_ways_of_writing_it_down(policy):
+    assert eval(repr(policy), dict(NAMES)) == policy
+    assert Policy.coerce(policy.to_dict()) == policy
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert copy.deepcopy(policy) == policy
+    assert policy.replace() == policy
+    assert msgspec.convert(msgspec.to_builtins(policy), Policy) == policy
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+
+
+@thorough
+@given(policies)
+def test_another_yaml_reader_sees_the_same_values(policy):
+    read = yaml.safe_load(policy.dumps("yaml"))
+    assert Policy.coerce(read) == policy
+
+
+@thorough
+@given(policies)
+def test_written_files_meet_the_json_schema(policy):
+    VALIDATOR.validate(policy.to_dict())
+
+
+@thorough
+@given(kernel_policies)
+def test_kernel_policies_read_back(policy):
+    assert KernelPolicy.from_json(policy.to_json()) == policy
+    assert Policy.loads(policy.to_json(), "json").kernels == policy
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "policy.yml", "policy.json"])
+def test_files_read_back(tmp_path, name, full_policy):
+    full_policy.save(tmp_path / name)
+    assert Policy.load(tmp_path / name) == full_policy
+    assert Policy.load(str(tmp_path / name)) == full_policy
+    assert Policy.coerce(tmp_path / name) == full_policy
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "policy.json"])
+def test_kernel_policy_files_read_back(tmp_path, name, full_policy):
+    full_policy.kernels.save(tmp_path / name)
+    back = KernelPolicy.load(tmp_path / name)
+    assert back == full_policy.kernels
+    assert back.auto_strategy == "best_performance"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_policies_travel_between_processes(method, full_policy):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(copy.copy, (full_policy,)) == full_policy
+
+
+def test_yaml_without_the_c_reader_is_read_alike(monkeypatch, full_policy):
+    import yaml
+
+    text = full_policy.dumps("yaml")
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    assert Policy.loads(text) == full_policy
+    with pytest.raises(
+        ValueError, match=r"^policy:2:3: unknown key 'precisoin' in execution; did you mean 'precision'\?"
+    ):
+        Policy.loads("execution:\n  precisoin: fp16\n")
+    with pytest.raises(ValueError, match="nested deeper than 64 levels"):
+        Policy.loads("[" * 100_000)
