@@ -93,7 +93,7 @@ class CudaModel(LoadedModel):
         self._capture = threading.Lock() if self.graphs else None
         self._host_options = self.run_options(sync=True)
         self._device_options = self.run_options(sync=False)
-        self._foreign: dict[int, tuple[Any, Any]] = {}
+        self._foreign: dict[int, Any] = {}
         self._where = self._ort_device()
         self.run = self._run
 
@@ -138,13 +138,13 @@ class CudaModel(LoadedModel):
         if known is None:
             from xpuruntime import _core
 
-            known = (_core.Stream.wrap(self.device, handle), owner)
+            known = _core.Stream.wrap(handle, self.device, owner=owner)
             self._foreign[handle] = known
-        return known[0]
+        return known
 
     def enter(self) -> None:
         """Let the session's stream wait for all work queued so far on every stream that ever received outputs."""
-        for stream, _ in tuple(self._foreign.values()):
+        for stream in tuple(self._foreign.values()):
             if stream != self.stream:
                 self.stream.wait_stream(stream)
 
@@ -277,7 +277,9 @@ class CudaModel(LoadedModel):
         """Drop the session; runs in other threads finish first, since they hold it."""
         self.run = closed
         self._session = None
-        self._allocator = None
+        if self._allocator is not None:
+            self.enter()  # what the pool takes back is used again only after the caller's reads
+            self._allocator = None
         self._foreign.clear()
 
 

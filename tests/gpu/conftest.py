@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""GPU tests: skipped with a reason where there is no device, one process at a time, and never skipped on the GPU lane."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true", help="a skipped GPU test is a failure")
+
+
+def _reason() -> str | None:
+    import xpuruntime as xrt
+
+    if any(device.type == "cuda" for device in xrt.get_all_devices()):
+        return None
+    return "no CUDA device: " + str(xrt.DeviceManager.instance().cuda_reason())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if _HERE in Path(item.path).parents]
+    reason = _reason() if ours else None
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and item.config.getoption("--fail-on-skip") and not _declared(report):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped on the GPU lane: {report.longrepr}"
+
+
+def _declared(report: pytest.TestReport) -> bool:
+    """Say whether an engine's own list of unsupported checks asked for the skip."""
+    return "declares" in str(report.longrepr)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process_at_a_time() -> Iterator[None]:
+    path = Path(tempfile.gettempdir()) / "xpuruntime-gpu-tests.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Sessions on a CUDA device: arrays stay there, streams order the work, nothing falls back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.testing import models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+cupy = pytest.importorskip("cupy")
+
+SLEEP_CYCLES = 400_000_000  # about 0.2 s
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return models.save(models.mlp(), tmp_path)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    return models.save(models.mlp(width=512), tmp_path)
+
+
+def reference(path: Path, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    with xrt.InferenceSession(path, device="cpu") as session:
+        return session.run({"x": x})["y"]
+
+
+def close(got: Any, want: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    np.testing.assert_allclose(
+        np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64), rtol=rtol, atol=atol
+    )
+
+
+def test_torch_stays_on_the_device(mlp: Path) -> None:
+    x = torch.randn(4, 64, device="cuda")
+    with xrt.InferenceSession(mlp, device="cuda:0", precision="fp32") as session:
+        y = session.run({"x": x})["y"]
+    assert isinstance(y, torch.Tensor)
+    assert y.device == x.device
+    close(y.cpu(), reference(mlp, x.cpu().numpy()))
+
+
+def test_cupy_and_our_tensors(mlp: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    want = reference(mlp, x)
+    with xrt.InferenceSession(mlp, device="cuda:0", precision="fp32") as session:
+        y = session.run({"x": cupy.asarray(x)})["y"]
+        assert isinstance(y, cupy.ndarray)
+        close(y.get(), want)
+        z = session.run({"x": xrt.Tensor.from_numpy(x).to("cuda:0")})["y"]
+        assert isinstance(z, xrt.Tensor)
+        assert z.device == "cuda:0"
+        close(z.to("cpu").numpy(), want)
+
+
+def test_runs_in_the_order_of_the_callers_stream(wide: Path) -> None:
+    """The host does not wait, and the input is read only after it was written on the caller's stream."""
+    want_x = torch.randn(64, 512, device="cuda")
+    want = reference(wide, want_x.cpu().numpy())
+    side = torch.cuda.Stream()
+    x = torch.full((64, 512), float("nan"), device="cuda")
+    with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session:
+        session.run({"x": x})
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(SLEEP_CYCLES)
+            x.copy_(want_x)
+            start = time.perf_counter()
+            y = session.run({"x": x})["y"]
+            handed_over = time.perf_counter() - start
+            assert not side.query(), "the sleep was over before the check"
+            doubled = y * 2
+        assert handed_over < 0.1, f"run() waited for the device: {handed_over:.3f} s"
+        side.synchronize()
+        close(doubled.cpu(), 2 * want)
+
+
+def test_explicit_stream(mlp: Path) -> None:
+    side = torch.cuda.Stream()
+    x = torch.randn(4, 64, device="cuda")
+    torch.cuda.synchronize()
+    with xrt.InferenceSession(mlp, device="cuda:0", precision="fp32") as session:
+        for stream in (side, side.cuda_stream, xrt.Stream("cuda:0")):
+            y = session.run({"x": x}, stream=stream)["y"]
+            torch.cuda.synchronize()
+            close(y.cpu(), reference(mlp, x.cpu().numpy()))
+        with pytest.raises(xrt.InputError, match="stream= is a str"):
+            session.run({"x": x}, stream="fast")
+
+
+def test_outputs_are_not_overwritten(wide: Path) -> None:
+    """A result that is still being read on one stream is not reused by a run of another stream."""
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    x = torch.randn(256, 512, device="cuda")
+    torch.cuda.synchronize()
+    with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session:
+        want = session.run({"x": x})["y"].cpu()
+        for _ in range(20):
+            with torch.cuda.stream(one):
+                y = session.run({"x": x})["y"]
+                torch.cuda._sleep(20_000_000)
+                copy = y.clone()
+                del y
+            with torch.cuda.stream(two):
+                session.run({"x": torch.zeros_like(x)})
+            torch.cuda.synchronize()
+            assert torch.equal(copy.cpu(), want)
+
+
+def test_wrong_places(mlp: Path) -> None:
+    with xrt.InferenceSession(mlp, device="cuda:0") as session:
+        with pytest.raises(xrt.InputError, match=r"is on cpu, but this session runs on cuda:0"):
+            session.run({"x": torch.ones(1, 64)})
+        with pytest.raises(xrt.InputError, match="requires grad"):
+            session.run({"x": torch.ones(1, 64, device="cuda", requires_grad=True)})
+        with pytest.raises(xrt.InputError, match=r"dtype float16, the model expects float32"):
+            session.run({"x": torch.ones(1, 64, device="cuda", dtype=torch.float16)})
+    with xrt.InferenceSession(mlp, device="cpu") as session, pytest.raises(xrt.InputError, match="is on cuda:0"):
+        session.run({"x": torch.ones(1, 64, device="cuda")})
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:-1"])
+def test_devices_that_are_not_there(mlp: Path, device: str) -> None:
+    with pytest.raises((xrt.CudaError, xrt.PolicyError)) as caught:
+        xrt.InferenceSession(mlp, device=device)
+    assert device in str(caught.value)
+
+
+def test_non_contiguous(mlp: Path) -> None:
+    x = torch.randn(64, 4, device="cuda").t()
+    want = reference(mlp, np.ascontiguousarray(x.cpu().numpy()))
+    with xrt.InferenceSession(mlp, device="cuda:0", precision="fp32") as session:
+        close(session.run({"x": x})["y"].cpu(), want)
+        assert any("'x' copied" in c.what for c in session.explain({"x": x}, runs=1).conversions)
+    with (
+        xrt.InferenceSession(mlp, device="cuda:0", policy={"mode": "strict"}) as session,
+        pytest.raises(xrt.InputError, match="not C-contiguous"),
+    ):
+        session.run({"x": x})
+
+
+def test_graph_replay(wide: Path) -> None:
+    policy = {"execution": {"device": "cuda:0", "cuda_graph": "require", "precision": "fp32"}}
+    x = torch.randn(16, 512, device="cuda")
+    with xrt.InferenceSession(wide, policy=policy) as session:
+        one, two = session.bind({"x": x}), session.bind({"x": (4, 512)})
+        assert one.graph == two.graph == "captured"
+        assert one.inputs["x"].data_ptr() == x.data_ptr()
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            one.run()
+            close(one.outputs["y"].cpu(), reference(wide, x.cpu().numpy()))
+            close(session.run({"x": x})["y"].cpu(), reference(wide, x.cpu().numpy()))
+        host = np.random.default_rng(3).standard_normal((4, 512)).astype(np.float32)
+        two.inputs["x"].copy_(xrt.Tensor.from_numpy(host), stream=0)
+        two.run()
+        close(two.outputs["y"].to("cpu", stream=0).numpy(), reference(wide, host))
+        one.close()
+        with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+            one.run()
+        two.run()
+        close(two.outputs["y"].to("cpu", stream=0).numpy(), reference(wide, host))
+
+
+def test_bound_order(wide: Path) -> None:
+    """A bound run reads inputs after the caller's earlier writes, and the caller's later reads see its outputs."""
+    x = torch.zeros(16, 512, device="cuda")
+    fresh = torch.randn_like(x)
+    want = reference(wide, fresh.cpu().numpy())
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session, torch.cuda.stream(side):
+        binding = session.bind({"x": x})
+        torch.cuda._sleep(SLEEP_CYCLES)
+        x.copy_(fresh)
+        binding.run()
+        got = binding.outputs["y"].clone()
+        assert not side.query()
+        side.synchronize()
+        close(got.cpu(), want)
+
+
+def test_island_is_refused_and_named(tmp_path: Path) -> None:
+    path = models.save(models.island(), tmp_path)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"unique \(Unique\).*allow_cpu_ops: \[Unique"):
+        xrt.InferenceSession(path, device="cuda:0")
+    allowed = {"execution": {"device": "cuda:0", "allow_cpu_ops": ["Unique"]}}
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    with xrt.InferenceSession(path, policy=allowed) as session:
+        close(session.run({"x": x})["y"], reference(path, x), rtol=1e-3, atol=1e-3)
+        report = session.explain({"x": x}, runs=1)
+        assert any(b.kind == "cpu_island" for b in report.boundaries), report
+    graph = {"execution": {**allowed["execution"], "cuda_graph": "require"}}
+    with pytest.raises(xrt.XpuRuntimeError, match="graph"):
+        xrt.InferenceSession(path, policy=graph)
+    graph["execution"]["cuda_graph"] = "prefer"
+    with pytest.warns(xrt.XpuRuntimeWarning, match="cuda_graph"):
+        session = xrt.InferenceSession(path, policy=graph)
+    assert any("CUDA graphs are off" in c.what for c in session.explain(runs=1).conversions)
+    session.close()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("build", [models.mlp, models.conv], ids=["mlp", "conv"])
+def test_converted_precision(tmp_path: Path, precision: str, build: Any) -> None:
+    path = models.save(build(), tmp_path)
+    shape = (4, 64) if build is models.mlp else (4, 3, 32, 32)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    with (
+        xrt.InferenceSession(path, device="cpu") as plain,
+        xrt.InferenceSession(path, device="cuda:0", precision=precision) as session,
+    ):
+        (want,), (got,) = plain.run({"x": x}).values(), session.run({"x": x}).values()
+        assert got.dtype == np.float32
+        error = np.abs(got - want).max() / np.abs(want).max()
+        assert 1e-6 < error < (5e-3 if precision == "fp16" else 5e-2), error
+        report = session.explain({"x": x}, runs=1)
+        assert any(unit.precision_run == precision for unit in report.units), report
+
+
+def test_attention_kernel_is_observed(tmp_path: Path) -> None:
+    path = models.save(models.attention(), tmp_path)
+    for family in ("flash_v2", "efficient", "cudnn", "math"):
+        policy = {"execution": {"device": "cuda:0"}, "kernels": {"attention": family}}
+        with pytest.warns(xrt.XpuRuntimeWarning) if family != "math" else _nothing():
+            session = xrt.InferenceSession(path, policy=policy)
+        report = session.explain(runs=2)
+        session.close()
+        seen = [unit.kernel for unit in report.units if unit.op == "MultiHeadAttention"]
+        assert seen == [family], (family, seen)
+        assert report.honoured, report
+
+
+def test_attention_that_cannot_be_honoured_is_caught(tmp_path: Path) -> None:
+    """Flash attention has no fp32 kernel: ONNX Runtime silently takes another one, and the report says so."""
+    path = models.save(models.attention(half=False), tmp_path)
+    policy = {"execution": {"device": "cuda:0"}, "kernels": {"attention": "flash_v2"}}
+    with pytest.warns(xrt.XpuRuntimeWarning, match="attention"):
+        session = xrt.InferenceSession(path, policy=policy)
+    report = session.explain(runs=1)
+    session.close()
+    assert not report.honoured
+    assert any(o.key == "kernels.attention" and o.status == "substituted" for o in report.observations), report
+
+
+def test_tf32_is_off_for_fp32(wide: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
+    from onnx import numpy_helper
+
+    a, b = (numpy_helper.to_array(w).astype(np.float64) for w in models.mlp(width=512).graph.initializer)
+    exact = np.maximum(x.astype(np.float64) @ a, 0) @ b
+    errors = {}
+    for precision in ("fp32", "tf32"):
+        with xrt.InferenceSession(wide, device="cuda:0", precision=precision) as session:
+            errors[precision] = np.abs(session.run({"x": x})["y"] - exact).max() / np.abs(exact).max()
+            report = session.explain({"x": x}, runs=1)
+            assert report.honoured, report
+    assert errors["fp32"] < 2e-6 < errors["tf32"], errors
+
+
+def test_nhwc_is_seen(tmp_path: Path) -> None:
+    path = models.save(models.conv(), tmp_path)
+    policy = {
+        "execution": {"device": "cuda:0", "layout": "nhwc", "precision": "fp32"},
+        "kernels": {"conv": "cudnn_exhaustive"},
+    }
+    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+    with xrt.InferenceSession(path, policy=policy) as session, xrt.InferenceSession(path, device="cpu") as plain:
+        close(session.run({"x": x})["logits"], plain.run({"x": x})["logits"], rtol=1e-3, atol=1e-4)
+        report = session.explain({"x": x}, runs=1)
+    assert any(unit.layout == "nhwc" for unit in report.units if unit.op == "Conv"), report
+    assert report.honoured, report
+
+
+@pytest.mark.parametrize("pool", ["engine", "caching", "direct", "driver"])
+def test_out_of_memory_leaves_the_session_working(wide: Path, pool: str) -> None:
+    memory: dict[str, Any] = {"pool": pool, "limit": "64MiB"}
+    with xrt.InferenceSession(wide, policy={"execution": {"device": "cuda:0", "memory": memory}}) as session:
+        big = torch.zeros(200_000, 512, device="cuda")
+        with pytest.raises(MemoryError) as caught:
+            session.run({"x": big})
+        assert isinstance(caught.value, xrt.OutOfMemoryError)
+        assert session.run({"x": big[:4]})["y"].shape == (4, 512)
+        if pool != "engine":
+            assert session.memory()["engine"] > 0
+
+
+def test_the_shared_pool_serves_the_session(wide: Path) -> None:
+    pool = xrt.MemoryManager.instance().default_pool("cuda:0")
+    before = pool.stats()["current"]
+    policy = {"execution": {"device": "cuda:0", "memory": {"pool": "caching"}}}
+    with xrt.InferenceSession(wide, policy=policy) as session:
+        y = session.run({"x": torch.ones(64, 512, device="cuda")})["y"]
+        assert pool.stats()["current"] >= before + 2 * 512 * 512 * 4
+        assert session.memory()["engine"] >= 2 * 512 * 512 * 4
+        del y
+    torch.cuda.synchronize()
+    assert pool.stats()["current"] <= before + 1024
+
+
+def test_many_threads_with_device_arrays(wide: Path) -> None:
+    failures: list[str] = []
+    with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session:
+
+        def work(seed: int) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                x = torch.randn(32, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+                want = session.run({"x": x})["y"].clone()
+                for _ in range(50):
+                    if not torch.equal(session.run({"x": x})["y"], want):
+                        failures.append(f"thread {seed} got another answer")
+                        return
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_sessions_do_not_leak_device_memory(mlp: Path) -> None:
+    x = torch.ones(4, 64, device="cuda")
+
+    def cycle(times: int) -> int:
+        for _ in range(times):
+            with xrt.InferenceSession(mlp, device="cuda:0") as session:
+                session.run({"x": x})
+        torch.cuda.synchronize()
+        return int(torch.cuda.mem_get_info()[0])
+
+    cycle(20)
+    before = cycle(1)
+    assert before - cycle(100) < 8 << 20
+
+
+class _nothing:  # noqa: N801 - reads as a function
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
