@@ -86,7 +86,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code for an exception."""
+    """Return the exit code for an exception. A module of ours that cannot be imported is a bug, except for the core."""
+    if isinstance(error, ImportError) and (error.name or "").startswith("xpuruntime") and "_core" not in str(error):
+        return ExitCode.BUG
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
 
 

@@ -109,8 +109,9 @@ def _load(path: str) -> Any:
     import numpy as np
 
     try:
-        loaded = np.load(Path(path), allow_pickle=False)
-        return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+        with Path(path).open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError) as error:

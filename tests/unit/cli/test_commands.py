@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What users type: right, nearly right, and wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Xrt = Any
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("arguments", "hint"),
+        [
+            (("pln",), "plan"),
+            (("policy", "chek"), "check"),
+            (("plan", "m.onnx", "--devic", "cpu"), "--device"),
+            (("bench", "m.onnx", "--warmups", "3"), "--warmup"),
+        ],
+    )
+    def test_a_slip_names_the_nearest(self, xrt: Xrt, arguments: tuple[str, ...], hint: str) -> None:
+        result = xrt(*arguments)
+        assert result.code == 2
+        assert result.out == ""
+        assert hint in result.err
+        assert "--help" in result.err
+
+    def test_help_and_version(self, xrt: Xrt) -> None:
+        shown = xrt("--help")
+        assert shown.code == 0
+        for command in ("devices", "doctor", "run", "bench", "plan", "explain", "policy", "demo"):
+            assert command in shown.out
+            assert xrt(command, "--help").code == 0
+        assert "Exit codes" in xrt("bench", "-h").out
+        assert xrt("--version").out.startswith("xpuruntime ")
+
+    def test_nothing_at_all_shows_the_help(self, xrt: Xrt) -> None:
+        for arguments in ((), ("policy",)):
+            result = xrt(*arguments)
+            assert result.code == 2
+            assert "Commands" in result.out + result.err
+
+    def test_an_unexpected_error_is_no_traceback_but_a_bug(self, xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any) -> Any:
+            raise ZeroDivisionError("by design")
+
+        monkeypatch.setattr("xpuruntime.runtime.snapshot.machine_snapshot", broken)
+        result = xrt("devices", "--json")
+        assert result.code == 70
+        assert result.json()["error"]["type"] == "ZeroDivisionError"
+        assert "--debug" in result.err
+        with pytest.raises(ZeroDivisionError):
+            xrt("--debug", "devices")
+        monkeypatch.setenv("XPURUNTIME_DEBUG", "1")
+        with pytest.raises(ZeroDivisionError):
+            xrt("devices")
+
+    def test_ctrl_c_is_quiet(self, xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("xpuruntime.runtime.snapshot.machine_snapshot", interrupted)
+        assert xrt("devices") == (130, "", "")
+
+
+class TestPlan:
+    def test_tables(self, xrt: Xrt, digits: str) -> None:
+        result = xrt("plan", digits, "--device", "cpu")
+        assert result.code == 0
+        assert "onnxruntime@cpu" in result.out
+        assert "execution.device" in result.out
+        assert result.err == ""
+
+    def test_for_another_machine(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        machine = xrt("devices", "--json").json()
+        machine["core_cuda"], machine["cuda_reason"] = True, None
+        machine["cuda"] = [
+            {
+                "index": 0,
+                "name": "NVIDIA H200",
+                "compute_capability": [9, 0],
+                "total_memory": 150 << 30,
+                "sm_count": 132,
+                "driver_version": [13, 0],
+                "runtime_version": [13, 0],
+                "pci_id": "0000:01:00.0",
+            }
+        ]
+        ort = machine["engines"]["onnxruntime"]
+        ort["providers"], ort["broken"] = ["CUDAExecutionProvider", "CPUExecutionProvider"], {}
+        path = tmp_path / "machine.json"
+        path.write_text(json.dumps(machine))
+        plan = xrt("plan", digits, "--machine", path, "--json").json()
+        assert plan["device"] == "cuda:0"
+        ort["providers"], ort["broken"] = ["CPUExecutionProvider"], {"CUDAExecutionProvider": "libcudnn.so.9 not found"}
+        path.write_text(json.dumps(machine))
+        result = xrt("plan", digits, "--machine", path, "--device", "cuda:0")
+        assert result.code == 3
+        assert "libcudnn.so.9 not found" in result.err
+        assert "xpuruntime[cuda]" in result.err
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "xpuruntime.machine/1"}', "\xff"])
+    def test_a_machine_file_that_is_none(self, xrt: Xrt, digits: str, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "machine.json"
+        path.write_bytes(text.encode("latin-1"))
+        result = xrt("plan", digits, "--machine", path)
+        assert result.code == 2
+        assert "machine.json" in result.err
+        assert "xrt devices --json" in result.err
+
+    def test_strict_lists_the_keys(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.yaml"
+        path.write_text("mode: strict\nexecution: {device: cpu}\nkernels: {matmul: cublasLt}\n")
+        result = xrt("plan", digits, "--policy", path)
+        assert result.code == 1
+        assert "kernels.matmul" in result.err
+        assert "Fix:" in result.err
+
+
+class TestRun:
+    def test_probe_inputs_are_said(self, xrt: Xrt, digits: str) -> None:
+        result = xrt("run", digits, "--device", "cpu")
+        assert result.code == 0
+        assert "probe inputs were made up (seed 0) for: image [1, 1, 8, 8]" in result.err
+        assert "logits" in result.out
+
+    def test_files_in_and_out(self, xrt: Xrt, two_inputs: str, tmp_path: Path) -> None:
+        a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
+        np.save(tmp_path / "a.npy", a)
+        np.savez(tmp_path / "b.npz", b=b, other=a)
+        out = tmp_path / "out.npz"
+        given = ("-i", f"a=@{tmp_path / 'a.npy'}", "-i", f"b=@{tmp_path / 'b.npz'}")
+        result = xrt("run", two_inputs, *given, "-o", out, "-d", "cpu")
+        assert result.code == 0, result.err
+        with np.load(out) as saved:
+            np.testing.assert_array_equal(saved["sum"], a + b)
+            np.testing.assert_array_equal(saved["count"], a.astype(np.int64))
+        assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+
+    def test_one_input_and_one_output_need_no_names(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.float32))
+        out = tmp_path / "out.npy"
+        assert xrt("run", digits, "-i", f"@{tmp_path / 'x.npy'}", "-o", out, "-d", "cpu").code == 0
+        assert np.load(out).shape == (2, 10)
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("imge=@x.npy", "did you mean 'image'?"),
+            ("image", "write NAME=@file.npy"),
+            ("image=@missing.npy", "cannot read missing.npy"),
+            ("image=@text.npy", "text.npy is no .npy or .npz file"),
+            ("image=@objects.npy", "objects.npy is no .npy or .npz file"),
+            ("image=@cut.npz", "cut.npz"),
+            ("image=@other.npz", "has no array 'image', it has x"),
+            ("image=[[1, 2], [3]]", "image"),
+            ('image={"a": 1}', "not a regular array"),
+            ("image=nonsense", "neither JSON nor @file"),
+            ("image=" + "[" * 5000, "neither JSON nor @file"),
+            ("image=@x64.npy", "float64"),
+            ("image=@small.npy", "8"),
+        ],
+    )
+    def test_wrong_values(
+        self, xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "text.npy").write_text("not an array")
+        np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+        np.savez(tmp_path / "other.npz", x=np.zeros(3))
+        (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:-40])
+        np.save(tmp_path / "x64.npy", np.zeros((1, 1, 8, 8)))
+        np.save(tmp_path / "small.npy", np.zeros((1, 1, 7, 8), np.float32))
+        result = xrt("run", digits, "--input", value, "--device", "cpu")
+        assert result.code == 2, result
+        assert message in result.err
+
+    @pytest.mark.parametrize(
+        ("dims", "message"),
+        [
+            (["N=-1"], "write NAME=SIZE"),
+            (["N"], "write NAME=SIZE"),
+            (["M=4"], "no dimension 'M'"),
+        ],
+    )
+    def test_wrong_dims(self, xrt: Xrt, digits: str, dims: list[str], message: str) -> None:
+        result = xrt("run", digits, *(part for dim in dims for part in ("--dim", dim)))
+        assert result.code == 2
+        assert message in result.err
+
+    @pytest.mark.parametrize("name", ["out.txt", "nowhere/out.npz", "out.npy", "folder.npz"])
+    def test_wrong_outputs_are_refused_before_anything_runs(
+        self, xrt: Xrt, two_inputs: str, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "folder.npz").mkdir()
+        result = xrt("run", two_inputs, "-o", tmp_path / name)
+        assert result.code == 2
+        assert "--output" in result.err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npz"]
+
+    def test_a_policy_that_cannot_be_enforced_warns_once_on_stderr(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.yaml"
+        path.write_text("execution: {device: cpu}\nkernels: {matmul: cublasLt}\n")
+        result = xrt("run", digits, "--policy", path, "--json")
+        assert result.code == 0, result.err
+        assert result.err.count("warning: ") == 1
+        assert "kernels.matmul" in result.err
+        assert any("kernels.matmul" in line for line in result.json()["warnings"])
+
+    @pytest.mark.parametrize("text", [b"", b"\x08\x07garbage", b"\xff" * 100])
+    def test_what_is_no_model(self, xrt: Xrt, tmp_path: Path, text: bytes) -> None:
+        path = tmp_path / "broken.onnx"
+        path.write_bytes(text)
+        result = xrt("run", path)
+        assert result.code == 2
+        assert "broken.onnx" in result.err
+
+
+def test_explain_exits_with_1_when_something_else_ran(xrt: Xrt, digits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpuruntime.evidence import Report
+
+    assert xrt("explain", digits, "--device", "cpu").code == 0
+    monkeypatch.setattr(Report, "honoured", property(lambda self: False), raising=True)
+    assert xrt("explain", digits, "--device", "cpu").code == 1
+
+
+def test_doctor_shows_fixes_and_exits_with_3(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpuruntime.runtime import doctor
+
+    facts = doctor.diagnose().facts
+    import msgspec
+
+    broken = doctor.examine(msgspec.structs.replace(facts, core_error="undefined symbol"))
+    monkeypatch.setattr(doctor, "diagnose", lambda _: broken)
+    result = xrt("doctor")
+    assert result.code == 3
+    assert "core_missing" in result.out
+    assert "fix:" in result.out
+
+
+def test_policy_commands_in_plain_text(xrt: Xrt, tmp_path: Path) -> None:
+    source = tmp_path / "p.yaml"
+    source.write_text("execution: {device: cpu}\n")
+    assert "valid, mode prefer" in xrt("policy", "check", source).out
+    assert "device: cpu" in xrt("policy", "show", source).out
+    assert xrt("policy", "convert", source, tmp_path / "p.txt").code == 2
+    assert xrt("policy", "convert", source, tmp_path / "p.json").code == 0
+    assert json.loads((tmp_path / "p.json").read_text())["execution"] == {"device": "cpu"}
+    assert xrt("policy", "show", tmp_path / "missing.yaml").code == 2

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The command as a process of its own: start-up, streams, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xpuruntime.runtime.snapshot import machine_from_json
+
+CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
+
+
+def xrt(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CALL, *arguments], capture_output=True, text=True, env={**os.environ, **env}, check=False, timeout=120
+    )
+
+
+def test_both_names_are_installed() -> None:
+    folder = Path(sys.executable).parent
+    for name in ("xrt", "xpuruntime"):
+        script = folder / (name + (".exe" if sys.platform == "win32" else ""))
+        if not script.exists():
+            pytest.skip("the package is not installed in this environment")
+        done = subprocess.run([script, "--version"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.split()[0]) == (0, "xpuruntime")
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    best = 9.0
+    for _ in range(3):
+        start = time.perf_counter()
+        done = xrt("--help")
+        best = min(best, time.perf_counter() - start)
+        assert done.returncode == 0
+    assert best < 1.0, f"xrt --help took {best:.2f} s; on a quiet machine it takes a quarter of a second"
+    code = (
+        "import sys; from xpuruntime.cli.app import app;"
+        "print(sorted({'onnxruntime', 'onnx', 'torch', 'numpy', 'xpuruntime._core'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_stdout_is_json_even_when_stderr_is_not_read() -> None:
+    done = subprocess.run([*CALL, "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    assert machine_from_json(done.stdout).engines
+
+
+def test_exit_codes_reach_the_shell(digits: str) -> None:
+    assert xrt("plan", digits, "--device", "cpu").returncode == 0
+    assert xrt("plan", digits, "--precision", "bf16", "--device", "cpu").returncode == 1
+    assert xrt("plan", digits, "--device", "nonsense").returncode == 2
+    assert xrt("plan", digits, "--device", "cuda:99").returncode == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_in_the_middle_ends_quietly(digits: str) -> None:
+    process = subprocess.Popen(
+        [*CALL, "bench", digits, "--runs", "10000000", "--device", "cpu", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("note: probe inputs")
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_a_reader_that_goes_away_is_no_error(digits: str) -> None:
+    command = f"{sys.executable} -c 'from xpuruntime.cli import main; main()' policy schema | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert len(done.stdout) == 10
+    assert done.stderr == ""
+
+
+def test_text_with_any_character_can_be_printed(tmp_path: Path) -> None:
+    path = tmp_path / "mod[bold]él 模型.yaml"
+    path.write_text("execution: {device: cpu}\n", encoding="utf-8")
+    done = xrt("policy", "check", str(path), PYTHONIOENCODING="utf-8")
+    assert done.returncode == 0
+    assert path.name in done.stdout
+    refused = xrt("policy", "check", str(tmp_path / "[red]gone.yaml"))
+    assert refused.returncode == 2
+    assert "[red]gone.yaml" in refused.stderr
+
+
+def test_two_processes_write_one_output(digits: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    command = [*CALL, "run", digits, "--device", "cpu", "--output", str(out), "--json"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    for process in both:
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert json.loads(text)["written"] == str(out)
+    import numpy as np
+
+    with np.load(out) as saved:
+        assert saved["logits"].shape == (1, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
