@@ -117,6 +117,14 @@ def test_tf32_cannot_be_seen():
     assert one("execution.precision", units=units, precision="tf32").status == "substituted"
 
 
+def test_fp32_is_not_proven_while_tf32_is_allowed():
+    units = [unit("a", asked="fp32", ran="fp32")]
+    found = one("execution.precision", (), {"execution.tf32": "use_tf32=1"}, units, precision="fp32")
+    assert (found.status, "use_tf32=1" in found.reason) == ("unobservable", True)
+    found = one("execution.precision", (), {"execution.tf32": "use_tf32=0"}, units, precision="fp32")
+    assert found.status == "honoured"
+
+
 def test_a_unit_that_does_not_say_its_precision():
     units = [unit("a"), unit("b", ran=None)]
     found = one("execution.precision", units=units, precision="fp32")
@@ -160,6 +168,24 @@ def test_reported_kernels():
     assert one("kernels.matmul", keys, units=[right, unit("c")]).status == "unobservable"
     guessed = unit("d", kernel="cublasLt", kernel_source="inferred")
     assert one("kernels.matmul", keys, units=[guessed]).status == "unobservable"
+
+
+def test_one_of_several_preferred_kernels():
+    keys = [control("kernels.attention", "[cudnn, flash_v2]", "sdpa_kernel=9")]
+    ran = unit("a", op="GroupQueryAttention", kernel="flash_v2", kernel_source="reported")
+    assert one("kernels.attention", keys, {"kernels.attention": "flash_v2"}, [ran]).status == "honoured"
+    other = unit("b", op="GroupQueryAttention", kernel="math", kernel_source="reported")
+    found = one("kernels.attention", keys, {"kernels.attention": "flash_v2, math"}, [ran, other])
+    assert (found.status, found.observed) == ("substituted", "flash_v2, math")
+    assert one("kernels.attention", keys, {"kernels.attention": "flash_v2"}).status == "honoured"
+    assert one("kernels.attention", keys, {"kernels.attention": "math"}).status == "substituted"
+
+
+def test_a_setting_that_is_read_back():
+    keys = [control("kernels.conv", "cudnn_exhaustive", "cudnn_conv_algo_search=EXHAUSTIVE")]
+    for held, status in (("EXHAUSTIVE", "honoured"), ("HEURISTIC", "substituted")):
+        effective = {"kernels.conv": f"cudnn_conv_algo_search={held}"}
+        assert one("kernels.conv", keys, effective, [unit("c", op="Conv")]).status == status
 
 
 def test_a_rule_and_a_strategy():

@@ -179,8 +179,16 @@ class _Comparison:
             asked = ", ".join(sorted({asked_of[u.id] for u in deviating}))
             added = f"; the engine inserted {casts} casts" if casts else ""
             return observed, "substituted", f"asked for {asked}, ran otherwise: {_named(deviating)}{added}"
+        tf32 = self.effective.get("execution.tf32", "")
         if wanted == "tf32":
-            return observed, "unobservable", "the tensors are fp32; whether kernels used TF32 inside cannot be seen"
+            allowed = f" ({tf32})" if tf32 else ""
+            return observed, "unobservable", f"the tensors are fp32; whether kernels used TF32{allowed} cannot be seen"
+        if wanted == "fp32" and tf32.rpartition("=")[2].lower() in _TRUE:
+            return (
+                observed,
+                "unobservable",
+                f"the tensors are fp32, but {tf32}: whether kernels used TF32 cannot be seen",
+            )
         unknown = [u for u in self.ran if u.precision_requested and not u.precision_run]
         if unknown:
             return observed, "unobservable", f"these do not say in which precision they ran: {_named(unknown)}"

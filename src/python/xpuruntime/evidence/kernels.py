@@ -41,14 +41,15 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
     tuple of (str, Status, str)
         What was observed, the status, and the reason.
     """
-    if control.key in effective:
-        value = effective[control.key]
-        if value in (control.resolved, control.requested):
-            return value, "honoured", "read back from the engine"
-        return value, "substituted", "the engine reads back another value"
     family = control.key.removeprefix("kernels.")
     words = _FAMILIES.get(family)
     concerned = list(units) if words is None else [u for u in units if any(w in _flat(u.op) for w in words)]
+    wanted = [_flat(w.rpartition(".")[2]) for w in re.split(r"[,\s\[\]()'\"]+", control.requested) if w]
+    if control.key in effective and (words is None or all(u.kernel is None for u in concerned)):
+        value = effective[control.key]
+        if value in (control.resolved, control.requested) or {_flat(v) for v in value.split(",")} <= set(wanted):
+            return value, "honoured", "read back from the engine"
+        return value, "substituted", "the engine reads back another value"
     if words is None and control.key == "kernels.auto_strategy":
         return "-", "unobservable", "a way of choosing leaves no trace of its own"
     if not concerned:
@@ -64,7 +65,6 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
             "unobservable",
             f"{concerned[0].engine} does not report which kernel ran{set_as}",
         )
-    wanted = [_flat(w.rpartition(".")[2]) for w in re.split(r"[,\s\[\]'\"]+", control.requested) if w]
     ran = sorted({u.kernel for u in concerned if u.kernel})
     other = [u for u in concerned if u.kernel and not any(w in _flat(u.kernel) for w in wanted)]
     observed = ", ".join(ran)

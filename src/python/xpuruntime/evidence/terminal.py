@@ -220,7 +220,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
             name.lstrip(">"),
             justify="right" if name.startswith(">") else "left",
             overflow="fold",
-            min_width=19 if name == "key" else 11 if name == "status" else None,
+            min_width={"key": 19, "status": 12}.get(name),
         )
     return table
 
