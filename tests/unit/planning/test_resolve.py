@@ -325,7 +325,7 @@ class TestPlan:
         assert again == plan
         assert again.fingerprint == plan.fingerprint
 
-    @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": "xpuruntime.plan/9"}'])
+    @pytest.mark.parametrize("text", ["", "{}", "[1]", "[" * 100_000, '{"schema": "xpuruntime.plan/9"}'])
     def test_what_is_not_a_plan_is_refused(self, text: str) -> None:
         with pytest.raises(InputError, match="not a plan"):
             Plan.from_json(text)

@@ -196,7 +196,7 @@ class Plan(_Value, frozen=True, kw_only=True):
         """
         try:
             plan = msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"this is not a plan: {error}. Write one with `xrt plan MODEL --json`") from error
         if plan.schema != SCHEMA:
             raise InputError(

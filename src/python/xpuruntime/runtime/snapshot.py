@@ -102,7 +102,7 @@ def machine_from_json(text: str | bytes) -> Machine:
         if schema != SCHEMA:
             raise InputError(f"the schema is {schema!r}, a machine has {SCHEMA!r}: make one with {_MAKE}")
         return msgspec.convert(plain, Machine)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is not a machine: {error}. Make one with {_MAKE}") from error
 
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Planning with the engines of this package, on machines stated as facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from xpuruntime.demo import demo_model_path
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import CudaError, EngineError, UnsupportedOperationError
+from xpuruntime.planning import Plan, PlanRequest, resolve
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+CUDA, CPU_EP = "CUDAExecutionProvider", "CPUExecutionProvider"
+ORT = EngineFacts(
+    name="onnxruntime",
+    version="1.31.1",
+    loadable=True,
+    providers=(CUDA, CPU_EP),
+    detail={"wheel": "onnxruntime-gpu 1.31.1", "cuda": "13.0"},
+)
+BROKEN = msgspec.structs.replace(
+    ORT, providers=(CPU_EP,), broken={CUDA: "libcudnn.so.9 not found"}, fix='pip install "xpuruntime[cuda]"'
+)
+LAPTOP = Machine(
+    system="Linux",
+    architecture="x86_64",
+    python="3.11.7",
+    cpu=CpuFacts(name="cpu", cores=2),
+    cuda_reason="no NVIDIA driver was found",
+    engines={"onnxruntime": BROKEN},
+)
+H200 = CudaFacts(
+    index=0,
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    total_memory=150 << 30,
+    sm_count=132,
+    driver_version=(13, 0),
+    runtime_version=(13, 0),
+    pci_id="0000:01:00.0",
+)
+SERVER = msgspec.structs.replace(LAPTOP, cuda=(H200,), cuda_reason=None, core_cuda=True, engines={"onnxruntime": ORT})
+WITHOUT_CUDNN = msgspec.structs.replace(SERVER, engines={"onnxruntime": BROKEN})
+MODEL = inspect_model(demo_model_path())
+
+
+def settle(machine: Machine, policy: Any = None) -> Plan:
+    return resolve(PlanRequest(model=MODEL), Policy.coerce(policy), machine, default_registry().engines())
+
+
+def test_the_best_device_of_each_machine() -> None:
+    assert settle(LAPTOP).candidate == "onnxruntime@cpu"
+    assert settle(SERVER).candidate == "onnxruntime@cuda:0"
+
+
+def test_the_null_engine_runs_only_when_named() -> None:
+    assert "null@cpu" not in [verdict.candidate for verdict in settle(LAPTOP).verdicts]
+    assert settle(LAPTOP, {"execution": {"engine": "null"}}).candidate == "null@cpu"
+
+
+def test_a_gpu_that_cannot_be_used_is_said() -> None:
+    plan = settle(WITHOUT_CUDNN)
+    assert plan.device == "cpu"
+    assert "libcudnn.so.9 not found" in plan.rejected[0].reason
+    assert any("xpuruntime[cuda]" in line for line in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "error", "text"),
+    [
+        (LAPTOP, "cuda:0", CudaError, "no NVIDIA driver was found"),
+        (SERVER, "cuda:99", CudaError, "this machine has cuda:0"),
+        (WITHOUT_CUDNN, "cuda:0", EngineError, "libcudnn.so.9 not found"),
+        (SERVER, "npu", UnsupportedOperationError, "npu"),
+    ],
+)
+def test_a_device_that_cannot_be_had(machine: Machine, device: str, error: type[Exception], text: str) -> None:
+    for engine in ("auto", "onnxruntime"):
+        with pytest.raises(error, match=f"onnxruntime@{device}") as caught:
+            settle(machine, {"execution": {"device": device, "engine": engine}})
+        assert text in str(caught.value)
+
+
+def test_a_fallback_is_taken_only_when_listed() -> None:
+    wanted = {"engine": "onnxruntime", "device": "cuda:0", "fallback": ["onnxruntime@cpu"]}
+    plan = settle(WITHOUT_CUDNN, {"execution": wanted})
+    assert plan.candidate == "onnxruntime@cpu"
+    assert "execution.fallback was used" in plan.warnings[0]
+    assert settle(SERVER, {"execution": wanted}).candidate == "onnxruntime@cuda:0"
+
+
+def test_every_stated_key_has_a_control() -> None:
+    policy = Policy.coerce(
+        {
+            "execution": {
+                "device": "cuda:0",
+                "precision": "fp32",
+                "determinism": "run_to_run",
+                "threads": 2,
+                "memory": {"pool": "caching", "limit": "1GiB"},
+                "provider_options": {"onnxruntime": {"cudnn_conv_use_max_workspace": 1}},
+            },
+            "kernels": {"matmul": "cublasLt", "rules": [{"match": {"op": "conv"}, "use": "cudnn"}]},
+            "accuracy": {"rtol": 0.01},
+        }
+    )
+    plan = settle(SERVER, policy)
+    for key in policy.stated():
+        assert any(
+            control.key in (key, "execution.memory") or key.startswith(control.key) for control in plan.controls
+        ), key
+    assert all(control.reason for control in plan.controls)
+
+
+def test_an_engine_whose_package_is_gone() -> None:
+    gone = EngineFacts(
+        name="onnxruntime", reason="no onnxruntime wheel is installed", fix="pip install onnxruntime-gpu"
+    )
+    with pytest.raises(EngineError, match="engine_missing: no onnxruntime wheel is installed"):
+        settle(msgspec.structs.replace(LAPTOP, engines={"onnxruntime": gone}))
+    with pytest.raises(EngineError):
+        settle(msgspec.structs.replace(LAPTOP, engines={}))
+
+
+def test_the_plan_shows_what_the_engine_is_given_and_survives_json() -> None:
+    plan = settle(SERVER, {"execution": {"device": "cuda:0", "precision": "fp16", "tf32": False}})
+    text = plan.to_json()
+    assert "CUDAExecutionProvider" in text
+    again = Plan.from_json(text)
+    assert again.fingerprint == plan.fingerprint
+    assert "cuda:0" in str(again)
