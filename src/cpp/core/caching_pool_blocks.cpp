@@ -92,6 +92,7 @@ CachedBlock* CachingPool::fit(Home& from, Home& to, std::size_t size, bool small
   const std::size_t least = size <= Home::kSmall ? Home::kUnit : kLeastLargeRest;
   std::unique_ptr<CachedBlock> tail = rest >= least ? new_block() : nullptr;
   remove_free(block);
+  block->state = BlockState::kInUse;
   if (tail != nullptr) {
     tail->pointer = static_cast<std::byte*>(block->pointer) + size;
     tail->size = rest;
@@ -108,7 +109,6 @@ CachedBlock* CachingPool::fit(Home& from, Home& to, std::size_t size, bool small
   --from.blocks;
   ++to.blocks;
   block->home = &to;
-  block->state = BlockState::kInUse;
   return block;
 }
 
