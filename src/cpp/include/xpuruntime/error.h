@@ -10,13 +10,14 @@
 namespace xpuruntime {
 
 // Error                          every error this library throws
-//  ├── CudaError                 a CUDA call failed, or a CUDA device that was asked for is not there
+//  ├── CudaError                 a CUDA call failed, or the CUDA device asked for is not there
 //  ├── OutOfMemoryError          an allocation failed or would pass a pool's limit
 //  ├── UnsupportedOperationError what was asked cannot be done by this build, device or object
 //  └── InputError                an argument is wrong: name, shape, dtype, range
 //
 // Each maps to the Python class of the same name (Error to XpuRuntimeError) in xpuruntime.errors.
-// Every message names the thing, the reason and the fix. No constructor leaves anything behind when it throws.
+// Every message names the thing, the reason and the fix. No constructor leaves anything behind when
+// it throws.
 
 /// Base of the tree. `device` is "cpu" or "cuda:N", empty where no device is concerned.
 class Error : public std::runtime_error {
