@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""GPU tests: skipped with a reason where there is no device, one process at a time, and never skipped on the GPU lane."""
+"""GPU tests: skipped with a reason where there is no device, one process at a time; on the GPU lane a skip fails."""
 
 from __future__ import annotations
 

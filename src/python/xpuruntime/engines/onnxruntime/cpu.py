@@ -73,12 +73,11 @@ class CpuModel(LoadedModel):
         names = self._outputs
         seen = self._check._seen
         slow = self._run_checked
-        if self._extended:
+        infos = self._info.inputs
+        if self._extended or not all(is_tensor(info) and info.dtype != "string" for info in infos):
             return slow
-        inputs = tuple((i.name, np.dtype(i.dtype)) for i in self._info.inputs if is_tensor(i))
+        inputs = tuple((info.name, np.dtype(info.dtype)) for info in infos)
         count = len(inputs)
-        if count != len(self._info.inputs):
-            return slow
         array_type = np.ndarray
 
         def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Run the benchmarks of one kind of machine: ``python benchmarks/run.py cpu|gpu [--out FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PLAN = {
+    "cpu": [
+        ["bench_session.py", "--device", "cpu"],
+        ["bench_pool.py", "--device", "cpu"],
+        ["soak.py", "--device", "cpu"],
+    ],
+    "gpu": [
+        ["bench_session.py", "--device", "cuda:0"],
+        ["bench_pool.py", "--device", "cuda:0"],
+        ["bench_resnet.py"],
+        ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
+    ],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=sorted(PLAN))
+    parser.add_argument("--out", help="folder of the JSON files; default: benchmarks/results")
+    options = parser.parse_args()
+    extra = ["--out", options.out] if options.out else []
+    failed = []
+    for script, *arguments in PLAN[options.kind]:
+        print(f"== {script} {' '.join(arguments)}", flush=True)
+        if subprocess.run([sys.executable, str(HERE / script), *arguments, *extra], check=False).returncode:
+            failed.append(script)
+    for script in failed:
+        print(f"FAILED: {script}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
