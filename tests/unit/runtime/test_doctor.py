@@ -255,9 +255,11 @@ class TestLibraries:
 
     def test_found_twice_with_different_versions(self) -> None:
         other = lib("libcudnn.so.9.1.0", "9.1.0", "ldconfig", "/usr/lib")
-        found = only(facts(found={**FOUND, "cudnn": (*FOUND["cudnn"], other)}), "warning")
+        found = only(facts(found={**FOUND, "cudnn": (*FOUND["cudnn"], other)}), "info")
         assert found.code == "library_shadowed"
         assert "/usr/lib/libcudnn.so.9.1.0 (9.1.0, ldconfig)" in found.what
+        first = lib("libcudnn.so.9", "9.5.0", "CUDA_HOME", "/usr/local/cuda/lib64")
+        assert "xpuruntime[cuda]" in only(facts(found={**FOUND, "cudnn": (first, other)}), "warning").fix
 
     def test_twice_with_one_version_is_fine(self) -> None:
         other = lib("libcudnn.so.9", FOUND["cudnn"][0].version or "", "CUDA_HOME", "/usr/local/cuda/lib64")

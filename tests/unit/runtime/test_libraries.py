@@ -269,8 +269,13 @@ class TestLoaded:
             "_core.cpython-311-x86_64-linux-gnu.so": (None, "package"),
             "libcublasLt.so.13.0.2.14": ("13.0.2.14", "system"),
             "libcudart.so.13.0.1": ("13.0.1", "system"),
-            "libcudnn.so.9": ("9", "wheel"),
+            "libcudnn.so.9": ("9", "package"),
         }
+
+    def test_the_driver_in_a_folder_called_nvidia_is_no_wheel(self) -> None:
+        maps = "7f0000000000-7f0000001000 r--p 0 fe:00 1 /usr/local/nvidia/lib64/libcuda.so.580.159.04\n"
+        [driver] = loaded_libraries(maps=maps)
+        assert (driver.version, driver.origin) == ("580.159.04", "system")
 
     @linux
     def test_this_process_after_onnxruntime(self) -> None:

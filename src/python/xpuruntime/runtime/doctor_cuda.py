@@ -185,10 +185,12 @@ def _shadowed(facts: Facts, soname: str, copies: list[Library]) -> Iterator[Find
         return
     yield Finding(
         code="library_shadowed",
-        severity="warning",
+        severity="info" if copies[0].origin == "wheel" else "warning",
         what=f"{soname} was found more than once with different versions: {_list(copies)}",
-        why=f"the first is used ({copies[0].origin}), the others are shadowed",
-        fix=f"keep one; with the wheels of {CUDA_EXTRA} the others can be removed",
+        why=f"the first is loaded before an engine asks ({copies[0].origin}), the others are shadowed",
+        fix=None
+        if copies[0].origin == "wheel"
+        else f"{CUDA_EXTRA}: the wheel's copy is then used whatever else is there",
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.runtime.distributions import Distribution, distributions
 from xpuruntime.runtime.libraries import LibraryIndex, libraries_needed_by, loaded_libraries
 from xpuruntime.runtime.machine import Library, Machine
 
@@ -152,21 +153,16 @@ def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[
 
 
 def packages(paths: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """List the installed distributions that concern us."""
-    from importlib.metadata import distributions
-
-    found: dict[tuple[str, str], Package] = {}
-    for one in distributions() if paths is None else distributions(path=list(paths)):
-        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
-        files = one.files
-        provides = "onnxruntime/__init__.py" in map(str, files) if files else _is_ort_wheel(name)
-        if not name:
-            continue
-        where = str(one.locate_file(""))
-        found.setdefault(
-            (name, where), Package(name=name, version=one.version, location=where, provides_onnxruntime=provides)
+    """List the installed distributions, those of one name in the order of the search path."""
+    return tuple(
+        Package(
+            name=one.name,
+            version=one.version,
+            location=one.location,
+            provides_onnxruntime=_provides_onnxruntime(one),
         )
-    return tuple(sorted(found.values(), key=lambda package: (package.name, package.location)))
+        for one in sorted(distributions(paths), key=lambda one: one.name)
+    )
 
 
 def own_requirements() -> tuple[str, ...]:
@@ -251,10 +247,15 @@ def _assignments(path: Path) -> dict[str, str]:
     }
 
 
-def _is_ort_wheel(name: str) -> bool:
-    """Whether a distribution without a file list is one of those that install ``onnxruntime`` itself."""
+def _provides_onnxruntime(one: Distribution) -> bool:
+    """Whether a distribution installs the folder ``onnxruntime`` itself; by name where it has no list of files."""
+    if not one.name.startswith(("onnxruntime", "ort-")):
+        return False
+    files = one.files()
+    if files is not None:
+        return "onnxruntime/__init__.py" in files
     known = "gpu|directml|openvino|rocm|migraphx|training|training-cpu|cann|azure|silicon|webgpu|vitisai"
-    return re.fullmatch(rf"onnxruntime(-({known}))?|ort-nightly(-\w+)*", name) is not None
+    return re.fullmatch(rf"onnxruntime(-({known}))?|ort-nightly(-\w+)*", one.name) is not None
 
 
 def _name_of(soname: str) -> str:

@@ -169,11 +169,12 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
             continue
         version, real = _file_version(name), os.path.realpath(path)
         origin = "system"
+        if "site-packages" in path or "dist-packages" in path:
+            origin = "package"
         if "/nvidia/" in path or "/tensorrt_libs/" in path:
             wheels = wheel_versions() if wheels is None else wheels
-            version, origin = wheels.get(real, version), "wheel"
-        elif "site-packages" in path or "dist-packages" in path:
-            origin = "package"
+            if real in wheels:
+                version, origin = wheels[real], "wheel"
         found.append(Library(name=name, path=real, version=version, origin=origin))
     return tuple(sorted(found, key=lambda library: (library.name, library.path)))
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.runtime.distributions import distributions
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -95,14 +97,11 @@ def cached_libraries() -> tuple[str, ...]:
 
 def wheel_versions(paths: Sequence[str] | None = None) -> dict[str, str]:
     """Map the real path of every shared library in a vendor's wheel to the version of that wheel."""
-    from importlib.metadata import distributions
-
     found: dict[str, str] = {}
-    for wheel in distributions() if paths is None else distributions(path=list(paths)):
-        name = (wheel.metadata["Name"] or "").lower()
-        if not name.startswith(("nvidia-", "tensorrt")):
+    for wheel in distributions(paths):
+        if not wheel.name.startswith(("nvidia-", "tensorrt")):
             continue
-        for file in wheel.files or ():
-            if ".so" in file.name or file.suffix.lower() in {".dll", ".dylib"}:
-                found[os.path.realpath(file.locate())] = wheel.version
+        for file in wheel.files() or ():
+            if ".so" in file or file.lower().endswith((".dll", ".dylib")):
+                found[os.path.realpath(Path(wheel.location, file))] = wheel.version
     return found
