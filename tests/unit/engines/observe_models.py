@@ -343,7 +343,7 @@ def feeds(proto, seed=1):
     rng = np.random.default_rng(seed)
     found = {}
     for i in proto.graph.input:
-        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        shape = [d.dim_value or 2 for d in i.type.tensor_type.shape.dim]
         found[i.name] = np.asarray(rng.random(shape) * 2 - 0.5).astype(_DTYPES[i.type.tensor_type.elem_type])
     return found
 

@@ -6,17 +6,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from observe_models import LEVELS, MODELS, Weights, conv_net, feeds, maker, model, node, random_model
+from observe_more_models import MORE, random_conv_model
 
 from xpuruntime.engines.onnxruntime.observe import observe
 from xpuruntime.engines.onnxruntime.observe_graph import view
 from xpuruntime.engines.onnxruntime.observe_match import match, source_facts
 from xpuruntime.engines.onnxruntime.observe_slice import LOST
+
+ALL = {**MODELS, **MORE}
+RANDOM = {
+    f"{make.__name__}{i}": partial(make, 100 + i) for i in range(12) for make in (random_model, random_conv_model)
+}
 
 
 def run(proto, level="ORT_ENABLE_ALL", **keywords):
@@ -44,15 +51,16 @@ def check(proto, observed):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_source_node_is_accounted_for_once(name, level):
-    proto = MODELS[name]()
+    proto = ALL[name]()
     check(proto, run(proto, level))
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_every_source_node_of_random_graphs_is_accounted_for_once(seed):
-    proto = random_model(seed)
+@pytest.mark.parametrize("make", [random_model, random_conv_model])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_source_node_of_random_graphs_is_accounted_for_once(make, seed):
+    proto = make(seed)
     for level in ("ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"):
         check(proto, run(proto, level))
 
@@ -70,10 +78,10 @@ def values(proto, keys, data):
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "control_flow"] + [f"random{i}" for i in range(12)])
+@pytest.mark.parametrize("name", [*(n for n in ALL if "control_flow" not in n), *RANDOM])
 def test_matched_tensors_hold_the_same_values(name, level, tmp_path):
     """The proof of the join: the numbers in each executed tensor are those of the source tensor it was matched with."""
-    proto = random_model(100 + int(name[6:])) if name.startswith("random") else MODELS[name]()
+    proto = RANDOM[name]() if name in RANDOM else ALL[name]()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")

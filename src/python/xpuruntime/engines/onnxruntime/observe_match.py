@@ -56,6 +56,7 @@ _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
 _GENERATED = re.compile(r"(_nchwc|_nhwc|_token_\d+|/.*)$")
 #: Tensors inside the expansion of a function: ``_inlfunc_<function>_<tensor>``.
 _EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
+_NORMALISED = re.compile(r"(.+)_bn_nchwc")
 _SEARCH = 256
 
 
@@ -174,7 +175,7 @@ class _Matcher:
         return any(k and k not in self.found for k in node.outputs)
 
     def _same_computation(self, node: NodeView) -> bool:
-        """Match what a node writes: same operator and same inputs as a source node, or the same name."""
+        """Match what a node writes: it has the operator and the inputs of a source node."""
         if not self._open(node) or node.position in self._carriers:
             return False
         twin = self._twin(node)
@@ -186,9 +187,6 @@ class _Matcher:
         return changed
 
     def _twin(self, node: NodeView) -> NodeView | None:
-        named = self.facts.by_name.get(node.name)
-        if named is not None and (named.op, named.domain) == (node.op, node.domain):
-            return named
         numbers = []
         for key in node.inputs:
             number = self.facts.number.get(self.found.get(key, ""), -2) if key else -1
@@ -267,16 +265,30 @@ class _Matcher:
         return False
 
     def _main(self, node: NodeView) -> NodeView | None:
-        """Return the source node at the heart of an optimised one: same operator, nearest above what it writes."""
+        """Return the source node at the heart of an optimised one: same operator, nearest above what its name says.
+
+        Where the name says nothing, nearest above what it writes.
+        """
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
-        start = [self.found[k] for k in node.outputs if k in self.found] or self._hinted(node)
-        seen: set[str] = set(start)
-        queue = list(start)
+        normalised = _NORMALISED.fullmatch(node.name)
+        if normalised is not None:  # a BatchNormalization run as a Conv in the blocked layout
+            producer = self.source.producers.get(normalised.group(1))
+            if producer is not None and producer.op == "BatchNormalization":
+                return producer
+        for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
+            above = self._nearest(start, wanted, node.domain)
+            if above is not None:
+                return above
+        return None
+
+    def _nearest(self, start: list[str], wanted: tuple[str, ...], domain: str) -> NodeView | None:
+        """Search upwards from `start`, not past tensors that the optimised graph has."""
+        seen, queue = set(start), list(start)
         for key in queue:
             producer = self.source.producers.get(key)
             if producer is None or len(seen) > _SEARCH:
                 continue
-            if producer.op in wanted and producer.domain in ("", node.domain):
+            if producer.op in wanted and producer.domain in ("", domain):
                 return producer
             for above in producer.inputs:
                 if above and above not in seen and above not in self._reached and above not in self.facts.constant:
@@ -285,12 +297,14 @@ class _Matcher:
         return None
 
     def _hinted(self, node: NodeView) -> list[str]:
-        """Return the source tensor that the node's generated name speaks of."""
-        base = _base(node.name)
-        if base in self.source.producers:
-            return [base]
-        named = self.facts.by_name.get(base)
-        return [k for k in named.outputs if k][:1] if named is not None else []
+        """Return the source tensor that generated names speak of: the written tensor's, then the node's own."""
+        for name in (*node.outputs[:1], _base(node.name)):
+            if name in self.source.producers:
+                return [name]
+            named = self.facts.by_name.get(name)
+            if named is not None and not node.op.startswith("QLinear"):
+                return [k for k in named.outputs if k][:1]
+        return []
 
     def _take_hints(self) -> bool:
         changed = False
