@@ -12,8 +12,6 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
-
 std::optional<DeviceType> type_argument(const std::optional<std::string>& type) {
   if (!type) return std::nullopt;
   if (*type == "cpu") return DeviceType::kCpu;

@@ -15,7 +15,54 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+py::dict to_dict(const MemoryStats& stats) {
+  py::dict out;
+  out["requested"] = stats.requested;
+  out["current"] = stats.current;
+  out["peak"] = stats.peak;
+  out["reserved"] = stats.reserved;
+  out["peak_reserved"] = stats.peak_reserved;
+  out["cached"] = stats.cached;
+  out["pending"] = stats.pending;
+  out["largest_free"] = stats.largest_free;
+  out["allocations"] = stats.allocations;
+  out["total_allocations"] = stats.total_allocations;
+  out["upstream_allocations"] = stats.upstream_allocations;
+  out["failures"] = stats.failures;
+  out["fragmentation"] = stats.fragmentation();
+  return out;
+}
+
+void bind_stats(py::module_& module) {
+  py::class_<MemoryStats>(module, "MemoryStats",
+                          "Bytes and counts of one pool, or the sum of several.")
+      .def_readonly("requested", &MemoryStats::requested)
+      .def_readonly("current", &MemoryStats::current)
+      .def_readonly("peak", &MemoryStats::peak)
+      .def_readonly("reserved", &MemoryStats::reserved)
+      .def_readonly("peak_reserved", &MemoryStats::peak_reserved)
+      .def_readonly("cached", &MemoryStats::cached)
+      .def_readonly("pending", &MemoryStats::pending)
+      .def_readonly("largest_free", &MemoryStats::largest_free)
+      .def_readonly("allocations", &MemoryStats::allocations)
+      .def_readonly("total_allocations", &MemoryStats::total_allocations)
+      .def_readonly("upstream_allocations", &MemoryStats::upstream_allocations)
+      .def_readonly("failures", &MemoryStats::failures)
+      .def_property_readonly("fragmentation", &MemoryStats::fragmentation)
+      .def("to_dict", to_dict)
+      .def("__eq__",
+           [](const MemoryStats& self, const py::object& other) -> py::object {
+             if (!py::isinstance<MemoryStats>(other)) {
+               return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+             }
+             return py::bool_(self == other.cast<const MemoryStats&>());
+           })
+      .def("__repr__",
+           [](const MemoryStats& self) {
+             return "MemoryStats(" + std::string(py::str(to_dict(self))) + ")";
+           })
+      .attr("__hash__") = py::none();
+}
 
 void bind_manager(py::module_& module) {
   py::class_<MemoryManager, std::unique_ptr<MemoryManager, py::nodelete>>(
@@ -44,9 +91,9 @@ void bind_manager(py::module_& module) {
       .def(
           "get_stats",
           [](const MemoryManager& self, const py::object& device) {
-            return to_python(self.get_stats(optional_device(device)));
+            return self.get_stats(optional_device(device));
           },
-          "device"_a = py::none(), "Sums over live pools, as a dict.")
+          "device"_a = py::none(), "Sums over live pools.")
       .def(
           "empty_cache",
           [](MemoryManager& self, const py::object& device) {
@@ -136,6 +183,7 @@ void bind_strided_copy(py::module_& module) {
 }  // namespace
 
 void bind_memory(py::module_& module) {
+  bind_stats(module);
   add_buffer_type(module);
   add_pool_type(module);
   bind_manager(module);

@@ -30,7 +30,5 @@ std::shared_ptr<MemoryPool> to_pool(pybind11::handle object);
 /// The handle of None (0), an integer, or a stream object: one with `__cuda_stream__`, or of
 /// PyTorch or CuPy. Throws InputError for anything else.
 StreamHandle to_stream(PyObject* object);
-/// Statistics as a Python dictionary.
-pybind11::dict to_python(const MemoryStats& stats);
 
 }  // namespace xpuruntime::bindings

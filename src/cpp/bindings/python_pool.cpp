@@ -137,7 +137,7 @@ PyObject* stats(PyObject* self, PyObject*) {
       const py::gil_scoped_release unlocked;
       now = pool_of(self)->stats();
     }
-    return py::object(to_python(now));
+    return py::cast(now);
   });
 }
 
@@ -230,8 +230,7 @@ PyCFunction as_method(Function function) noexcept {
 PyMethodDef methods[] = {
     {"allocate", as_method(allocate), METH_FASTCALL | METH_KEYWORDS,
      "allocate($self, /, nbytes, stream=None)\n--\n\nMemory for use in the order of a stream."},
-    {"stats", stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nThe pool's numbers of this moment, as a dict."},
+    {"stats", stats, METH_NOARGS, "stats($self, /)\n--\n\nThe pool's numbers of this moment."},
     {"reset_peak", reset_peak, METH_NOARGS,
      "reset_peak($self, /)\n--\n\nLet the peaks start again from now."},
     {"trim", as_method(trim), METH_VARARGS | METH_KEYWORDS,
@@ -299,24 +298,6 @@ py::object to_python(std::shared_ptr<MemoryPool> pool) {
   if (self == nullptr) throw py::error_already_set();
   new (&pool_of(self)) std::shared_ptr<MemoryPool>(std::move(pool));
   return py::reinterpret_steal<py::object>(self);
-}
-
-py::dict to_python(const MemoryStats& stats) {
-  py::dict out;
-  out["requested"] = stats.requested;
-  out["current"] = stats.current;
-  out["peak"] = stats.peak;
-  out["reserved"] = stats.reserved;
-  out["peak_reserved"] = stats.peak_reserved;
-  out["cached"] = stats.cached;
-  out["pending"] = stats.pending;
-  out["largest_free"] = stats.largest_free;
-  out["allocations"] = stats.allocations;
-  out["total_allocations"] = stats.total_allocations;
-  out["upstream_allocations"] = stats.upstream_allocations;
-  out["failures"] = stats.failures;
-  out["fragmentation"] = stats.fragmentation();
-  return out;
 }
 
 void add_pool_type(py::module_& module) {

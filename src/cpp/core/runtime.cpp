@@ -4,11 +4,14 @@
 
 #include "xpuruntime/device_manager.h"
 #include "xpuruntime/memory_manager.h"
+#include "xpuruntime/stream_manager.h"
 
 namespace xpuruntime {
 
 Runtime::Runtime()
-    : devices_(std::make_unique<DeviceManager>()), memory_(std::make_unique<MemoryManager>()) {}
+    : devices_(std::make_unique<DeviceManager>()),
+      memory_(std::make_unique<MemoryManager>()),
+      streams_(std::make_unique<StreamManager>()) {}
 
 Runtime::~Runtime() = default;
 

@@ -2,12 +2,11 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "xpuruntime/stream_manager.h"
 
+#include "xpuruntime/runtime.h"
+
 namespace xpuruntime {
 
-StreamManager& StreamManager::instance() {
-  static auto* const manager = new StreamManager();
-  return *manager;
-}
+StreamManager& StreamManager::instance() { return Runtime::instance().streams(); }
 
 Stream StreamManager::create(DeviceId device, StreamOptions options) const {
   return Stream::create(device, options);

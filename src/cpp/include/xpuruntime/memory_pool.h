@@ -42,6 +42,8 @@ struct MemoryStats {
                ? 0.0
                : 1.0 - static_cast<double>(largest_free) / static_cast<double>(cached);
   }
+
+  friend bool operator==(const MemoryStats&, const MemoryStats&) = default;
 };
 
 struct PoolOptions {

@@ -8,6 +8,7 @@ namespace xpuruntime {
 
 class DeviceManager;
 class MemoryManager;
+class StreamManager;
 
 /// Owner of the managers. Making one touches no device and loads nothing.
 ///
@@ -25,10 +26,12 @@ class Runtime {
 
   DeviceManager& devices() noexcept { return *devices_; }
   MemoryManager& memory() noexcept { return *memory_; }
+  StreamManager& streams() noexcept { return *streams_; }
 
  private:
   std::unique_ptr<DeviceManager> devices_;
   std::unique_ptr<MemoryManager> memory_;
+  std::unique_ptr<StreamManager> streams_;  // after the pools, which are told when a stream ends
 };
 
 }  // namespace xpuruntime
