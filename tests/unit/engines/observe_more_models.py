@@ -164,7 +164,7 @@ def nested_control_flow():
 
 
 def shared_parts():
-    """One subexpression under two fusions, equal weights under two names, one tensor as output and as input of a fusion."""
+    """One subexpression under two fusions, equal weights under two names, an output that is read on."""
     w = Weights()
     w.normal("w", 16, 16)
     w.value("w_again", np.array(Weights(0).random.standard_normal((16, 16)) * 0.3, np.float32)), w.normal("b", 16)
@@ -201,7 +201,7 @@ def dynamic_quantisation():
 
 
 def random_conv_model(seed, length=16):
-    """A random net of convolutions, activations, residuals, normalisations, poolings and layout changes, 16 channels wide."""
+    """A random net of convolutions, activations, residuals, normalisations, poolings and layout changes."""
     rng = np.random.default_rng(seed)
     w = Weights(seed)
     nodes, tensors = [], ["x"]
@@ -233,7 +233,9 @@ def random_conv_model(seed, length=16):
             nodes.append(node("Identity", [a], [out], name=name))
         tensors.append(out)
     nodes.append(node("GlobalAveragePool", [tensors[-1]], ["pooled"], name="pool"))
-    return model(nodes, [("x", [1, 16, 6, 6])], [("pooled", [1, 16, 1, 1]), (tensors[-2], [1, 16, 6, 6])], w)
+    read = {k for n in nodes for k in n.input}
+    ends = [(t, [1, 16, 6, 6]) for t in tensors[1:] if t not in read]
+    return model(nodes, [("x", [1, 16, 6, 6])], [("pooled", [1, 16, 1, 1]), *ends], w)
 
 
 MORE = {

@@ -272,9 +272,7 @@ class _Matcher:
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
         normalised = _NORMALISED.fullmatch(node.name)
         if normalised is not None:  # a BatchNormalization run as a Conv in the blocked layout
-            producer = self.source.producers.get(normalised.group(1))
-            if producer is not None and producer.op == "BatchNormalization":
-                return producer
+            return self._nearest([normalised.group(1)], ("BatchNormalization",), "")
         for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
             above = self._nearest(start, wanted, node.domain)
             if above is not None:

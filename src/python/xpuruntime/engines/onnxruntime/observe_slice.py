@@ -100,7 +100,9 @@ class _Sharing:
         queue, seen = list(written), set(written)
         for key in queue:
             producer = self.source.producers.get(key)
-            if producer is None or self._claimed(producer):
+            if producer is None or producer.position in self._owner:
+                continue
+            if producer.position in self.shares.idle and self.shares.idle[producer.position] != EQUAL:
                 continue
             if self.facts.number[key] not in own_numbers:
                 twin_key = self._known_numbers.get(self.facts.number[key])
@@ -160,6 +162,8 @@ class _Sharing:
             if twin is not None and node.op not in NO_EFFECT:
                 self._join(node, twin)
                 continue
+            if node.op not in NO_EFFECT and self._join_equal(node):
+                continue
             if node.op in NO_EFFECT:
                 reason = EQUAL
             elif any(k in fixed for k in node.outputs if k):
@@ -183,6 +187,16 @@ class _Sharing:
             if key and known is not None and known != key and known in self._writers:
                 return known
         return None
+
+    def _join_equal(self, node: NodeView) -> bool:
+        """Give a node of an eliminated branch to whoever owns its equal in the branch that was kept."""
+        for key in node.outputs:
+            for other in self.facts.equal.get(self.facts.number.get(key, -1), ()):
+                producer = self.source.producers.get(other)
+                if producer is not None and producer.position in self._owner and producer.op == node.op:
+                    self._join(node, other)
+                    return self._claimed(node)
+        return False
 
     def _helpers(self) -> None:
         """Say of optimised nodes that own nothing whom they work for."""
