@@ -37,7 +37,6 @@ POLICIES: dict[str, dict[str, Any]] = {
         "execution": {"precision": "fp16", "cuda_graph": "require"},
         "kernels": {"conv": "cudnn_exhaustive"},
     },
-    "bf16 nhwc graph": {"execution": {"precision": "bf16", "layout": "nhwc", "cuda_graph": "require"}},
 }
 
 
@@ -59,7 +58,7 @@ def export(folder: Path) -> Path:
             input_names=["image"],
             output_names=["logits"],
             dynamic_shapes=({0: batch},),
-            opset_version=22,
+            opset_version=18,
             dynamo=True,
             external_data=False,
             verbose=False,

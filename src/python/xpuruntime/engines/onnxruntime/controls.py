@@ -334,22 +334,39 @@ def _memory(request: Request, settings: Settings, book: Book, *, cuda: bool) -> 
         )
         book.add("execution.memory.limit", "-", "unsupported", "the CPU provider takes no limit")
         return
-    if memory.pool == "engine":
-        if memory.limit is not None:
-            settings.options["gpu_mem_limit"] = str(memory.limit)
-            settings.options.setdefault("arena_extend_strategy", "kSameAsRequested")
-        book.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
-        book.add(
-            "execution.memory.limit",
-            f"gpu_mem_limit={memory.limit}",
-            "enforced",
-            "limit of the arena; workspaces of cuBLAS and cuDNN handles come on top",
+    refusal = _pool_refusal(memory.pool, request.policy.execution.cuda_graph)
+    if memory.pool != "engine" and refusal is None:
+        reason = (
+            "every allocation of the provider goes through the pool. ONNX Runtime takes no stream of ours beside it, "
+            "so each run waits on the host for the caller's stream and for its own end"
         )
-    else:
-        book.add(
-            "execution.memory.pool",
-            f"gpu_external_alloc from our {memory.pool} pool",
-            "enforced",
-            "every allocation of the provider goes through the pool, which counts it",
-        )
+        resolved = f"gpu_external_alloc from a {memory.pool} pool of ours"
+        book.add("execution.memory.pool", resolved, "enforced", reason)
         book.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
+        return
+    settings.pool = "engine"
+    if memory.limit is not None:
+        settings.options["gpu_mem_limit"] = str(memory.limit)
+        settings.options.setdefault("arena_extend_strategy", "kSameAsRequested")
+    if refusal is None:
+        book.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
+    else:
+        book.add("execution.memory.pool", "ONNX Runtime's own arena", "unsupported", *refusal)
+    book.add(
+        "execution.memory.limit",
+        f"gpu_mem_limit={memory.limit}",
+        "enforced",
+        "limit of the arena; workspaces of cuBLAS and cuDNN handles come on top",
+    )
+
+
+def _pool_refusal(pool: str, graph: str) -> tuple[str, str] | None:
+    """Return why a pool of ours cannot serve the provider, and the fix."""
+    if pool == "driver":
+        return "memory of the driver's pool is ordered by a stream, and the provider tells none", "use pool: caching"
+    if pool != "engine" and graph != "off":
+        return (
+            "a captured graph replays into addresses that an outside pool may have given away",
+            "use pool: engine with cuda_graph, or drop cuda_graph",
+        )
+    return None

@@ -5,10 +5,14 @@
 The session computes on a stream of its own. Each run is put between two waits: the session's stream waits for the
 caller's, and the caller's waits for the session's. The host never waits, and the caller's arrays are used in the order
 in which the caller wrote them.
+
+With a memory pool of ours ONNX Runtime refuses a stream from outside. Then runs are put one after the other, and the
+host waits for the caller's stream before each and for the device after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -53,8 +57,8 @@ class CudaModel(LoadedModel):
     info : ModelInfo
     device : str
     settings : Settings
-    stream : Stream
-        The session's own stream, the one the provider was opened with.
+    stream : Stream or None
+        The session's own stream, the one the provider was opened with; ``None`` with an allocator.
     allocator : EngineAllocator or None
     graph_refused : str or None
         Why the session was opened without CUDA graphs although the policy prefers them.
@@ -90,9 +94,9 @@ class CudaModel(LoadedModel):
         defaults = info.overridable_inputs
         self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
         self._graph_ids = itertools.count(1)
-        self._capture = threading.Lock() if self.graphs else None
+        self.turn = threading.Lock() if self.graphs or stream is None else contextlib.nullcontext()
         self._host_options = self.run_options(sync=True)
-        self._device_options = self.run_options(sync=False)
+        self._device_options = self.run_options(sync=stream is None)
         self._foreign: dict[int, Any] = {}
         self._where = self._ort_device()
         self.run = self._run
@@ -138,19 +142,21 @@ class CudaModel(LoadedModel):
         if known is None:
             from xpuruntime import _core
 
-            known = _core.Stream.wrap(handle, self.device, owner=owner)
+            known = _core.Stream.wrap(stream=handle, device=self.device, owner=owner)
             self._foreign[handle] = known
         return known
 
     def enter(self) -> None:
-        """Let the session's stream wait for all work queued so far on every stream that ever received outputs."""
+        """Put what follows after all work queued so far on every stream that ever received outputs."""
         for stream in tuple(self._foreign.values()):
-            if stream != self.stream:
+            if self.stream is None:
+                stream.synchronize()
+            elif stream != self.stream:
                 self.stream.wait_stream(stream)
 
     def leave(self, stream: Any) -> None:
-        """Let the caller's stream wait for the session's."""
-        if stream != self.stream:
+        """Let the caller's stream wait for the session's; without one, the run has ended already."""
+        if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
 
     def _run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -163,11 +169,12 @@ class CudaModel(LoadedModel):
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         ready = self._hosts(feeds)
-        self.enter()
-        try:
-            results = session._sess.run(self.output_names, ready, self._host_options)
-        except Exception as error:
-            raise self.failed(error) from None
+        with self.turn:
+            self.enter()
+            try:
+                results = session._sess.run(self.output_names, ready, self._host_options)
+            except Exception as error:
+                raise self.failed(error) from None
         return dict(zip(self.output_names, results, strict=True))
 
     def _run_device(
@@ -175,7 +182,6 @@ class CudaModel(LoadedModel):
     ) -> dict[str, Any]:
         kind = kind_of_feeds(feeds)
         caller = self.foreign(stream, kind)
-        self.enter()
         binding = session.io_binding()._iobinding
         keep = []
         described = {}
@@ -197,12 +203,14 @@ class CudaModel(LoadedModel):
         self._remember(described)
         for name in self.output_names:
             binding.bind_output(name, self._where)
-        try:
-            session._sess.run_with_iobinding(binding, self._device_options)
-        except Exception as error:
-            raise self.failed(error) from None
-        finally:
-            self.leave(caller)
+        with self.turn:
+            self.enter()
+            try:
+                session._sess.run_with_iobinding(binding, self._device_options)
+            except Exception as error:
+                raise self.failed(error) from None
+            finally:
+                self.leave(caller)
         values = binding.get_outputs()
         return {name: self._output(value, kind) for name, value in zip(self.output_names, values, strict=True)}
 

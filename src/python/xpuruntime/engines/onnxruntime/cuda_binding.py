@@ -37,8 +37,9 @@ class CudaBinding(Binding):
 
     Attributes
     ----------
-    stream : Stream
-        The stream that `run` computes on. Work the caller puts there needs no waits.
+    stream : Stream or None
+        The stream that `run` computes on. Work the caller puts there needs no waits. ``None`` where the session has
+        a memory pool of ours.
     """
 
     def __init__(self, model: CudaModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
@@ -60,7 +61,7 @@ class CudaBinding(Binding):
         self.outputs = self._make_outputs(outputs)
         self._graph_id = model.next_graph_id() if model.graphs else None
         self.graph = model.graph_refused or "off"
-        options = model.run_options(sync=False, graph_id=self._graph_id or "-1")
+        options = model.run_options(sync=model.stream is None, graph_id=self._graph_id or "-1")
         self.run = self._compile(caller, options)
         if self._graph_id is not None:
             for _ in range(_WARM_RUNS):
@@ -70,28 +71,39 @@ class CudaBinding(Binding):
     def _compile(self, caller: Any, options: Any) -> Any:
         model = self._model
         call, io, failed = model.session._sess.run_with_iobinding, self._io._iobinding, model.failed
-        if caller == model.stream:
+        own, turn = model.stream, model.turn
 
-            def run_here() -> None:
-                try:
-                    call(io, options)
-                except Exception as error:
-                    raise failed(error) from None
+        def run_here() -> None:
+            try:
+                call(io, options)
+            except Exception as error:
+                raise failed(error) from None
 
-            return run_here
-        own = model.stream
-        enter, leave = own.wait_stream, caller.wait_stream
-
-        def run() -> None:
-            enter(caller)
+        def run_between() -> None:
+            own.wait_stream(caller)
             try:
                 call(io, options)
             except Exception as error:
                 raise failed(error) from None
             finally:
-                leave(own)
+                caller.wait_stream(own)
 
-        return run
+        def run_alone() -> None:
+            with turn:
+                caller.synchronize()
+                run_here()
+
+        if own is None:
+            return run_alone
+        run = run_here if caller == own else run_between
+        if not model.graphs:
+            return run
+
+        def run_in_turn() -> None:
+            with turn:
+                run()
+
+        return run_in_turn
 
     @property
     def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:

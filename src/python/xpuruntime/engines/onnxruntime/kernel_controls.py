@@ -49,7 +49,7 @@ def settle_kernels(request: Request, settings: Settings, book: Book, *, cuda: bo
     for op, use in request.policy.kernels.preferences.items():
         key = f"kernels.{op}"
         wanted = (use,) if isinstance(use, str) else tuple(use)
-        present = any(request.model.ops.get(name) for name in _OPS_OF[op])
+        present = any(name.rpartition(":")[2] in _OPS_OF[op] for name in request.model.ops)
         if "auto" in wanted:
             book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
         elif not present:

@@ -59,10 +59,12 @@ def _load_cuda(request: Request, settings: Settings, source: Source, log: Conver
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
     _preload()
-    stream = _core.Stream(request.device)
-    allocator = _allocator(request, settings, stream)
-    settings.options["has_user_compute_stream"] = "1"
-    settings.options["user_compute_stream"] = str(stream.handle)
+    allocator = _allocator(request, settings)
+    stream = None
+    if allocator is None:
+        stream = _core.Stream(request.device)
+        settings.options["has_user_compute_stream"] = "1"
+        settings.options["user_compute_stream"] = str(stream.handle)
     graph_refused = None
     try:
         opened = open_session(settings, source, request.device)
@@ -98,17 +100,19 @@ def _preload() -> None:
         preload((*linked, *later))
 
 
-def _allocator(request: Request, settings: Settings, stream: Any) -> Any:
+def _allocator(request: Request, settings: Settings) -> Any:
+    """Return a slot over a pool of the session's own, or ``None``.
+
+    The provider tells no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
+    again only by the same provider, whose runs are put one after the other.
+    """
     if settings.pool == "engine":
         return None
     from xpuruntime import _core
 
-    if settings.pool == "caching" and settings.pool_limit is None:
-        pool = _core.MemoryManager.instance().default_pool(request.device)
-    else:
-        name = f"session {Path(request.model.path).name}"
-        pool = _core.MemoryPool(request.device, settings.pool, limit=settings.pool_limit, name=name)
-    allocator = _core.EngineAllocator(pool, stream.handle)
+    name = f"session {Path(request.model.path).name}"
+    pool = _core.MemoryPool(request.device, settings.pool, limit=settings.pool_limit, name=name)
+    allocator = _core.EngineAllocator(pool)
     settings.options["gpu_external_alloc"] = str(allocator.alloc_address)
     settings.options["gpu_external_free"] = str(allocator.free_address)
     settings.options["gpu_external_empty_cache"] = str(allocator.empty_cache_address)

@@ -27,7 +27,7 @@ _LEVELS = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
-_FATAL = 4
+_WARNING, _ERROR, _FATAL = 2, 3, 4
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _NO_CPU = "session.disable_cpu_ep_fallback"
 
@@ -90,7 +90,7 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
     try:
         session = _construct(settings, source, options)
     except Exception as error:
-        if cuda and "disable_cpu_ep_fallback" in str(error):
+        if cuda and "fallback to CPU EP has been explicitly disabled" in str(error):
             raise _islands(settings, source, device) from None
         raise translate(error, doing=f"loading {source.label}", device=device) from None
     if session.get_providers()[0] != settings.provider:
@@ -110,13 +110,18 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
 def _construct(settings: Settings, source: Source, options: Any) -> Any:
     import onnxruntime as ort
 
-    return ort.InferenceSession(
-        source.model,
-        options,
-        providers=[(settings.provider, dict(settings.options))],
-        enable_fallback=0,
-        read_config_from_model=0,
-    )
+    # Each CUDA session logs a warning that it has no plugin device; errors still reach the log, and us as exceptions.
+    ort.set_default_logger_severity(_ERROR)
+    try:
+        return ort.InferenceSession(
+            source.model,
+            options,
+            providers=[(settings.provider, dict(settings.options))],
+            enable_fallback=0,
+            read_config_from_model=0,
+        )
+    finally:
+        ort.set_default_logger_severity(_WARNING)
 
 
 def _islands(settings: Settings, source: Source, device: str) -> Exception:
