@@ -84,7 +84,7 @@ $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
 	@echo "==> C++ tests: $*"
 	@$(IN_VENV) cmake -S . -B build/cpp-$* -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=$(if $(SANITIZER_$*),RelWithDebInfo,Release) \
 	  -DXPURUNTIME_CUDA=$(if $(SANITIZER_$*),OFF,$(XPURUNTIME_CUDA)) -DXPURUNTIME_TESTS=ON "-DXPURUNTIME_SANITIZE=$(SANITIZER_$*)" \
-	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
+	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
 	@$(IN_VENV) cmake --build build/cpp-$* --parallel $(JOBS)
 	@$(IN_VENV) ctest --test-dir build/cpp-$* --output-on-failure --no-tests=error --parallel $(JOBS)
 
@@ -93,16 +93,35 @@ test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-lint: $(STAMPS)/install $(STAMPS)/lint ## ruff, mypy, clang-format, clang-tidy and the repository's own rules
+LINTS := lint-repo lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
+.PHONY: $(LINTS)
+
+lint: $(STAMPS)/install $(STAMPS)/lint ## Run every check below, and say at the end which failed
+	@$(MAKE) --no-print-directory --keep-going $(LINTS)
+
+$(LINTS): $(STAMPS)/install $(STAMPS)/lint
+
+lint-repo: ## The repository's own rules: lengths, headers, paths, option tables
 	$(PY) tools/check_repo.py
 	$(PY) tools/option_tables.py --check
-	$(PY) -m ruff check .
+
+lint-ruff: ## ruff
+	$(PY) -m ruff check --output-format concise .
+
+lint-format: ## ruff's formatter
 	$(PY) -m ruff format --check .
+
+lint-mypy: ## mypy --strict
 	$(PY) -m mypy
+
+lint-clang-format: ## clang-format
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
+
+lint-clang-tidy: ## clang-tidy over the C++ that builds without CUDA
 	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DSKBUILD=ON \
-	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
-	$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -p build/tidy "src/cpp/.*\.cpp"
+	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
+	@$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -p build/tidy "src/cpp/.*\.cpp" \
+	  >build/tidy/log 2>&1 && echo "clang-tidy: no findings" || { grep -E 'error:|warning:' build/tidy/log | sort -u; exit 1; }
 
 format: $(STAMPS)/lint ## Rewrite the sources in the project's format
 	$(PY) -m ruff check --fix .
