@@ -216,7 +216,7 @@ class _Matcher:
 
     def _same_place(self, node: NodeView) -> bool:
         """Match what a node reads: the corresponding source node reads it at the same place."""
-        if node.position in self._carriers:
+        if node.position in self._carriers or any(_EXPANDED.search(k) for k in (*node.inputs, *node.outputs)):
             return False
         unknown = [i for i, k in enumerate(node.inputs) if k and k not in self.found and k in self.optimized.producers]
         if not unknown:
