@@ -56,6 +56,8 @@ _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
 _GENERATED = re.compile(r"(_nchwc|_nhwc|_token_\d+|/.*)$")
 #: Tensors inside the expansion of a function: ``_inlfunc_<function>_<tensor>``.
 _EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
+#: ONNX Runtime calls the fp32 copy of a tensor so.
+_CAST = "InsertedPrecisionFreeCast_"
 _NORMALISED = re.compile(r"(.+)_bn_nchwc")
 _SEARCH = 256
 
@@ -145,7 +147,7 @@ class _Matcher:
 
     def run(self) -> None:
         for key in (*self.optimized.inputs, *self.optimized.initializers, *self.optimized.producers):
-            same = self.source.canonical(key)
+            same = self.source.canonical(key.removeprefix(_CAST))
             if same in self.facts.number:
                 self._set(key, same)
         self._settle()
@@ -296,7 +298,7 @@ class _Matcher:
 
     def _hinted(self, node: NodeView) -> list[str]:
         """Return the source tensor that generated names speak of: the written tensor's, then the node's own."""
-        for name in (*node.outputs[:1], _base(node.name)):
+        for name in (*(k.removeprefix(_CAST) for k in node.outputs[:1]), _base(node.name)):
             if name in self.source.producers:
                 return [name]
             named = self.facts.by_name.get(name)
