@@ -91,6 +91,9 @@ def test_equal_values_are_one_key(full_policy):
     sorted_ = ExecutionPolicy(provider_options={"a": {"z": 3}, "b": {"x": 2, "y": 1}})
     assert (ordered, hash(ordered), repr(ordered)) == (sorted_, hash(sorted_), repr(sorted_))
     assert full_policy != full_policy.replace(mode="auto")
+    one, true = (ExecutionPolicy(provider_options={"a": {"x": value}}) for value in (1, True))
+    assert one == true
+    assert hash(one) == hash(true)
 
 
 def test_canonical_forms():

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.document import Mapping, Node
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["MAX_BYTES", "Document", "dumps", "load", "loads", "name_of", "policy_error", "save"]
 
@@ -78,6 +80,8 @@ def dumps(document: dict[str, Any], format: str) -> str:
 
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a file. Raises `PolicyError` when it is missing, too large, not text, or not YAML or JSON."""
+    from pathlib import Path
+
     name = name_of(path)
     format = _format_of(name)
     try:
@@ -111,6 +115,8 @@ def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     A new file gets the permissions the process gives to new files; a file that exists keeps its own. A symbolic link
     stays and the file it points to is replaced.
     """
+    from pathlib import Path
+
     name = name_of(path)
     data = dumps(document, _format_of(name)).encode()
     try:
@@ -145,6 +151,8 @@ def _format(format: str) -> str:
 
 
 def _format_of(name: str) -> str:
+    from pathlib import Path
+
     suffix = Path(name).suffix
     if suffix not in _FORMATS:
         ends = f"ends in {quote(suffix)}" if suffix else "has no ending"

@@ -26,8 +26,7 @@ _CORE_WORDS: dict[str, Any] = {
 }
 _INT = re.compile(r"[-+]?[0-9]{1,64}|0o[0-7]{1,64}|0x[0-9a-fA-F]{1,64}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]{1,64}|[0-9]{1,64}(\.[0-9]{0,64})?)([eE][-+]?[0-9]{1,8})?")
-# Words that some YAML reader turns into something other than text.
-_TRAPS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
+# What may go without quotes, unless PyYAML finds that its YAML 1.1 would read it as a truth value or nothing.
 _SAFE_PLAIN = re.compile(r"[0-9]+[KMGT]iB|[A-Za-z][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
 
 
@@ -157,8 +156,8 @@ def write_yaml(value: dict[str, Any]) -> str:
             return True
 
     def write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        safe = _SAFE_PLAIN.fullmatch(text) and text.casefold() not in _TRAPS
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if safe else '"')
+        style = None if _SAFE_PLAIN.fullmatch(text) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Dumper.add_representer(str, write_text)
     written: str = yaml.dump(
