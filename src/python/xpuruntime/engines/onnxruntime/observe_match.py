@@ -53,7 +53,7 @@ _SAME_INPUTS = {
     "SkipLayerNormalization": ("Add", "LayerNormalization"),
 }
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
-_GENERATED = re.compile(r"(_nchwc|_nhwc|_token_\d+|/.*)$")
+_GENERATED = re.compile(r"(_nchwc|_nhwc|_fp16|_bf16|_token_\d+|/.*)$")
 #: Tensors inside the expansion of a function: ``_inlfunc_<function>_<tensor>``.
 _EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
 #: ONNX Runtime calls the fp32 copy of a tensor so.
@@ -132,6 +132,7 @@ def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
 
 
 def _base(name: str) -> str:
+    name = name.removeprefix(_CAST)
     shorter = _GENERATED.sub("", name)
     while shorter != name:
         name, shorter = shorter, _GENERATED.sub("", shorter)
@@ -272,9 +273,9 @@ class _Matcher:
         Where the name says nothing, nearest above what it writes.
         """
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
-        normalised = _NORMALISED.fullmatch(node.name)
+        normalised = _NORMALISED.fullmatch(node.name.removeprefix(_CAST))
         if normalised is not None:  # a BatchNormalization run as a Conv in the blocked layout
-            return self._nearest([normalised.group(1)], ("BatchNormalization",), "")
+            return self._nearest([_base(normalised.group(1))], ("BatchNormalization",), "")
         for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
             above = self._nearest(start, wanted, node.domain)
             if above is not None:
