@@ -62,6 +62,12 @@ def test_bad_examples(text, message):
     assert str(error.value) == message
 
 
+def test_the_message_of_a_constructor():
+    with pytest.raises(PolicyError) as error:
+        ExecutionPolicy(precision="fp61")
+    assert f"`{str(error.value).partition('?')[0]}? …`" in PAGE
+
+
 @pytest.mark.parametrize("code", PYTHON)
 def test_python_examples(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

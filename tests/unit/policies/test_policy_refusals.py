@@ -169,6 +169,10 @@ YAML = [
         "execution: {fallback: onnxruntime}",
         "1:23: execution.fallback: 'onnxruntime' names no device; write 'engine@device', such as 'onnxruntime@cpu'",
     ),
+    (
+        "execution: {fallback: 'cuda:0'}",
+        "1:23: execution.fallback: 'cuda:0' names no engine; write 'engine@device', such as 'onnxruntime@cuda:0'",
+    ),
     ("execution: {fallback: onnxruntime@auto}", "1:23: execution.fallback: 'onnxruntime@auto' names no certain device"),
     ("execution: {fallback: onnxruntime@cuda:x}", "1:23: execution.fallback: 'cuda:x' is not a device"),
     ("execution: {allow_cpu_ops: [Shape, 'a b']}", "1:36: execution.allow_cpu_ops[1]: 'a b' is not an operator type"),

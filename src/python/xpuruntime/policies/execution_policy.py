@@ -33,6 +33,8 @@ _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
 
 def _check_candidate(text: str) -> str:
     engine, at, device = text.partition("@")
+    if not at and re.fullmatch(DEVICE_PATTERN, text):
+        raise Refused(f"{quote(text)} names no engine; write 'engine@device', such as 'onnxruntime@{text}'")
     if not at:
         raise Refused(f"{quote(text)} names no device; write 'engine@device', such as '{text[:40]}@cpu'")
     check_engine(engine)
