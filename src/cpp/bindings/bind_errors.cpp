@@ -63,6 +63,8 @@ void set_python_error() noexcept {
     std::rethrow_exception(pointer);
   } catch (py::error_already_set& error) {
     error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {

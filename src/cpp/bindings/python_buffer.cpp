@@ -108,7 +108,8 @@ PyGetSetDef attributes[] = {
 
 PyMethodDef methods[] = {
     {"record_stream", record_stream, METH_O,
-     "record_stream(stream)\n--\n\nDeclare that work on another stream uses the memory.\n\nWhen "
+     "record_stream($self, stream, /)\n--\n\nDeclare that work on another stream uses the "
+     "memory.\n\nWhen "
      "the "
      "buffer is freed, its memory is not used again before that work is done."},
     {nullptr, nullptr, 0, nullptr},

@@ -224,6 +224,7 @@ PyGetSetDef attributes[] = {
 // states that.
 template <typename Function>
 PyCFunction as_method(Function function) noexcept {
+  // NOLINTNEXTLINE(bugprone-casting-through-void)
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 

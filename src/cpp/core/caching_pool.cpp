@@ -220,21 +220,32 @@ std::size_t CachingPool::release(std::size_t keep) noexcept {
   for (Segment* segment = segments_; segment != nullptr;) {
     if (counts_.reserved - counts_.current <= keep) break;
     Segment* const next = segment->right;
-    CachedBlock* const block = segment->first;
-    if (block->state == BlockState::kFree && block->after == nullptr) {
-      (segment->small ? block->home->free_small : block->home->free_large).remove(block);
-      --block->home->blocks;
-      recycle(block);
-      resource_->deallocate(segment->pointer, segment->size, 0);
-      (segment->left != nullptr ? segment->left->right : segments_) = next;
-      if (next != nullptr) next->left = segment->left;
-      counts_.reserved -= segment->size;
+    // Free blocks of different streams do not join, but giving memory back waits for all of them.
+    bool unused = true;
+    for (const CachedBlock* block = segment->first; block != nullptr; block = block->after) {
+      unused &= block->state == BlockState::kFree;
+    }
+    if (unused) {
       released += segment->size;
-      delete segment;
+      release_segment(segment);
     }
     segment = next;
   }
   return released;
+}
+
+void CachingPool::release_segment(Segment* segment) noexcept {
+  while (CachedBlock* block = segment->first) {
+    segment->first = block->after;
+    (segment->small ? block->home->free_small : block->home->free_large).remove(block);
+    --block->home->blocks;
+    recycle(block);
+  }
+  (segment->left != nullptr ? segment->left->right : segments_) = segment->right;
+  if (segment->right != nullptr) segment->right->left = segment->left;
+  counts_.reserved -= segment->size;
+  resource_->deallocate(segment->pointer, segment->size, 0);
+  delete segment;
 }
 
 std::size_t CachingPool::trim(std::size_t keep) {

@@ -110,6 +110,7 @@ class CachingPool final : public MemoryPool {
   CachedBlock* squeeze(Home& home, Bin& bin, std::size_t size);
   void hand_out(CachedBlock* block, Bin& bin, std::size_t bytes, StreamHandle stream) noexcept;
   std::size_t release(std::size_t keep) noexcept;
+  void release_segment(Segment* segment) noexcept;
   MemoryStats snapshot() const noexcept;
 
   // The order of streams (caching_pool_streams.cpp).

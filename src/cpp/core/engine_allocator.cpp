@@ -101,7 +101,7 @@ void empty_cache(Slot& slot) noexcept {
       pool = slot.pool;
     }
     if (pool != nullptr) pool->empty_cache();
-  } catch (...) {
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
     // The engine asked for a favour; that it was not possible changes nothing for it.
   }
 }

@@ -195,7 +195,7 @@ class PlainPool final : public MemoryPool {
     if (stuck_ == nullptr || !order_->synchronize_all()) return 0;
     std::size_t released = 0;
     while (LiveBlock* block = stuck_) {
-      unlink(block, stuck_);
+      unlink(block, stuck_);  // NOLINT(clang-analyzer-cplusplus.NewDelete): moves the head on
       resource_->deallocate(block->pointer, block->size, block->stream);
       released += block->size;
       delete block;

@@ -577,7 +577,7 @@ class Buffer:
     def stream(self) -> int:
         """Handle of the stream in whose order the memory is used."""
 
-    def record_stream(self, stream: StreamLike) -> None:
+    def record_stream(self, stream: StreamLike, /) -> None:
         """Declare that work on another stream uses the memory.
 
         When the buffer is freed, its memory is not used again before the work that `stream` then has is done.

@@ -145,6 +145,9 @@ std::shared_ptr<MemoryPool> make_plain_pool(std::string_view kind,
 /// behind an event; unused segments are given back, and the device is asked once more; marks of
 /// other streams are waited for, and asked once more; OutOfMemoryError.
 ///
+/// Segments are given back while work on streams may still use them, so the resource's `deallocate`
+/// must wait for the device, as cudaFree and cudaFreeHost do.
+///
 /// For host memory that a device reads (pinned), reuse on the same stream is not safe either, as
 /// the host writes at once: there every block waits for its own stream's mark.
 std::shared_ptr<MemoryPool> make_caching_pool(std::string_view kind,

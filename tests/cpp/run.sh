@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+#
+# Builds and runs the C++ tests: plain, with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer.
+#
+#     tests/cpp/run.sh [plain] [asan] [tsan]      all three when none is named
+#
+# CUDA is left out, so the result is the same with and without nvcc. JOBS sets the number of compile jobs.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+build_and_run() {
+  local name=$1 type=$2 sanitize=$3
+  local folder="build/cpp-$name"
+  cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON \
+    -DXPURUNTIME_SANITIZE="$sanitize" >/dev/null
+  cmake --build "$folder" --parallel "${JOBS:-2}"
+  echo "== C++ tests, $name"
+  ctest --test-dir "$folder" --output-on-failure
+}
+
+for name in "${@:-plain asan tsan}"; do
+  # Unquoted: the default is three words.
+  for one in $name; do
+    case $one in
+      plain) build_and_run plain Release "" ;;
+      asan) build_and_run asan Debug address,undefined ;;
+      tsan) build_and_run tsan RelWithDebInfo thread ;;
+      *)
+        echo "tests/cpp/run.sh: unknown build '$one'; take plain, asan or tsan" >&2
+        exit 2
+        ;;
+    esac
+  done
+done
