@@ -35,7 +35,7 @@ MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo 
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 20
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  CXX=$(or $(CXX),(found by CMake))"
 
@@ -99,7 +99,7 @@ LINTS := lint-repo lint-ruff lint-format lint-mypy lint-clang-format lint-clang-
 lint: $(STAMPS)/install $(STAMPS)/lint ## Run every check below, and say at the end which failed
 	@$(MAKE) --no-print-directory --keep-going $(LINTS)
 
-$(LINTS): $(STAMPS)/install $(STAMPS)/lint
+$(LINTS): $(STAMPS)/install $(STAMPS)/lint $(STAMPS)/test
 
 lint-repo: ## The repository's own rules: lengths, headers, paths, option tables
 	$(PY) tools/check_repo.py
