@@ -120,6 +120,43 @@ def test_outputs_are_not_overwritten(wide: Path) -> None:
             assert torch.equal(copy.cpu(), want)
 
 
+def test_booleans_and_mixed_arrays(tmp_path: Path) -> None:
+    flags = torch.tensor([[True, False, True]], device="cuda")
+    with xrt.InferenceSession(models.save(models.identity("bool"), tmp_path), device="cuda:0") as session:
+        y = session.run({"x": flags})["y"]
+        assert y.dtype == torch.bool
+        assert torch.equal(y, flags)
+    both = models.save(models.two_inputs(), tmp_path, "two.onnx")
+    with xrt.InferenceSession(both, device="cuda:0") as session:
+        out = session.run({"a": torch.ones(2, 4, device="cuda"), "b": np.full((2, 4), 3, np.float32)})
+        assert out["total"].device.type == "cuda"
+        assert torch.equal(out["product"].cpu(), torch.full((2, 4), 3.0))
+
+
+def test_host_and_device_runs_in_many_threads(wide: Path) -> None:
+    """Host arrays are copied by ONNX Runtime outside of our stream: they must not land in memory still in use."""
+    failures: list[str] = []
+    rng = np.random.default_rng(0)
+    host = [rng.standard_normal((64, 512)).astype(np.float32) for _ in range(8)]
+    with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session:
+        want = [session.run({"x": x})["y"] for x in host]
+
+        def work(seed: int) -> None:
+            device = torch.from_numpy(host[seed]).cuda()
+            for turn in range(60):
+                y = session.run({"x": device if turn % 2 else host[seed]})["y"]
+                if not np.array_equal(y.cpu().numpy() if turn % 2 else y, want[seed]):
+                    failures.append(f"thread {seed}, turn {turn}")
+                    return
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
 def test_wrong_places(mlp: Path) -> None:
     with xrt.InferenceSession(mlp, device="cuda:0") as session:
         with pytest.raises(xrt.InputError, match=r"is on cpu, but this session runs on cuda:0"):
@@ -305,7 +342,7 @@ def test_our_pool_serves_the_session(wide: Path) -> None:
     weights = 2 * 512 * 512 * 4
     side = torch.cuda.Stream()
     with xrt.InferenceSession(wide, policy=policy) as session:
-        (pool,) = [pool for pool in manager.pools("cuda:0") if pool.name == "session model.onnx"]
+        pool = [pool for pool in manager.pools("cuda:0") if pool.name == "session model.onnx"][-1]
         x = torch.zeros(64, 512, device="cuda")
         fresh = torch.randn_like(x)
         torch.cuda.synchronize()

@@ -21,6 +21,9 @@ __all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_hos
 
 Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 
+#: Types seen so far; a type that is no array raises and is not kept.
+_KINDS: dict[type, Kind] = {}
+
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 
@@ -32,6 +35,13 @@ def kind_of(name: str, array: Any) -> Kind:
     InputError
         If it is no array: nothing is converted silently.
     """
+    known = _KINDS.get(type(array))
+    if known is None:
+        known = _KINDS[type(array)] = _kind_of(name, array)
+    return known
+
+
+def _kind_of(name: str, array: Any) -> Kind:
     root = type(array).__module__.partition(".")[0]
     if root == "numpy" and hasattr(array, "dtype") and hasattr(array, "flags"):
         return "numpy"

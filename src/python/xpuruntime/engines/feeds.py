@@ -219,11 +219,12 @@ class FeedCheck:
         tensors = {name: is_tensor(self.infos[name]) for name in feeds}
         hosts = {n: to_host(n, a, kind_of(n, a)) if tensors[n] else a for n, a in feeds.items()}
         self.full({n: (_type_name(a), a.shape) for n, a in hosts.items() if tensors[n]})
-        return {n: self._contiguous(n, a, strict=strict, log=log) if tensors[n] else a for n, a in hosts.items()}
+        return {n: self.contiguous(n, a, strict=strict, log=log) if tensors[n] else a for n, a in hosts.items()}
 
-    def _contiguous(
+    def contiguous(
         self, name: str, host: np.ndarray[Any, Any], *, strict: bool, log: ConversionLog
     ) -> np.ndarray[Any, Any]:
+        """Return one host array as an engine takes it: copied once where it is not contiguous; see `on_host`."""
         want = self.infos[name].dtype
         if not host.dtype.isnative:
             msg = f"input {name!r} has dtype {host.dtype.str} in foreign byte order; convert it with x.astype({want!r})"

@@ -12,17 +12,17 @@ host waits for the caller's stream before each and for the device after it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.arrays import kind_of, kind_of_feeds, to_host
+from xpuruntime.engines.arrays import kind_of
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.feeds import ConversionLog, FeedCheck
-from xpuruntime.engines.onnxruntime.device_arrays import as_kind, device_array, element_type
+from xpuruntime.engines.onnxruntime.device_arrays import DeviceArray, as_kind, device_array, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.streams import caller_stream
+from xpuruntime.engines.onnxruntime.streams import caller_stream, stream_owner
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class CudaModel(LoadedModel):
         defaults = info.overridable_inputs
         self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
         self._graph_ids = itertools.count(1)
-        self.turn = threading.Lock() if self.graphs or stream is None else contextlib.nullcontext()
+        self.turn = threading.Lock()
+        self._local = threading.local()
         self._host_options = self.run_options(sync=True)
         self._device_options = self.run_options(sync=stream is None)
         self._foreign: dict[int, Any] = {}
@@ -137,12 +138,12 @@ class CudaModel(LoadedModel):
 
     def foreign(self, stream: Any, kind: Kind) -> Any:
         """Return the caller's stream as one of ours; remembered, since its reads of outputs may still be queued."""
-        handle, owner = caller_stream(stream, kind, self.index)
+        handle = caller_stream(stream, kind, self.index)
         known = self._foreign.get(handle)
         if known is None:
             from xpuruntime import _core
 
-            known = _core.Stream.wrap(stream=handle, device=self.device, owner=owner)
+            known = _core.Stream.wrap(stream=handle, device=self.device, owner=stream_owner(stream, kind))
             self._foreign[handle] = known
         return known
 
@@ -170,49 +171,67 @@ class CudaModel(LoadedModel):
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         ready = self._hosts(feeds)
         with self.turn:
-            self.enter()
+            self._settle()
             try:
                 results = session._sess.run(self.output_names, ready, self._host_options)
             except Exception as error:
                 raise self.failed(error) from None
         return dict(zip(self.output_names, results, strict=True))
 
+    def _settle(self) -> None:
+        """Wait for the device: ONNX Runtime copies host arrays outside of our stream, into memory of earlier runs."""
+        self.enter()
+        if self.stream is not None:
+            self.stream.synchronize()
+
     def _run_device(
         self, session: Any, feeds: Mapping[str, Any], kinds: Mapping[str, Kind], stream: Any
     ) -> dict[str, Any]:
-        kind = kind_of_feeds(feeds)
+        kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
         caller = self.foreign(stream, kind)
-        binding = session.io_binding()._iobinding
-        keep = []
-        described = {}
-        for name, array in feeds.items():
-            if kinds[name] == "numpy":
-                host = to_host(name, array, "numpy")
-                if not host.flags.c_contiguous:
-                    msg = f"input {name!r} is a NumPy array that is not C-contiguous; pass np.ascontiguousarray(x)"
-                    raise InputError(msg)
-                described[name] = (host.dtype.name, host.shape)
-                self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
-                binding.bind_input(name, host)
-                keep.append(host)
-                continue
-            item = self._contiguous(name, device_array(name, array, kinds[name], self.device, self.stream))
-            described[name] = (item.dtype, item.shape)
-            keep.append(item)
-            binding.bind_input(name, self._where, element_type(name, item.dtype), item.shape, item.pointer)
-        self._remember(described)
-        for name in self.output_names:
-            binding.bind_output(name, self._where)
+        items = {name: self._device_item(name, array, kinds[name]) for name, array in feeds.items()}
+        self._remember({name: (item.dtype, item.shape) for name, item in items.items()})
+        binding = self._thread_binding(session)
+        where = self._where
         with self.turn:
             self.enter()
             try:
+                for name, item in items.items():
+                    if item.pointer is None:
+                        self._settle()
+                        binding.bind_input(name, item.owner)
+                    else:
+                        binding.bind_input(name, where, element_type(name, item.dtype), item.shape, item.pointer)
+                for name in self.output_names:
+                    binding.bind_output(name, where)
                 session._sess.run_with_iobinding(binding, self._device_options)
+                values = binding.get_outputs()
+            except XpuRuntimeError:
+                raise
             except Exception as error:
                 raise self.failed(error) from None
             finally:
                 self.leave(caller)
-        values = binding.get_outputs()
-        return {name: self._output(value, kind) for name, value in zip(self.output_names, values, strict=True)}
+                binding.clear_binding_inputs()
+                binding.clear_binding_outputs()
+        return {name: self.output(value, kind, caller) for name, value in zip(self.output_names, values, strict=True)}
+
+    def _thread_binding(self, session: Any) -> Any:
+        """Return this thread's binding; making one costs more than a small run."""
+        held = getattr(self._local, "binding", None)
+        if held is None:
+            held = self._local.binding = session.io_binding()
+        return held._iobinding
+
+    def _device_item(self, name: str, array: Any, kind: Kind) -> DeviceArray:
+        if kind != "numpy":
+            return self._contiguous(name, device_array(name, array, kind, self.device, self.stream))
+        host = self._hosts_one(name, array)
+        self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
+        return DeviceArray(None, host.dtype.name, host.shape, True, host)
+
+    def _hosts_one(self, name: str, array: Any) -> Any:
+        return self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
 
     def _remember(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         key = tuple(described.items())
@@ -223,7 +242,7 @@ class CudaModel(LoadedModel):
     def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
 
-    def _contiguous(self, name: str, item: Any) -> Any:
+    def _contiguous(self, name: str, item: DeviceArray) -> DeviceArray:
         if item.contiguous:
             return item
         if self.settings.strict:
@@ -233,12 +252,18 @@ class CudaModel(LoadedModel):
 
         self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
         tensor = _core.Tensor.from_dlpack(item.owner, stream=self.stream).contiguous(stream=self.stream)
-        return type(item)(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
+        return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
 
-    def _output(self, value: Any, kind: Kind) -> Any:
+    def output(self, value: Any, kind: Kind, caller: Any) -> Any:
+        """Return an ``OrtValue`` on the device in the caller's kind, without a copy."""
+        if kind == "torch":
+            return sys.modules["torch"].from_dlpack(value.to_dlpack())
         from xpuruntime import _core
 
-        return as_kind(_core.Tensor.from_dlpack(_Exported(value, self.index), stream=self.stream), kind)
+        exported = _Exported(value, self.index)
+        if kind == "cupy":
+            return sys.modules["cupy"].from_dlpack(exported)
+        return as_kind(_core.Tensor.from_dlpack(exported, stream=caller), kind)
 
     def _ort_device(self) -> Any:
         import onnxruntime as ort
@@ -270,7 +295,7 @@ class CudaModel(LoadedModel):
                 host[name] = array
             else:
                 tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
-                host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.to("cpu").numpy()
+                host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.contiguous().to("cpu").numpy()
         return self._observer(self._hosts(host), runs)
 
     def conversions(self) -> Sequence[Conversion]:

@@ -37,10 +37,14 @@ ONNX_TYPES = {
 }
 
 
-class DeviceArray(msgspec.Struct, frozen=True):
-    """What a binding needs of one array, and `owner`, which keeps it alive."""
+#: torch.dtype to our name, filled as dtypes are met.
+_TORCH_DTYPES: dict[Any, str] = {}
 
-    pointer: int
+
+class DeviceArray(msgspec.Struct, frozen=True):
+    """What a binding needs of one array, and `owner`, which keeps it alive. No pointer: `owner` is a host array."""
+
+    pointer: int | None
     dtype: str
     shape: tuple[int, ...]
     contiguous: bool
@@ -66,7 +70,10 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
     InputError
         If it is on another device, or requires grad.
     """
-    where = device_of(name, array, kind)
+    if kind == "torch":
+        where = f"cuda:{array.get_device()}" if array.is_cuda else array.device.type
+    else:
+        where = device_of(name, array, kind)
     if where != device:
         msg = (
             f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
@@ -76,7 +83,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
         if array.requires_grad:
             msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
             raise InputError(msg)
-        dtype = _torch_dtype(str(array.dtype).removeprefix("torch."))
+        dtype = _TORCH_DTYPES.get(array.dtype) or _torch_dtype(array.dtype)
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
     if kind == "cupy":
         return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
@@ -114,6 +121,8 @@ def element_type(name: str, dtype: str) -> int:
     return code
 
 
-def _torch_dtype(name: str) -> str:
-    renamed = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
-    return renamed.get(name, name)
+def _torch_dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    name = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(name, name)
+    _TORCH_DTYPES[dtype] = name
+    return name

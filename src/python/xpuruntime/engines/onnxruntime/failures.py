@@ -11,7 +11,7 @@ from xpuruntime.errors import CudaError, EngineError, InputError, ModelError, Ou
 __all__ = ["translate"]
 
 _OUT_OF_MEMORY = re.compile(
-    r"Failed to allocate memory|Available memory of|bad[_ ]alloc|out of memory|CUDAExternalAllocator::Alloc"
+    r"Failed to allocate memory|p != nullptr was false|Available memory of|bad[_ ]alloc|out of memory|CUDAExternalAllocator::Alloc"
     r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
@@ -35,7 +35,7 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
     code = type(error).__name__
     message = f"{doing} on {device} failed in ONNX Runtime: {text}" + (f" {hint}" if hint else "")
     known = {"engine": "onnxruntime", "device": device, "status": code}
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         fix = "Use a smaller batch, a larger execution.memory.limit, or free other sessions; this session still works."
         return OutOfMemoryError(f"{message} {fix}", **known)
     if code == "InvalidArgument":

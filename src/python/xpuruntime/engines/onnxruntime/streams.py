@@ -12,11 +12,11 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
 
-__all__ = ["caller_stream"]
+__all__ = ["caller_stream", "stream_owner"]
 
 
-def caller_stream(stream: Any, kind: Kind, index: int) -> tuple[int, Any]:
-    """Return the handle of the stream the caller works on, and the object that owns it.
+def caller_stream(stream: Any, kind: Kind, index: int) -> int:
+    """Return the handle of the stream the caller works on.
 
     Parameters
     ----------
@@ -36,20 +36,31 @@ def caller_stream(stream: Any, kind: Kind, index: int) -> tuple[int, Any]:
     """
     if stream is None:
         if kind == "torch":
-            current = sys.modules["torch"].cuda.current_stream(index)
-            return int(current.cuda_stream), current
+            return _torch_stream(index)
         if kind == "cupy":
-            current = sys.modules["cupy"].cuda.get_current_stream()
-            return int(current.ptr), current
-        return 0, None
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return 0
     if isinstance(stream, int):
-        return stream, None
+        return stream
     for attribute in ("cuda_stream", "ptr", "handle"):
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):
-            return handle, stream
+            return handle
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int(protocol()[1]), stream
+        return int(protocol()[1])
     msg = f"stream= is a {type(stream).__name__}; pass a torch, CuPy or xpuruntime stream, or a cudaStream_t as an int"
     raise InputError(msg)
+
+
+def stream_owner(stream: Any, kind: Kind) -> Any:
+    """Return the object that keeps the caller's stream alive, where there is one."""
+    if stream is None and kind == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream()
+    return None if isinstance(stream, int) else stream
+
+
+def _torch_stream(index: int) -> int:
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster than making a Stream object
+    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
