@@ -187,7 +187,7 @@ class CudaModel(LoadedModel):
     def _run_device(
         self, session: Any, feeds: Mapping[str, Any], kinds: Mapping[str, Kind], stream: Any
     ) -> dict[str, Any]:
-        kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
+        kind: Kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
         caller = self.foreign(stream, kind)
         items = {name: self._device_item(name, array, kinds[name]) for name, array in feeds.items()}
         self._remember({name: (item.dtype, item.shape) for name, item in items.items()})

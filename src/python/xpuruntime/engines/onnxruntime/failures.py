@@ -11,7 +11,7 @@ from xpuruntime.errors import CudaError, EngineError, InputError, ModelError, Ou
 __all__ = ["translate"]
 
 _OUT_OF_MEMORY = re.compile(
-    r"Failed to allocate memory|p != nullptr was false|Available memory of|bad[_ ]alloc|out of memory|CUDAExternalAllocator::Alloc"
+    r"Failed to allocate memory|p != nullptr was false|Available memory of|bad[_ ]alloc|out of memory"
     r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
