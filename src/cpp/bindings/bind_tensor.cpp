@@ -113,6 +113,9 @@ Tensor from_cuda_array_interface(const py::object& array, const py::object& stre
   if (!get("mask").is_none()) {
     throw UnsupportedOperationError("a masked array cannot be shared: fill or drop its mask first");
   }
+  const std::string broken =
+      "the __cuda_array_interface__ of " + std::string(Py_TYPE(array.ptr())->tp_name) +
+      " lacks data, shape or typestr, or they are of the wrong kind: its producer is broken";
   CudaArray described;
   try {
     const auto data = dict["data"].cast<py::tuple>();
@@ -123,14 +126,13 @@ Tensor from_cuda_array_interface(const py::object& array, const py::object& stre
     described.strides = get("strides").cast<std::optional<std::vector<std::int64_t>>>();
     described.stream = get("stream").cast<std::optional<std::int64_t>>();
   } catch (const py::builtin_exception&) {
-    throw InputError(
-        "the __cuda_array_interface__ of " + std::string(Py_TYPE(array.ptr())->tp_name) +
-        " lacks data, shape or typestr, or they are of the wrong kind: its producer is broken");
+    throw InputError(broken);
+  } catch (const py::error_already_set&) {
+    throw InputError(broken);
   }
-  const DeviceId device = cuda_array_device(described);
-  Tensor tensor =
-      from_cuda_array(described, stream_argument(stream, device), array.ptr(), release_object);
+  Tensor tensor = from_cuda_array(described, array.ptr(), release_object);
   array.inc_ref();
+  if (const MaybeStream order = stream_argument(stream, tensor.device())) tensor.order_on(*order);
   return tensor;
 }
 

@@ -155,7 +155,9 @@ std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle objec
     return std::nullopt;
   }
   std::unique_ptr<DLManagedTensorVersioned, void (*)(DLManagedTensorVersioned*)> owned(
-      managed, [](DLManagedTensorVersioned* self) { self->deleter(self); });
+      managed, [](DLManagedTensorVersioned* self) {
+        if (self->deleter != nullptr) self->deleter(self);
+      });
   if (needs_protocol(exchange, object, managed->dl_tensor)) return std::nullopt;
   std::optional<Stream> ready_on;
   const DLDevice device = managed->dl_tensor.device;
@@ -165,14 +167,12 @@ std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle objec
       throw py::error_already_set();
     }
     ready_on = Stream::wrap(from_dlpack_device(device), reinterpret_cast<StreamHandle>(current));
-    if (const auto order = stream_argument(stream, ready_on->device())) {
-      require_stream_of(ready_on->device(), *order);
-      order->wait_stream(*ready_on);
-      ready_on = order;
-    }
   }
   Tensor tensor = from_dlpack(managed, ready_on);
   (void)owned.release();
+  if (ready_on) {
+    if (const auto order = stream_argument(stream, tensor.device())) tensor.order_on(*order);
+  }
   return tensor;
 }
 
@@ -246,17 +246,22 @@ py::object dlpack(py::handle self, PyObject* const* values, PyObject* names) {
       return PyUnicode_CompareWithASCIIString(name, text) == 0;
     };
     const py::handle value = values[i];
-    if (is("max_version")) {
-      versioned = !value.is_none() && value.cast<py::tuple>()[0].cast<int>() >= 1;
-    } else if (is("stream")) {
-      if (!value.is_none()) request.stream = value.cast<std::int64_t>();
-    } else if (is("dl_device")) {
-      if (!value.is_none()) request.device = to_dl_device(value.ptr());
-    } else if (is("copy")) {
-      if (!value.is_none()) request.copy = value.cast<bool>();
-    } else {
-      throw py::type_error("__dlpack__() got an unexpected keyword argument '" +
-                           std::string(py::str(name)) + "'");
+    try {
+      if (is("max_version")) {
+        versioned = !value.is_none() && value.cast<py::tuple>()[0].cast<int>() >= 1;
+      } else if (is("stream")) {
+        if (!value.is_none()) request.stream = value.cast<std::int64_t>();
+      } else if (is("dl_device")) {
+        if (!value.is_none()) request.device = to_dl_device(value.ptr());
+      } else if (is("copy")) {
+        if (!value.is_none()) request.copy = value.cast<bool>();
+      } else {
+        throw py::type_error("__dlpack__() got an unexpected keyword argument '" +
+                             std::string(py::str(name)) + "'");
+      }
+    } catch (const py::cast_error&) {
+      throw py::type_error("__dlpack__() got " + std::string(py::repr(value)) + " as " +
+                           std::string(py::str(name)) + ", which is of the wrong type");
     }
   }
   const auto [tensor, copied] = prepare_export(self.cast<const Tensor&>(), request);

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bind.h"
@@ -22,7 +23,8 @@ DType from_numpy_dtype(const py::dtype& dtype) {
     const auto package = dtype.attr("type").attr("__module__").cast<std::string>();
     if (package.starts_with("ml_dtypes"))
       return parse_dtype(dtype.attr("name").cast<std::string>());
-  } else if (dtype.byteorder() != '>') {
+  } else if (dtype.byteorder() != '>' &&
+             std::string_view("biufc").find(dtype.kind()) != std::string_view::npos) {
     const char order = dtype.itemsize() == 1 ? '|' : '<';
     return parse_typestr(std::string{order, dtype.kind()} + std::to_string(dtype.itemsize()));
   }

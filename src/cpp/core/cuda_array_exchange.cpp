@@ -43,13 +43,7 @@ CudaArray to_cuda_array(const Tensor& tensor) {
   return array;
 }
 
-DeviceId cuda_array_device(const CudaArray& array) {
-  // An array without elements may have no memory: then any device will do.
-  return {DeviceType::kCuda, array.data == nullptr ? 0 : calls::pointer_device(array.data)};
-}
-
-Tensor from_cuda_array(const CudaArray& array, const std::optional<Stream>& stream, void* owner,
-                       Storage::Release release) {
+Tensor from_cuda_array(const CudaArray& array, void* owner, Storage::Release release) {
   const DType dtype = parse_typestr(array.typestr);
   Layout layout(array.shape);
   if (array.strides) {
@@ -68,13 +62,13 @@ Tensor from_cuda_array(const CudaArray& array, const std::optional<Stream>& stre
   if (array.data == nullptr && layout.elements() != 0) {
     throw InputError("a CUDA array with elements has no memory: its producer is broken");
   }
-  const DeviceId device = cuda_array_device(array);
+  // An array without elements may have no memory: then any device will do.
+  const DeviceId device{DeviceType::kCuda,
+                        array.data == nullptr ? 0 : calls::pointer_device(array.data)};
   std::optional<Stream> producer;
   if (array.stream) producer = consumer_stream(device, *array.stream);
-  if (stream) require_stream_of(device, *stream);
-  if (stream && producer) stream->wait_stream(*producer);
   auto storage = std::make_shared<Storage>();
-  if (const auto& order = stream ? stream : producer) storage->ready_in_order_of(*order);
+  if (producer) storage->ready_in_order_of(*producer);
   Tensor tensor(storage, array.data, dtype, std::move(layout), device, array.readonly);
   storage->on_release(owner, release);
   return tensor;

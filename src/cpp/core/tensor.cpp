@@ -167,6 +167,12 @@ void Tensor::copy_from(const Tensor& source, const std::optional<Stream>& stream
   if (!is_cuda(device_) && kind_ == MemoryKind::kPlain) synchronize();
 }
 
+void Tensor::order_on(const Stream& stream) const {
+  require_stream_of(device_, stream);
+  storage_->make_wait(stream);
+  storage_->ready_in_order_of(stream);
+}
+
 void Tensor::record(const Stream& stream) const {
   storage_->used_by(stream);
   storage_->ready_after(stream);

@@ -29,14 +29,9 @@ struct CudaArray {
 /// as bfloat16.
 CudaArray to_cuda_array(const Tensor& tensor);
 
-/// The device that the address is on. Throws InputError for host memory.
-DeviceId cuda_array_device(const CudaArray& array);
-
-/// Shares the memory. With `stream`, that stream waits
-/// until the data is readable; without, the tensor stays in the order of the array's own stream.
-/// When it returns, `release(owner)` will be called once, and never when it throws. Throws
-/// InputError and UnsupportedOperationError for what makes no sense.
-Tensor from_cuda_array(const CudaArray& array, const std::optional<Stream>& stream, void* owner,
-                       Storage::Release release);
+/// Shares the memory; the device is the one the address is on. The tensor is readable in the order
+/// of the array's stream. When it returns, `release(owner)` will be called once, and never when it
+/// throws. Throws InputError and UnsupportedOperationError for what makes no sense.
+Tensor from_cuda_array(const CudaArray& array, void* owner, Storage::Release release);
 
 }  // namespace xpuruntime

@@ -73,6 +73,8 @@ class Tensor {
   /// by the caller until the stream has done the copy.
   void copy_from(const Tensor& source, const std::optional<Stream>& stream = std::nullopt) const;
 
+  /// Makes the bytes readable in the order of `stream`: it waits for the point from which they are.
+  void order_on(const Stream& stream) const;
   /// Says that work given to `stream` so far writes the bytes.
   void record(const Stream& stream) const;
   /// Blocks until the bytes are readable.
