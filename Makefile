@@ -72,21 +72,13 @@ test: test-cpp test-python ## Run all tests that need no GPU
 test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
 	$(PY) -m pytest $(PYTEST)
 
-SANITIZER_plain :=
-SANITIZER_asan := address,undefined
-SANITIZER_tsan := thread
 CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
 .PHONY: $(CPP_TESTS)
 
 test-cpp: $(CPP_TESTS) ## Run the C++ tests: plain, ASan + UBSan, TSan
 
 $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
-	@echo "==> C++ tests: $*"
-	@$(IN_VENV) cmake -S . -B build/cpp-$* -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=$(if $(SANITIZER_$*),RelWithDebInfo,Release) \
-	  -DXPURUNTIME_CUDA=$(if $(SANITIZER_$*),OFF,$(XPURUNTIME_CUDA)) -DXPURUNTIME_TESTS=ON "-DXPURUNTIME_SANITIZE=$(SANITIZER_$*)" \
-	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
-	@$(IN_VENV) cmake --build build/cpp-$* --parallel $(JOBS)
-	@$(IN_VENV) ctest --test-dir build/cpp-$* --output-on-failure --no-tests=error --parallel $(JOBS)
+	@$(IN_VENV) JOBS=$(JOBS) bash tests/cpp/run.sh $*
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)

@@ -17,7 +17,7 @@ build_and_run() {
     -DXPURUNTIME_SANITIZE="$sanitize" >/dev/null
   cmake --build "$folder" --parallel "${JOBS:-2}"
   echo "== C++ tests, $name"
-  ctest --test-dir "$folder" --output-on-failure
+  ctest --test-dir "$folder" --output-on-failure --no-tests=error
 }
 
 for name in "${@:-plain asan tsan}"; do
