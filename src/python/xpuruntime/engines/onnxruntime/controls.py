@@ -114,7 +114,7 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
 
 def _accuracy(request: Request, book: Book) -> None:
     book.add(
-        "auto_strategy",
+        "kernels.auto_strategy",
         "-",
         "unsupported",
         "ONNX Runtime chooses its kernels itself; nothing is tuned here",

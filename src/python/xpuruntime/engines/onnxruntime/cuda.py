@@ -205,7 +205,8 @@ class CudaModel(LoadedModel):
                 for name in self.output_names:
                     binding.bind_output(name, where)
                 session._sess.run_with_iobinding(binding, self._device_options)
-                values = binding.get_outputs()
+                # The values live in the binding; their capsules own the memory.
+                capsules = [value.to_dlpack() for value in binding.get_outputs()]
             except XpuRuntimeError:
                 raise
             except Exception as error:
@@ -214,7 +215,8 @@ class CudaModel(LoadedModel):
                 self.leave(caller)
                 binding.clear_binding_inputs()
                 binding.clear_binding_outputs()
-        return {name: self.output(value, kind, caller) for name, value in zip(self.output_names, values, strict=True)}
+        names = self.output_names
+        return {name: self.output(capsule, kind, caller) for name, capsule in zip(names, capsules, strict=True)}
 
     def _thread_binding(self, session: Any) -> Any:
         """Return this thread's binding; making one costs more than a small run."""
@@ -254,13 +256,13 @@ class CudaModel(LoadedModel):
         tensor = _core.Tensor.from_dlpack(item.owner, stream=self.stream).contiguous(stream=self.stream)
         return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
 
-    def output(self, value: Any, kind: Kind, caller: Any) -> Any:
-        """Return an ``OrtValue`` on the device in the caller's kind, without a copy."""
+    def output(self, capsule: Any, kind: Kind, caller: Any) -> Any:
+        """Return a DLPack capsule of a result on the device in the caller's kind, without a copy."""
         if kind == "torch":
-            return sys.modules["torch"].from_dlpack(value.to_dlpack())
+            return sys.modules["torch"].from_dlpack(capsule)
         from xpuruntime import _core
 
-        exported = _Exported(value, self.index)
+        exported = _Exported(capsule, self.index)
         if kind == "cupy":
             return sys.modules["cupy"].from_dlpack(exported)
         return as_kind(_core.Tensor.from_dlpack(exported, stream=caller), kind)
@@ -317,15 +319,15 @@ class CudaModel(LoadedModel):
 
 
 class _Exported:
-    """An ``OrtValue`` with the DLPack methods, which its C form lacks."""
+    """A DLPack capsule with the methods that consumers call."""
 
-    def __init__(self, value: Any, index: int) -> None:
-        self._value = value
+    def __init__(self, capsule: Any, index: int) -> None:
+        self._capsule = capsule
         self._index = index
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         del stream  # the caller's stream already waits for the session's
-        return self._value.to_dlpack()
+        return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self._index) if self._value.device_name().lower() == "cuda" else (1, 0)
+        return 2, self._index

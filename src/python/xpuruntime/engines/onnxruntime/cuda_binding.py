@@ -152,10 +152,10 @@ class CudaBinding(Binding):
             model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
         except Exception as error:
             raise model.failed(error) from None
-        values = dict(zip(model.output_names, probe.get_outputs(), strict=True))
+        capsules = [value.to_dlpack() for value in probe.get_outputs()]
         made: dict[str, Any] = {}
-        for name, value in values.items():
-            expected = model.output(value, "tensor", self.stream)
+        for name, capsule in zip(model.output_names, capsules, strict=True):
+            expected = model.output(capsule, "tensor", self.stream)
             if name in given:
                 array = given[name]
                 item = device_array(name, array, kind_of(name, array), model.device, model.stream)

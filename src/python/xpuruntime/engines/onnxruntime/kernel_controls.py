@@ -20,7 +20,11 @@ ATTENTION_BITS = {
     "cudnn": 8,
     "cudnn.sdpa": 8,
     "math": 16,
+    "trt_flash": 32,
+    "trt_cross": 64,
+    "trt_causal": 128,
     "lean": 256,
+    "decoder": 512,
 }
 
 #: Convolution families to the CUDA option ``cudnn_conv_algo_search``.

@@ -32,6 +32,10 @@ _FAMILY = {
     "CUDNN_FLASH_ATTENTION": "cudnn",
     "MATH": "math",
     "LEAN_ATTENTION": "lean",
+    "TRT_FLASH_ATTENTION": "trt_flash",
+    "TRT_CROSS_ATTENTION": "trt_cross",
+    "TRT_CAUSAL_ATTENTION": "trt_causal",
+    "DECODER_ATTENTION": "decoder",
 }
 #: Provider option to the policy key it realises.
 _KEYS = {
