@@ -78,7 +78,7 @@ CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
 test-cpp: $(CPP_TESTS) ## Run the C++ tests: plain, ASan + UBSan, TSan
 
 $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
-	@$(IN_VENV) JOBS=$(JOBS) bash tests/cpp/run.sh $*
+	@$(IN_VENV) JOBS=$(JOBS) CMAKE_GENERATOR=Ninja bash tests/cpp/run.sh $*
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)
