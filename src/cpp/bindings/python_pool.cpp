@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bind.h"
+#include "device_argument.h"
 #include "python_memory.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/memory_manager.h"
@@ -70,8 +71,9 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                     &device, &kind, &limit, &name) == 0) {
       throw py::error_already_set();
     }
-    const DeviceId id =
-        parse_device(device == nullptr ? "cuda:0" : std::string(py::str(py::handle(device))));
+    const DeviceId id = device == nullptr
+                            ? DeviceId{DeviceType::kCuda, 0}
+                            : device_argument(py::reinterpret_borrow<py::object>(device));
     PoolOptions options{.name = name == nullptr ? "" : name, .limit = to_limit(limit)};
     std::shared_ptr<MemoryPool> pool;
     {

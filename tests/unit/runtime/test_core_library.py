@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The core as a file: what it links, how large it is, and that its stub tells the truth."""
+
+import ast
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import xpuruntime
+from xpuruntime import _core
+
+LIBRARY = Path(_core.__file__)
+STUB = Path(xpuruntime.__file__).with_name("_core.pyi")
+
+
+def test_it_links_no_vendor_library():
+    if shutil.which("ldd") is None:
+        pytest.skip("ldd is not installed")
+    linked = subprocess.run(["ldd", LIBRARY], check=True, capture_output=True, text=True).stdout.lower()
+    assert "libstdc++" in linked
+    for vendor in ("cuda", "cudnn", "cublas", "nvinfer", "openvino", "onnxruntime", "nccl", "nvrtc"):
+        assert vendor not in linked
+
+
+def test_it_is_small():
+    assert LIBRARY.stat().st_size < 10 * 2**20
+
+
+def test_it_exports_only_its_entry_point():
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed")
+    listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], check=True, capture_output=True, text=True).stdout
+    names = {line.split()[-1] for line in listed.splitlines()}
+    assert "PyInit__core" in names
+    assert not {name for name in names if name.startswith("cuda")}
+
+
+def test_the_stub_names_what_there_is():
+    def public(names):
+        return {name for name in names if not name.startswith("_")}
+
+    tree = ast.parse(STUB.read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert public(dir(_core)) == public(classes) | functions
+    for name, node in classes.items():
+        members = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+        assert public(vars(getattr(_core, name))) == public(members), name
