@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.arrays import kind_of
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.feeds import ConversionLog, FeedCheck
-from xpuruntime.engines.onnxruntime.device_arrays import DeviceArray, as_kind, device_array, element_type
+from xpuruntime.engines.onnxruntime.device_arrays import DeviceArray, as_bool, as_kind, device_array, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.streams import caller_stream, stream_owner
 from xpuruntime.errors import InputError, XpuRuntimeError
@@ -93,6 +93,8 @@ class CudaModel(LoadedModel):
         self.output_names = [o.name for o in self._session.get_outputs()]
         defaults = info.overridable_inputs
         self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
+        types = {info.name: info.dtype for info in info.outputs}
+        self._booleans = [i for i, name in enumerate(self.output_names) if types.get(name) == "bool"]
         self._graph_ids = itertools.count(1)
         self.turn = threading.Lock()
         self._local = threading.local()
@@ -206,7 +208,7 @@ class CudaModel(LoadedModel):
                     binding.bind_output(name, where)
                 session._sess.run_with_iobinding(binding, self._device_options)
                 # The values live in the binding; their capsules own the memory.
-                capsules = [value.to_dlpack() for value in binding.get_outputs()]
+                capsules = self.take(binding)
             except XpuRuntimeError:
                 raise
             except Exception as error:
@@ -217,6 +219,13 @@ class CudaModel(LoadedModel):
                 binding.clear_binding_outputs()
         names = self.output_names
         return {name: self.output(capsule, kind, caller) for name, capsule in zip(names, capsules, strict=True)}
+
+    def take(self, binding: Any) -> list[Any]:
+        """Return the results in `binding` as DLPack capsules, in the order of the outputs."""
+        capsules = [value.to_dlpack() for value in binding.get_outputs()]
+        for position in self._booleans:
+            as_bool(capsules[position])
+        return capsules
 
     def _thread_binding(self, session: Any) -> Any:
         """Return this thread's binding; making one costs more than a small run."""

@@ -152,7 +152,7 @@ class CudaBinding(Binding):
             model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
         except Exception as error:
             raise model.failed(error) from None
-        capsules = [value.to_dlpack() for value in probe.get_outputs()]
+        capsules = model.take(probe)
         made: dict[str, Any] = {}
         for name, capsule in zip(model.output_names, capsules, strict=True):
             expected = model.output(capsule, "tensor", self.stream)

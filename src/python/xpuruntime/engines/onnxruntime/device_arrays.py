@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
 
-__all__ = ["ONNX_TYPES", "DeviceArray", "as_kind", "device_array", "element_type"]
+__all__ = ["ONNX_TYPES", "DeviceArray", "as_bool", "as_kind", "device_array", "element_type"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -36,6 +37,9 @@ ONNX_TYPES = {
     "float8e5m2": 19,
 }
 
+
+#: Offset of ``DLTensor.dtype.code`` (behind data, device and ndim), and the code of booleans.
+_DTYPE_CODE, _DL_BOOL = 20, 6
 
 #: torch.dtype to our name, filled as dtypes are met.
 _TORCH_DTYPES: dict[Any, str] = {}
@@ -104,6 +108,20 @@ def as_kind(tensor: Any, kind: Kind) -> Any:
 
         return importlib.import_module("jax").dlpack.from_dlpack(tensor)
     return tensor
+
+
+def as_bool(capsule: Any) -> Any:
+    """Return `capsule` with its type set to bool: ONNX Runtime exports booleans as uint8.
+
+    Parameters
+    ----------
+    capsule : PyCapsule
+        An unused DLPack capsule named ``dltensor``.
+    """
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    ctypes.c_uint8.from_address(address(capsule, b"dltensor") + _DTYPE_CODE).value = _DL_BOOL
+    return capsule
 
 
 def element_type(name: str, dtype: str) -> int:
