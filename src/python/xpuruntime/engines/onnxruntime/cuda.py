@@ -222,7 +222,9 @@ class CudaModel(LoadedModel):
 
     def take(self, binding: Any) -> list[Any]:
         """Return the results in `binding` as DLPack capsules, in the order of the outputs."""
-        capsules = [value.to_dlpack() for value in binding.get_outputs()]
+        values = binding.get_outputs()
+        # By index: the end of an iteration is a C++ exception there, which takes longer than the run.
+        capsules = [values[i].to_dlpack() for i in range(len(self.output_names))]
         for position in self._booleans:
             as_bool(capsules[position])
         return capsules
