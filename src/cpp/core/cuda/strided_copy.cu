@@ -136,7 +136,7 @@ void copy_strided(int device, const void* source, void* destination, int rank,
   const cudaStream_t on = as_stream(stream);
   if (rank == 1 && strides[0] == 1) {
     check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(shape[0]) * itemsize,
-                          cudaMemcpyDeviceToDevice, on),
+                          cudaMemcpyDefault, on),
           "cudaMemcpyAsync", device);
     return;
   }
