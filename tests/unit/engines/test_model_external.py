@@ -9,9 +9,9 @@ import onnx
 import precision_models as zoo
 import pytest
 
-from xpuruntime.engines import model_external
 from xpuruntime.engines.model import ExternalFile, inspect_bytes, inspect_model
-from xpuruntime.engines.model_graph import tensors
+from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.graph import tensors
 from xpuruntime.errors import ModelError
 
 

@@ -12,8 +12,8 @@ import pytest
 from observe_models import conv_net, feeds, half, maker, transformer
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime import observe as module
-from xpuruntime.engines.onnxruntime.observe import assignment, observe
+from xpuruntime.engines.onnxruntime.observing import assignment, observe
+from xpuruntime.engines.onnxruntime.observing import watch as module
 
 
 @pytest.fixture(autouse=True)

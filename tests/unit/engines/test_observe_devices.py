@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from observe_models import Weights, model, node
 
-from xpuruntime.engines.onnxruntime.observe_facts import device_of
-from xpuruntime.engines.onnxruntime.observe_join import Assigned, join
-from xpuruntime.engines.onnxruntime.observe_profile import NodeEvent, TensorSeen
+from xpuruntime.engines.onnxruntime.observing.facts import device_of
+from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
+from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 

@@ -15,10 +15,10 @@ import pytest
 from observe_models import LEVELS, MODELS, Weights, conv_net, feeds, maker, model, node, random_model
 from observe_more_models import MORE, random_conv_model
 
-from xpuruntime.engines.onnxruntime.observe import observe
-from xpuruntime.engines.onnxruntime.observe_graph import view
-from xpuruntime.engines.onnxruntime.observe_match import match, source_facts
-from xpuruntime.engines.onnxruntime.observe_slice import LOST
+from xpuruntime.engines.onnxruntime.observing import observe
+from xpuruntime.engines.onnxruntime.observing.graph import view
+from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
+from xpuruntime.engines.onnxruntime.observing.slice import LOST
 
 ALL = {**MODELS, **MORE}
 RANDOM = {

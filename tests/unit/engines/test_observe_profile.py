@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from observe_models import control_flow, conv_net, feeds, maker
 
-from xpuruntime.engines.onnxruntime.observe_profile import read_profile
+from xpuruntime.engines.onnxruntime.observing.profile import read_profile
 from xpuruntime.errors import EngineError
 
 

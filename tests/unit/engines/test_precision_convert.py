@@ -32,7 +32,7 @@ def feeds_for(info, make, seed=0):
 
 
 def nodes_of(proto):
-    from xpuruntime.engines.model_graph import graphs
+    from xpuruntime.engines.model.graph import graphs
 
     return [node for graph in graphs(proto) for node in graph.node]
 

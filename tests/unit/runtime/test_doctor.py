@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from xpuruntime.runtime.doctor import CHECKS, Diagnosis, diagnose, examine
-from xpuruntime.runtime.doctor_facts import DriverFacts, Facts, OrtFacts, Package, driver_facts, ort_facts, packages
-from xpuruntime.runtime.doctor_packages import in_range, ort_wheel_for
+from xpuruntime.runtime.doctor.facts import DriverFacts, Facts, OrtFacts, Package, driver_facts, ort_facts, packages
+from xpuruntime.runtime.doctor.packages import in_range, ort_wheel_for
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 
 H200 = CudaFacts(

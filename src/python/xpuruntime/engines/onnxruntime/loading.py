@@ -200,7 +200,7 @@ def _observer(request: Request, settings: Settings, source: Source) -> Callable[
     options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
-        from xpuruntime.engines.onnxruntime.observe import instrument, observe
+        from xpuruntime.engines.onnxruntime.observing import instrument, observe
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
         copy = Plain(

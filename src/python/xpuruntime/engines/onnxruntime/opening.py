@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.observe import assignment
+from xpuruntime.engines.onnxruntime.observing import assignment
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.controls import Settings
-    from xpuruntime.engines.onnxruntime.observe_join import Assigned
+    from xpuruntime.engines.onnxruntime.observing.join import Assigned
 
 __all__ = ["Opened", "Source", "open_session", "session_options"]
 

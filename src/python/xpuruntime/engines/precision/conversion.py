@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from xpuruntime.engines import model_external
-from xpuruntime.engines.model_check import complaint
-from xpuruntime.engines.model_file import MAX_PROTOBUF, refuse
-from xpuruntime.engines.model_graph import name_nodes, normal_domain, subgraphs, tensors
+from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.check import complaint
+from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
+from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, tensors
 from xpuruntime.engines.precision.judge import choose
 from xpuruntime.engines.precision.rewrite import Rewriter
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, FLOAT16, node_types

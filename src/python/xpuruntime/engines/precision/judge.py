@@ -8,7 +8,7 @@ import functools
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime.engines.model_graph import graphs, normal_domain, subgraphs
+from xpuruntime.engines.model.graph import graphs, normal_domain, subgraphs
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, NO_TENSOR, UNKNOWN, NodeTypes, Signature, signature
 
 if TYPE_CHECKING:

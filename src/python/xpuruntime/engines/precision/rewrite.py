@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines import model_external
-from xpuruntime.engines.model_graph import graphs, subgraphs
+from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.graph import graphs, subgraphs
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, NodeTypes
 from xpuruntime.engines.precision.weights import round_tensor
 

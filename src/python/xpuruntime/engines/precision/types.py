@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines.model_graph import normal_domain, subgraphs
+from xpuruntime.engines.model.graph import normal_domain, subgraphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

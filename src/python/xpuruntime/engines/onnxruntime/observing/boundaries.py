@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.observe_facts import device_of, short
-from xpuruntime.engines.onnxruntime.observe_match import COPIES
+from xpuruntime.engines.onnxruntime.observing.facts import device_of, short
+from xpuruntime.engines.onnxruntime.observing.match import COPIES
 from xpuruntime.evidence.records import Boundary, Time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from typing import Literal
 
-    from xpuruntime.engines.onnxruntime.observe_graph import GraphView, NodeView
-    from xpuruntime.engines.onnxruntime.observe_profile import NodeEvent
+    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
 
 __all__ = ["boundaries_of"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.observe_boundaries import boundaries_of
-from xpuruntime.engines.onnxruntime.observe_facts import (
+from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
+from xpuruntime.engines.onnxruntime.observing.facts import (
     FLOATS,
     device_of,
     is_partition,
@@ -21,15 +21,15 @@ from xpuruntime.engines.onnxruntime.observe_facts import (
     model_precisions,
     precision_of,
 )
-from xpuruntime.engines.onnxruntime.observe_graph import GraphView, NodeView, view
-from xpuruntime.engines.onnxruntime.observe_match import match, source_facts
-from xpuruntime.engines.onnxruntime.observe_slice import LOST, Shares, share_out
+from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
+from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
+from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_out
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from xpuruntime.engines.onnxruntime.observe_profile import NodeEvent
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
 
 __all__ = ["Assigned", "Joined", "join"]
 

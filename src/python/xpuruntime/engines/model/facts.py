@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.engines.model_graph import graphs, tensors
+from xpuruntime.engines.model.graph import graphs, tensors
 
 if TYPE_CHECKING:
     import onnx

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observe_facts import FLOATS
-from xpuruntime.engines.onnxruntime.observe_join import Assigned, join
-from xpuruntime.engines.onnxruntime.observe_profile import Profile, read_profile
+from xpuruntime.engines.onnxruntime.observing.facts import FLOATS
+from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
+from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.observe_graph import GraphView, NodeView
+    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
 
 __all__ = ["COPIES", "NO_EFFECT", "SourceFacts", "is_carrier", "match", "source_facts"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor_finding import Finding
+from xpuruntime.runtime.doctor.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.runtime.doctor_facts import Facts, Package
+    from xpuruntime.runtime.doctor.facts import Facts, Package
 
 __all__ = ["check_copies", "check_onnxruntime", "check_versions", "in_range", "ort_wheel_for"]
 

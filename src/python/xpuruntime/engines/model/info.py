@@ -13,25 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines import model_external
-from xpuruntime.engines.model_check import check_graph, check_text
-from xpuruntime.engines.model_external import ExternalFile
-from xpuruntime.engines.model_facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
-from xpuruntime.engines.model_file import parse, read, refuse
-from xpuruntime.engines.model_graph import Place, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.check import check_graph, check_text
+from xpuruntime.engines.model.external import ExternalFile
+from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
+from xpuruntime.engines.model.file import parse, read, refuse
+from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "ExternalFile",
-    "ModelInfo",
-    "NodeInfo",
-    "Quantisation",
-    "TensorInfo",
-    "inspect_bytes",
-    "inspect_model",
-]
+__all__ = ["ModelInfo", "inspect_bytes", "inspect_model"]
 
 _BYTES = "<bytes>"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.model_external import is_external, nbytes
-from xpuruntime.engines.model_file import refuse
-from xpuruntime.engines.model_graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
+from xpuruntime.engines.model.external import is_external, nbytes
+from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.model_file import refuse
+from xpuruntime.engines.model.file import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.runtime import doctor_cuda, doctor_packages
-from xpuruntime.runtime.doctor_facts import Facts, gather
-from xpuruntime.runtime.doctor_finding import Finding
+from xpuruntime.runtime.doctor import cuda, packages
+from xpuruntime.runtime.doctor.facts import Facts, gather
+from xpuruntime.runtime.doctor.finding import Finding
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def examine(facts: Facts) -> Diagnosis:
 
 def check_engines(facts: Facts) -> Iterator[Finding]:
     """Check that engines that are installed can be loaded, with all their providers."""
-    gpu = doctor_cuda.has_nvidia(facts)
+    gpu = cuda.has_nvidia(facts)
     for name, engine in facts.machine.engines.items():
         if engine.version is not None and not engine.loadable:
             yield Finding(
@@ -135,7 +135,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
                 severity="error" if wanted else "info",
                 what=f"{name}: {provider} is present but cannot be loaded here",
                 why=reason,
-                fix=(engine.fix or doctor_cuda.CUDA_EXTRA) if wanted else None,
+                fix=(engine.fix or cuda.CUDA_EXTRA) if wanted else None,
             )
 
 
@@ -167,13 +167,13 @@ def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
 
 #: Every check, in the order they run.
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    doctor_packages.check_onnxruntime,
-    doctor_packages.check_copies,
-    doctor_packages.check_versions,
-    doctor_cuda.check_core_build,
-    doctor_cuda.check_driver,
-    doctor_cuda.check_libraries,
-    doctor_cuda.check_loaded,
+    packages.check_onnxruntime,
+    packages.check_copies,
+    packages.check_versions,
+    cuda.check_core_build,
+    cuda.check_driver,
+    cuda.check_libraries,
+    cuda.check_loaded,
     check_engines,
     check_environment,
 )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.engines.onnxruntime.observe_graph import NodeView
-    from xpuruntime.engines.onnxruntime.observe_profile import NodeEvent, TensorSeen
+    from xpuruntime.engines.onnxruntime.observing.graph import NodeView
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
 __all__ = ["FLOATS", "device_of", "is_partition", "layout_of", "model_precisions", "precision_of", "short"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor_finding import Finding
+from xpuruntime.runtime.doctor.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.runtime.doctor_facts import Facts
+    from xpuruntime.runtime.doctor.facts import Facts
     from xpuruntime.runtime.machine import Library
 
 __all__ = ["check_core_build", "check_driver", "check_libraries", "check_loaded", "has_nvidia"]

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.observe_match import NO_EFFECT, is_carrier
+from xpuruntime.engines.onnxruntime.observing.match import NO_EFFECT, is_carrier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.engines.onnxruntime.observe_graph import GraphView, NodeView
-    from xpuruntime.engines.onnxruntime.observe_match import SourceFacts
+    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
+    from xpuruntime.engines.onnxruntime.observing.match import SourceFacts
 
 __all__ = ["Shares", "share_out"]
 

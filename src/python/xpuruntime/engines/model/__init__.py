@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Reading an ONNX model without any engine: its facts, its faults, its files."""
+
+from __future__ import annotations
+
+from xpuruntime.engines.model.external import ExternalFile
+from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo
+from xpuruntime.engines.model.info import ModelInfo, inspect_bytes, inspect_model
+
+__all__ = [
+    "ExternalFile",
+    "ModelInfo",
+    "NodeInfo",
+    "Quantisation",
+    "TensorInfo",
+    "inspect_bytes",
+    "inspect_model",
+]

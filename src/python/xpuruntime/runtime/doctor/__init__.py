@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is wrong with this machine, and the exact command that mends it."""
+
+from __future__ import annotations
+
+from xpuruntime.runtime.doctor.diagnosis import CHECKS, Diagnosis, diagnose, examine
+from xpuruntime.runtime.doctor.finding import Finding
+
+__all__ = ["CHECKS", "Diagnosis", "Finding", "diagnose", "examine"]
