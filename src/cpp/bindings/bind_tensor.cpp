@@ -195,6 +195,13 @@ void bind_tensor(py::module_& module) {
             self.storage().make_wait(*some_stream(self, stream));
           },
           "stream"_a, "Later work on the stream starts when the bytes are readable.")
+      .def(
+          "order_on",
+          [](const Tensor& self, const py::object& stream) {
+            self.order_on(*some_stream(self, stream));
+            return self;
+          },
+          "stream"_a, "Make the bytes readable in the order of the stream. Returns this tensor.")
       .def("synchronize", &Tensor::synchronize, Unlocked(), "Block until the bytes are readable.")
       .def_property_readonly("__cuda_array_interface__", cuda_array_interface)
       .def("__repr__", &Tensor::describe);

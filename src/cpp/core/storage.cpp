@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "xpuruntime/error.h"
 #include "xpuruntime/memory_pool.h"
 
 namespace xpuruntime {
@@ -50,6 +51,15 @@ Event Storage::event_locked() const { return event_ ? *event_ : stream_->record(
 void Storage::make_wait(const Stream& consumer) {
   const std::scoped_lock lock(mutex_);
   if (!stream_ || *stream_ == consumer) return;
+  if (consumer.capturing() && !stream_->capturing()) {
+    throw InputError(
+        "work on memory that another stream makes ready cannot be captured into a graph, as it "
+        "would wait for something "
+        "outside of the graph: call order_on(stream) on the tensor, or name the stream where it is "
+        "made, before the "
+        "capture begins",
+        to_string(consumer.device()));
+  }
   consumer.wait_event(event_locked());
 }
 

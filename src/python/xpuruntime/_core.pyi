@@ -395,6 +395,12 @@ class Tensor:
     def make_wait(self, stream: StreamLike) -> None:
         """Let later work on `stream` start when the memory is readable; the host does not wait."""
 
+    def order_on(self, stream: StreamLike) -> Tensor:
+        """Make the memory readable in the order of `stream`, which waits until it is. Returns this tensor.
+
+        Needed before `stream` is captured into a graph, when another stream made the memory ready.
+        """
+
     def synchronize(self) -> None:
         """Block until the memory is readable; other Python threads run on."""
 

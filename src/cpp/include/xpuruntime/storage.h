@@ -40,6 +40,8 @@ class Storage {
   void ready_in_order_of(const Stream& stream);
   /// Later work on `consumer` starts when the bytes are readable. Does nothing when they are ready
   /// on that stream.
+  /// Throws InputError when only the consumer is being captured into a graph: such a graph could
+  /// not be replayed.
   void make_wait(const Stream& consumer);
   /// Nothing when no device works on the bytes.
   std::optional<Event> ready_event();
