@@ -99,6 +99,8 @@ def test_explicit_stream(mlp: Path) -> None:
             close(y.cpu(), reference(mlp, x.cpu().numpy()))
         with pytest.raises(xrt.InputError, match="stream= is a str"):
             session.run({"x": x}, stream="fast")
+        with pytest.raises(xrt.InputError, match="these inputs are NumPy"):
+            session.run({"x": x.cpu().numpy()}, stream=side)
 
 
 def test_outputs_are_not_overwritten(wide: Path) -> None:
@@ -155,6 +157,35 @@ def test_host_and_device_runs_in_many_threads(wide: Path) -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("pool", ["engine", "caching"])
+def test_results_outlive_the_session(wide: Path, pool: str) -> None:
+    policy = {"execution": {"device": "cuda:0", "memory": {"pool": pool}}}
+    x = torch.randn(32, 512, device="cuda")
+    session = xrt.InferenceSession(wide, policy=policy)
+    y = session.run({"x": x})["y"]
+    want = y.clone()
+    session.close()
+    del session
+    with xrt.InferenceSession(wide, policy=policy) as other:
+        other.run({"x": torch.zeros_like(x)})
+    torch.cuda.synchronize()
+    assert torch.equal(y, want)
+    del y
+    torch.cuda.synchronize()
+
+
+def test_strided_input_on_a_side_stream_with_our_pool(wide: Path) -> None:
+    policy = {"execution": {"device": "cuda:0", "precision": "fp32", "memory": {"pool": "caching"}}}
+    fresh = torch.randn(512, 32, device="cuda")
+    buffer = torch.zeros_like(fresh)
+    torch.cuda.synchronize()
+    with xrt.InferenceSession(wide, policy=policy) as session, torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        buffer.copy_(fresh)
+        y = session.run({"x": buffer.t()})["y"]
+        close(y.cpu(), reference(wide, np.ascontiguousarray(fresh.t().cpu().numpy())))
 
 
 def test_wrong_places(mlp: Path) -> None:

@@ -98,8 +98,13 @@ class Binding(ABC):
 class LoadedModel(ABC):
     """A model loaded by one engine, ready to run. Safe to call from many threads."""
 
-    #: The hot path: ``run(feeds, stream=None)`` returns a dict of output name to array of the caller's own kind.
-    run: Callable[..., dict[str, Any]]
+    @abstractmethod
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Return output name to array of the caller's own kind; see `InferenceSession`."""
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
+        return self.run
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:

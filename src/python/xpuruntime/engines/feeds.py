@@ -245,6 +245,10 @@ class FeedCheck:
         log.add(f"input {name!r} copied once", "it was not C-contiguous")
         return np.ascontiguousarray(host)
 
+    def forget(self) -> None:
+        """Forget the shapes that passed, so that the next run is checked from the start."""
+        self._seen.clear()
+
     def known(self, key: tuple[Any, ...]) -> bool:
         """Say whether this exact set of shapes has passed before."""
         return key in self._seen

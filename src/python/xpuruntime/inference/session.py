@@ -115,7 +115,7 @@ class InferenceSession:
         request = Request(model=self._model, device=self.plan.device, policy=stated)
         chosen = engines.get(self.plan.engine)
         self._loaded = chosen.load(request, self.plan.judgement(), self._machine)
-        self.run = self._loaded.run
+        self.run = self._loaded.runner()
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:

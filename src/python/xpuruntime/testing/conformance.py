@@ -243,6 +243,23 @@ class EngineSuite:
                 call()
         assert "closed" in repr(session)
 
+    def test_run_outlives_its_session_object(self, mlp: Path) -> None:
+        """`run` kept alone works until the session is closed; a dropped session is freed without the collector."""
+        import weakref
+
+        session = self.open(mlp)
+        run, loaded = session.run, weakref.ref(session._open())
+        want = session.run({"x": self._x()})["y"]
+        del session
+        np.testing.assert_array_equal(run({"x": self._x()})["y"], want)
+        del run
+        assert loaded() is None
+        session = self.open(mlp)
+        run = session.run
+        session.close()
+        with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+            run({"x": self._x()})
+
     def test_many_threads(self, mlp: Path) -> None:
         """Sixteen threads on one session get their own answers."""
         failures: list[str] = []

@@ -66,13 +66,13 @@ class CpuModel(LoadedModel):
         defaults = info.overridable_inputs
         self._check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
         self._extended = any(t.dtype.startswith(_EXTENDED) for t in (*info.inputs, *info.outputs))
-        self.run = self._compile()
 
-    def _compile(self) -> Callable[..., dict[str, Any]]:
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
         call = self._session._sess.run
         names = self._outputs
         seen = self._check._seen
-        slow = self._run_checked
+        slow = self.run
         infos = self._info.inputs
         if self._extended or not all(is_tensor(info) and info.dtype != "string" for info in infos):
             return slow
@@ -101,7 +101,8 @@ class CpuModel(LoadedModel):
 
         return run
 
-    def _run_checked(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Check, run, and return results in the caller's kind; see `InferenceSession`."""
         session = self._session
         if session is None:
             closed()
@@ -177,8 +178,8 @@ class CpuModel(LoadedModel):
 
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
-        self.run = closed
         self._session = None
+        self._check.forget()
 
 
 class CpuBinding(Binding):

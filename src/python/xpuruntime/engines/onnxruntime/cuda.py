@@ -102,7 +102,6 @@ class CudaModel(LoadedModel):
         self._device_options = self.run_options(sync=stream is None)
         self._foreign: dict[int, Any] = {}
         self._where = self._ort_device()
-        self.run = self._run
 
     @property
     def graphs(self) -> bool:
@@ -162,13 +161,17 @@ class CudaModel(LoadedModel):
         if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
 
-    def _run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Check, run, and return results in the caller's kind; see `InferenceSession`."""
         session = self.session
         self.check.names(feeds)
         kinds = {name: kind_of(name, array) for name, array in feeds.items()}
-        if all(kind == "numpy" for kind in kinds.values()) and stream is None:
-            return self._run_host(session, feeds)
-        return self._run_device(session, feeds, kinds, stream)
+        if any(kind != "numpy" for kind in kinds.values()):
+            return self._run_device(session, feeds, kinds, stream)
+        if stream is not None:
+            msg = "stream= orders device arrays, and these inputs are NumPy, for which run() waits itself. Leave it out"
+            raise InputError(msg)
+        return self._run_host(session, feeds)
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         ready = self._hosts(feeds)
@@ -191,7 +194,8 @@ class CudaModel(LoadedModel):
     ) -> dict[str, Any]:
         kind: Kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
         caller = self.foreign(stream, kind)
-        items = {name: self._device_item(name, array, kinds[name]) for name, array in feeds.items()}
+        order = self.stream if self.stream is not None else caller
+        items = {name: self._device_item(name, array, kinds[name], order) for name, array in feeds.items()}
         self._remember({name: (item.dtype, item.shape) for name, item in items.items()})
         binding = self._thread_binding(session)
         where = self._where
@@ -236,15 +240,12 @@ class CudaModel(LoadedModel):
             held = self._local.binding = session.io_binding()
         return held._iobinding
 
-    def _device_item(self, name: str, array: Any, kind: Kind) -> DeviceArray:
+    def _device_item(self, name: str, array: Any, kind: Kind, order: Any) -> DeviceArray:
         if kind != "numpy":
-            return self._contiguous(name, device_array(name, array, kind, self.device, self.stream))
-        host = self._hosts_one(name, array)
+            return self._contiguous(name, device_array(name, array, kind, self.device, order), order)
+        host = self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
         self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
         return DeviceArray(None, host.dtype.name, host.shape, True, host)
-
-    def _hosts_one(self, name: str, array: Any) -> Any:
-        return self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
 
     def _remember(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         key = tuple(described.items())
@@ -255,7 +256,7 @@ class CudaModel(LoadedModel):
     def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
 
-    def _contiguous(self, name: str, item: DeviceArray) -> DeviceArray:
+    def _contiguous(self, name: str, item: DeviceArray, order: Any) -> DeviceArray:
         if item.contiguous:
             return item
         if self.settings.strict:
@@ -264,7 +265,7 @@ class CudaModel(LoadedModel):
         from xpuruntime import _core
 
         self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
-        tensor = _core.Tensor.from_dlpack(item.owner, stream=self.stream).contiguous(stream=self.stream)
+        tensor = _core.Tensor.from_dlpack(item.owner, stream=order).contiguous(stream=order)
         return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
 
     def output(self, capsule: Any, kind: Kind, caller: Any) -> Any:
@@ -321,8 +322,8 @@ class CudaModel(LoadedModel):
 
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
-        self.run = closed
         self._session = None
+        self._local = threading.local()
         if self._allocator is not None:
             self.enter()  # what the pool takes back is used again only after the caller's reads
             self._allocator = None

@@ -67,7 +67,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
     device : str
         Where it must be.
     stream : Stream
-        The session's stream: a DLPack producer is told to make its data ready there.
+        Where the data will be read: a DLPack producer is told to make it ready there.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
         return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
     from xpuruntime import _core
 
-    tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array, stream=stream)
+    tensor = _core.Tensor.from_dlpack(array, stream=stream)
     return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), tensor.is_contiguous, tensor)
 
 
