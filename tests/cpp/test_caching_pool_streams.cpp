@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -223,6 +224,7 @@ void random_work(FakeOrder& order, Ledger& ledger, MemoryPool& pool, bool host) 
   std::mt19937 random(11);
   Oracle oracle(order, host);
   ledger.on_free = [&](void* pointer, std::size_t bytes) { oracle.forget(pointer, bytes); };
+  const std::shared_ptr<void> detach(nullptr, [&](void*) { ledger.on_free = nullptr; });
   std::vector<StreamHandle> streams{0, 0x100, 0x200, 0x300};
   StreamHandle next = 0x400;
   for (const StreamHandle stream : streams) pool.adopt_stream(stream);
@@ -265,7 +267,6 @@ void random_work(FakeOrder& order, Ledger& ledger, MemoryPool& pool, bool host) 
   pool.empty_cache();
   EXPECT_EQ(pool.stats().reserved, 0U);
   EXPECT_EQ(order.live_marks(), 0U);
-  ledger.on_free = nullptr;
 }
 
 TEST_F(CachingPoolStreams, RandomWorkNeverReusesTooEarly) {
