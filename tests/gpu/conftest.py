@@ -58,3 +58,17 @@ def one_process_at_a_time() -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    from xpuruntime.testing import models
+
+    return models.save(models.mlp(), tmp_path)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    from xpuruntime.testing import models
+
+    return models.save(models.mlp(width=512), tmp_path)

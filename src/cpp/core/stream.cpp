@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "xpuruntime/stream.h"
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,8 +21,12 @@ struct Stream::Box {
   bool owned = false;
   StreamOptions options;
   std::shared_ptr<void> owner;
+  // Recorded anew by each `wait_stream`: making an event costs as much as recording it.
+  mutable std::mutex mark_mutex;
+  mutable calls::EventHandle mark = 0;
 
   ~Box() {
+    if (mark != 0) calls::destroy_event(device.index, mark);
     if (!owned || device.type == DeviceType::kCpu) return;
     MemoryManager::instance().retire_stream(device, handle);
     calls::destroy_stream(device.index, handle);
@@ -118,7 +123,11 @@ void Stream::wait_stream(const Stream& other) const {
                                         " without blocking the caller: call stream.synchronize()",
                                     "cpu");
   }
-  wait_event(other.record());
+  const Box& source = *other.box_;
+  const std::lock_guard lock(source.mark_mutex);
+  if (source.mark == 0) source.mark = calls::create_event(source.device.index, false);
+  calls::record_event(source.device.index, source.mark, source.handle);
+  calls::wait_event(box_->device.index, box_->handle, source.mark);
 }
 
 Event Stream::record(bool timing) const {
