@@ -93,9 +93,10 @@ lint: $(STAMPS)/install $(STAMPS)/lint ## Run every check below, and say at the 
 
 $(LINTS): $(STAMPS)/install $(STAMPS)/lint $(STAMPS)/test
 
-lint-repo: ## The repository's own rules: lengths, headers, paths, option tables
+lint-repo: ## The repository's own rules: lengths, headers, paths, generated pages
 	$(PY) tools/check_repo.py
 	$(PY) tools/option_tables.py --check
+	$(PY) benchmarks/report.py --check
 
 lint-ruff: ## ruff
 	$(PY) -m ruff check --output-format concise .

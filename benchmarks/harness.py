@@ -23,21 +23,32 @@ _PACKAGES = ("xpuruntime", "onnxruntime", "onnxruntime-gpu", "numpy", "torch", "
 
 def environment() -> dict[str, Any]:
     """Return hardware and versions, as far as they matter for a figure."""
-    import xpuruntime as xrt
+    from xpuruntime.runtime.snapshot import machine_snapshot
 
+    machine = machine_snapshot()
     versions = {}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    devices = [repr(device) for device in xrt.get_all_devices()]
+    cuda = [
+        {
+            "device": f"cuda:{device.index}",
+            "name": device.name,
+            "memory": device.total_memory,
+            "compute_capability": ".".join(map(str, device.compute_capability)),
+            "driver": ".".join(map(str, device.driver_version)),
+        }
+        for device in machine.cuda
+    ]
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "architecture": platform.machine(),
+        "processor": machine.cpu.name,
         "cores": os.cpu_count(),
-        "devices": devices,
+        "cuda": cuda,
         "packages": versions,
     }
 
@@ -91,7 +102,7 @@ def table(samples: dict[str, list[float]], unit: str = "us", scale: float = 1.0)
     medians = {name: statistics.median(values) * scale for name, values in samples.items()}
     width = max(map(len, medians))
     for name, median in medians.items():
-        spread = statistics.quantiles([v * scale for v in samples[name]], n=10)
+        spread = statistics.quantiles([v * scale for v in samples[name]], n=10, method="inclusive")
         print(f"  {name:<{width}}  {median:10.3f} {unit}   p10 {spread[0]:.3f}  p90 {spread[-1]:.3f}")
     return medians
 

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Write ``docs/benchmarks.md`` from the result files in ``benchmarks/results``.
+
+``python benchmarks/report.py`` writes; ``--check`` only says whether the page is up to date (``make lint``). The same
+files give the same page: it holds no date and nothing of the machine that writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+SCHEMA = "xpuruntime.benchmark/1"
+MIB = 1 << 20
+
+INTRO = """\
+# Benchmarks
+
+<!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->
+
+Each section is one script in `benchmarks/` and the file that it wrote: a question, the machine, and the answer. The
+targets were set before the figures were taken. A target that is missed is printed as such.
+"""
+NOTHING = """
+There are no results in `benchmarks/results` yet, so there are no figures here.
+"""
+METHOD = """
+## How it is measured
+
+* All cases of a table run in one process, in interleaved rounds: each round times every case once, so that what drifts
+  on the machine meets all of them. A round is some number of calls of one case and gives one sample, their mean.
+  Medians, 10th and 90th percentiles are over the rounds.
+* Each case is called some times before the first round. Before that, the results of a session's `run` are compared
+  with ONNX Runtime's own, and those of each ResNet-50 policy with fp32 on the CPU.
+* On CUDA, a round ends with a synchronisation of the device, inside its time. **Host waits** says what a case does
+  before that. *Each call*: the call returns when the device is done, so the host cannot prepare the next call
+  meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order of the caller's
+  stream. ONNX Runtime waits in each call unless a run option says otherwise; ours waits for NumPy arrays and for
+  sessions with a memory pool of ours. A difference between two rows of different kinds contains that wait.
+* Compare ratios within one table. Figures of two files come from two machines, or from two states of one.
+"""
+REPRODUCE = """
+## How to reproduce
+
+```console
+make bench
+make bench-gpu
+.venv/bin/python benchmarks/report.py
+```
+
+The first two write JSON with machine, versions, policies and all samples to `benchmarks/results`; `make bench-gpu` needs
+an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed. The last one writes this page.
+"""
+
+
+class Check(NamedTuple):
+    """A figure beside its target: at most `target` is met."""
+
+    what: str
+    figure: float
+    target: float
+    unit: str
+
+    @property
+    def verdict(self) -> str:
+        """Return ``met`` or ``missed``, and by how much."""
+        distance = number(abs(self.target - self.figure))
+        word = "met" if self.figure <= self.target else "**missed**"
+        return f"{word} by {distance} {self.unit}"
+
+
+class Section(NamedTuple):
+    """One part of the page."""
+
+    title: str
+    text: str
+    checks: tuple[Check, ...] = ()
+
+
+def number(value: float) -> str:
+    """Return `value` with three or four digits that matter, never in powers of ten."""
+    size = abs(value)
+    return (
+        f"{value:.3f}"
+        if size < 1
+        else f"{value:.2f}"
+        if size < 10
+        else f"{value:.1f}"
+        if size < 100
+        else f"{value:,.0f}"
+    )
+
+
+def number(value: float) -> str:
+    """Return `value` with three or four digits that matter, never in powers of ten."""
+    size = abs(value)
+    digits = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
+    return f"{value:,.{digits}f}"
+
+
+def spread(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, 10th and 90th percentile."""
+    if len(samples) < 2:
+        return samples[0], samples[0], samples[0]
+    tenths = statistics.quantiles(samples, n=10, method="inclusive")
+    return statistics.median(samples), tenths[0], tenths[-1]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; columns but the first are figures or short words."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def machine(record: dict[str, Any]) -> str:
+    """Return hardware and versions as two lines."""
+    env = record["environment"]
+    devices = [
+        f"{d['device']}: {d['name']}, {d['memory'] / (1 << 30):.0f} GiB, compute capability {d['compute_capability']}, "
+        f"driver for CUDA {d['driver']}"
+        for d in env.get("cuda", ())
+    ]
+    processor = env.get("processor") or "processor not recorded"
+    hardware = "; ".join([f"{processor}, {env['cores']} logical cores, {env['architecture']}", *devices])
+    packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
+    return f"Hardware: {hardware}.\n\nVersions: {env['system']}, Python {env['python']}, {packages}.\n"
+
+
+def waits(case: str) -> str:
+    """Return when the host waits in a case on CUDA; see METHOD."""
+    return "each call" if case.startswith("onnxruntime") or "NumPy" in case else "once a round"
+
+
+def rounds(record: dict[str, Any], samples: dict[str, list[float]]) -> str:
+    """Say how much was measured."""
+    return f"{len(next(iter(samples.values())))} rounds of {record['calls']} calls each."
+
+
+def target_table(checks: Sequence[Check]) -> str:
+    """Return the table of figures beside their targets."""
+    return table(
+        ("", "figure", "target", ""),
+        [(c.what, f"{number(c.figure)} {c.unit}", f"≤ {number(c.target)} {c.unit}", c.verdict) for c in checks],
+    )
+
+
+def session(record: dict[str, Any]) -> Section:
+    """Session overhead: cases come in pairs, the engine's own call and ours."""
+    samples, device = record["samples_us"], record["device"]
+    cuda = device != "cpu"
+    found = {case: spread(values) for case, values in samples.items()}
+    names = list(found)
+    rows, checks = [], []
+    for i, (case, (median, low, high)) in enumerate(found.items()):
+        own = i % 2
+        ratio = number(median / found[names[i - 1]][0]) if own else "1"
+        rows.append([case, *([waits(case)] if cuda else []), number(median), number(low), number(high), ratio])
+        if own:
+            target = record["targets_us"]["bound" if "bound" in case else "run"]
+            checks.append(Check(f"{case}, over {names[i - 1]}", median - found[names[i - 1]][0], target, "µs"))
+    head = ["µs a call", *(["host waits"] if cuda else []), "median", "p10", "p90", "to the engine's own call"]
+    text = (
+        "What does a session cost over ONNX Runtime's own best call, on a model that computes almost nothing (an MLP "
+        "over 4 rows of 64)?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_session.py --device {device}`: {rounds(record, samples)}\n\n"
+        f"{table(head, rows)}\n{target_table(checks)}"
+    )
+    return Section(f"Session overhead on {device}", text, tuple(checks))
+
+
+def pool(record: dict[str, Any]) -> Section:
+    """Allocating and freeing, for each size."""
+    device, parts, checks = record["device"], [], []
+    for size, result in record["sizes"].items():
+        found = {case: spread(values) for case, values in result["samples_us"].items()}
+        ours = found["xpuruntime caching"][0]
+        rows = [[case, *map(number, figures), number(figures[0] / ours)] for case, figures in found.items()]
+        label = f"{int(size) >> 20} MiB" if int(size) >= MIB else f"{int(size) >> 10} KiB"
+        parts.append(table((f"{label}, µs", "median", "p10", "p90", "to xpuruntime caching"), rows))
+        if int(size) == MIB:
+            checks.append(Check("xpuruntime caching, 1 MiB, allocate and free", ours, record["target_us"], "µs"))
+    first = next(iter(record["sizes"].values()))["samples_us"]
+    text = (
+        "What does it cost from Python to allocate memory and free it again, beside the pools people use today?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_pool.py --device {device}`: {rounds(record, first)} `direct` and "
+        "`pinned` are timed apart, with a twentieth of the calls, as they may wait for the device and would disturb "
+        "the others.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+    )
+    return Section(f"Memory pools on {device}", text, tuple(checks))
+
+
+def resnet(record: dict[str, Any]) -> Section:
+    """ResNet-50 for each batch; there is no target, the ratio is to ONNX Runtime's own IO binding."""
+    own = "onnxruntime IO binding"
+    parts = []
+    for batch, result in record["batches"].items():
+        found = {case: spread(values) for case, values in result["samples_us"].items()}
+        errors = result["relative_error"]
+        rows = []
+        for case, figures in found.items():
+            label = case.removeprefix("xpuruntime ").partition(",")[0].removesuffix(" run")
+            error = f"{errors[label]:.1e}" if case.startswith("xpuruntime") and label in errors else "-"
+            in_ms = [f"{f / 1e3:.3f}" for f in figures]
+            rows.append([case, waits(case), *in_ms, number(found[own][0] / figures[0]), error])
+        best = min((case for case in found if case.startswith("xpuruntime")), key=lambda case: found[case][0])
+        parts.append(
+            f"### Batch {batch}\n\n"
+            + table(("ms a call", "host waits", "median", "p10", "p90", "times as fast", "error"), rows)
+            + f"\nFastest of ours: `{best}`, {number(found[own][0] / found[best][0])} times as fast as `{own}`.\n"
+        )
+    policies = "".join(
+        f"* `{name}`: {f'`{json.dumps(policy)}`' if policy else 'nothing stated'}\n"
+        for name, policy in record["policies"].items()
+    )
+    sample = next(iter(record["batches"].values()))["samples_us"]
+    text = (
+        "How long does ResNet-50 take through plain ONNX Runtime, through us by default, and through us under policies "
+        f"found by hand?\n\n{machine(record)}\n`python benchmarks/bench_resnet.py`: {rounds(record, sample)} Random "
+        f"weights; the last two columns are the speed against `{own}` and the largest error against fp32 on the CPU, as a share "
+        "of the largest logit. There is no target.\n\nThe policies:\n\n"
+        f"{policies}\nThey do not compute in the same precision. By default ONNX Runtime's CUDA provider uses TF32 for "
+        "fp32 convolutions and matrix products, and so do we under `default`. Compare rows of "
+        "one precision to see what layout and graph bring.\n\n" + "\n".join(parts)
+    )
+    return Section("ResNet-50 on CUDA", text)
+
+
+def soak(record: dict[str, Any]) -> Section:
+    """Memory growth after the first tenth of the work."""
+    rows, checks = [], []
+    for what, part in (("runs and bound runs", record["runs"]), ("sessions opened and closed", record["sessions"])):
+        for owner, grown in part["growth"].items():
+            name = f"{part['times']:,} {what}"
+            early, late = part["early"][owner] / MIB, part["late"][owner] / MIB
+            rows.append([name, owner, f"{part['seconds']:.0f}", f"{early:.1f}", f"{late:.1f}"])
+            checks.append(Check(f"growth of {owner} memory over {name}", grown / MIB, record["allowance"] / MIB, "MiB"))
+    device = record["device"]
+    text = (
+        f"Does memory grow? Held after a tenth of the work and after all of it.\n\n{machine(record)}\n"
+        f"`python benchmarks/soak.py --device {device} --runs {record['runs']['times']} "
+        f"--sessions {record['sessions']['times']}`\n\n"
+        f"{table(('', 'memory', 'seconds', 'after a tenth, MiB', 'at the end, MiB'), rows)}\n{target_table(checks)}"
+    )
+    return Section(f"Memory over time on {device}", text, tuple(checks))
+
+
+#: Result name to what writes its section, in the order of the page.
+SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
+    "session_cpu": session,
+    "session_cuda": session,
+    "pool_cpu": pool,
+    "pool_cuda": pool,
+    "resnet50_cuda": resnet,
+    "soak_cpu": soak,
+    "soak_cuda": soak,
+}
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """Return the result files of a folder in the order of the page.
+
+    Raises
+    ------
+    ValueError
+        A file is not a result, or no section is known for it: leaving it out would hide a figure.
+    """
+    records = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        name = record.get("name") if isinstance(record, dict) else None
+        if name is None or record.get("schema") != SCHEMA:
+            msg = f"{path.name} is not a result of the schema {SCHEMA}: remove it, or write it with harness.write"
+            raise ValueError(msg)
+        if name not in SECTIONS:
+            msg = f"{path.name}: report.py has no section for {name!r}: add one to SECTIONS"
+            raise ValueError(msg)
+        records[name] = record
+    return [records[name] for name in SECTIONS if name in records]
+
+
+def page(records: Sequence[dict[str, Any]]) -> str:
+    """Return the page."""
+    sections = [SECTIONS[record["name"]](record) for record in records]
+    parts = [INTRO]
+    if not sections:
+        parts.append(NOTHING)
+    missing = [name for name in SECTIONS if name not in {record["name"] for record in records}]
+    if sections:
+        checks = [(s.title, c) for s in sections for c in s.checks]
+        met = sum(c.figure <= c.target for _, c in checks)
+        rows = [(f"{title}: {c.what}", f"{number(c.figure)} {c.unit}", f"≤ {number(c.target)} {c.unit}", c.verdict)
+                for title, c in checks]  # fmt: skip
+        parts.append(f"\n## Targets: {met} of {len(checks)} met\n\n{table(('', 'figure', 'target', ''), rows)}")
+        if missing:
+            parts.append(f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n")
+    parts += [f"\n## {s.title}\n\n{s.text}" for s in sections]
+    return "".join([*parts, METHOD, REPRODUCE])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is stale")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    try:
+        fresh = page(load(options.results))
+    except ValueError as error:
+        print(f"error: {error}")
+        return 1
+    if options.page.is_file() and options.page.read_text(encoding="utf-8") == fresh:
+        return 0
+    if options.check:
+        print(f"error: {options.page.name} does not match the results: run python benchmarks/report.py")
+        return 1
+    options.page.write_text(fresh, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The page of benchmarks says what the result files say, and is the same for the same files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "report.py"
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "system": "Linux",
+    "architecture": "x86_64",
+    "processor": "Some Processor",
+    "cores": 4,
+    "cuda": [
+        {"device": "cuda:0", "name": "Some GPU", "memory": 16 << 30, "compute_capability": "9.0", "driver": "13.0"}
+    ],
+    "packages": {"xpuruntime": "0.1.0", "onnxruntime-gpu": "1.31.1"},
+}
+ROUNDS = [0.9, 0.95, 1.0, 1.05, 1.1]
+
+
+def times(factor: float) -> list[float]:
+    return [factor * value for value in ROUNDS]
+
+
+def session(device: str, run: float, bound: float) -> dict:
+    samples = {
+        "onnxruntime run": times(10.0),
+        "xpuruntime run": times(run),
+        "onnxruntime run_with_iobinding": times(4.0),
+        "xpuruntime bound": times(bound),
+    }
+    targets = {"run": 5.0, "bound": 1.0}
+    return {"device": device, "calls": 7, "samples_us": samples, "targets_us": targets}
+
+
+BODIES = {
+    "session_cpu": session("cpu", run=12.0, bound=6.5),
+    "session_cuda": session("cuda:0", run=12.0, bound=3.0),
+    "pool_cuda": {
+        "device": "cuda:0",
+        "calls": 7,
+        "target_us": 0.8,
+        "sizes": {
+            "1024": {"samples_us": {"xpuruntime caching": times(0.1), "torch.empty": times(3.0)}},
+            "1048576": {"samples_us": {"xpuruntime caching": times(0.9), "torch.empty": times(3.6)}},
+        },
+    },
+    "resnet50_cuda": {
+        "calls": 7,
+        "policies": {"default": {}, "fp16": {"execution": {"precision": "fp16"}}},
+        "batches": {
+            "32": {
+                "samples_us": {
+                    "onnxruntime IO binding": times(4000.0),
+                    "xpuruntime default run, NumPy": times(5000.0),
+                    "xpuruntime fp16, bound": times(1600.0),
+                },
+                "relative_error": {"default": 3e-4, "fp16": 8e-4},
+            }
+        },
+    },
+    "soak_cpu": {
+        "device": "cpu",
+        "allowance": 8 << 20,
+        "runs": {
+            "times": 1000, "seconds": 2.0,
+            "early": {"resident": 100 << 20}, "late": {"resident": 101 << 20}, "growth": {"resident": 1 << 20},
+        },
+        "sessions": {
+            "times": 10, "seconds": 1.0,
+            "early": {"resident": 100 << 20}, "late": {"resident": 120 << 20}, "growth": {"resident": 20 << 20},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def report():
+    spec = importlib.util.spec_from_file_location("benchmark_report", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def made(report, tmp_path: Path):
+    """Return a function that writes results and gives the exit code of the script and the page."""
+    folder, page = tmp_path / "results", tmp_path / "page.md"
+    folder.mkdir()
+
+    def make(*names: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
+        for name in names:
+            record = {"schema": report.SCHEMA, "name": name, "environment": ENVIRONMENT, **BODIES[name]}
+            (folder / f"{name}.json").write_text(json.dumps(record))
+        code = report.main(["--results", str(folder), "--page", str(page), *arguments])
+        return code, page.read_text() if page.exists() else ""
+
+    make.folder = folder
+    return make
+
+
+def row(page: str, start: str) -> list[str]:
+    found = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
+    assert len(found) == 1, found
+    return [cell.strip() for cell in found[0].strip("|").split("|")]
+
+
+def test_no_results_are_said(made):
+    code, page = made()
+    assert code == 0
+    assert "There are no results" in page
+    assert "Targets" not in page
+
+
+def test_figures_of_a_session(made):
+    page = made("session_cpu")[1]
+    assert row(page, "xpuruntime run") == ["xpuruntime run", "12.0", "11.0", "13.0", "1.20"]
+    assert row(page, "xpuruntime run, over onnxruntime run")[1:] == ["2.00 µs", "≤ 5.00 µs", "met by 3.00 µs"]
+    missed = row(page, "xpuruntime bound, over onnxruntime run_with_iobinding")
+    assert missed[1:] == ["2.50 µs", "≤ 1.00 µs", "**missed** by 1.50 µs"]
+    assert "## Targets: 1 of 2 met" in page
+    assert "Some Processor" in page
+    assert "5 rounds of 7 calls" in page
+    assert "Not measured yet: `session_cuda`" in page
+
+
+def test_the_host_waits_only_where_it_does(made):
+    page = made("session_cuda")[1]
+    assert row(page, "onnxruntime run")[1] == "each call"
+    assert row(page, "xpuruntime bound")[1] == "once a round"
+    assert "Some GPU, 16 GiB" in page
+
+
+def test_pools_are_held_against_ours(made):
+    page = made("pool_cuda")[1]
+    assert "| torch.empty | 3.60 | 3.31 | 3.89 | 4.00 |" in page
+    assert "| torch.empty | 3.00 | 2.76 | 3.24 | 30.0 |" in page
+    assert "**missed** by 0.100 µs" in page
+
+
+def test_resnet_says_how_fast_and_how_exact(made):
+    page = made("resnet50_cuda")[1]
+    fast = row(page, "xpuruntime fp16, bound")
+    assert fast == ["xpuruntime fp16, bound", "once a round", "1.600", "1.472", "1.728", "2.50", "8.0e-04"]
+    assert row(page, "xpuruntime default run, NumPy")[1] == "each call"
+    assert "Fastest of ours: `xpuruntime fp16, bound`, 2.50 times" in page
+    assert '`fp16`: `{"execution": {"precision": "fp16"}}`' in page
+
+
+def test_growth_is_held_against_the_allowance(made):
+    page = made("soak_cpu")[1]
+    assert "met by 7.00 MiB" in page
+    assert "**missed** by 12.0 MiB" in page
+
+
+def test_the_page_depends_on_the_files_alone(made, report):
+    first = made(*BODIES)[1]
+    assert report.page(report.load(made.folder)) == first
+    order = [
+        first.index(f"## {title}") for title in ("Session overhead on cpu", "Memory pools", "ResNet", "Memory over")
+    ]
+    assert order == sorted(order)
+
+
+def test_check_finds_a_stale_page(made, capsys):
+    made("session_cpu")
+    assert made(arguments=("--check",))[0] == 0
+    code, page = made("soak_cpu", arguments=("--check",))
+    assert code == 1
+    assert "run python benchmarks/report.py" in capsys.readouterr().out
+    assert "Memory over time" not in page, "--check must not write"
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"schema": "xpuruntime.benchmark/1", "name": "surprise"}, "no section for 'surprise'"),
+        ({"schema": "xpuruntime.benchmark/2", "name": "session_cpu"}, "not a result of the schema"),
+        ([], "not a result of the schema"),
+    ],
+)
+def test_a_file_that_would_be_left_out_is_an_error(made, capsys, record, problem):
+    (made.folder / "odd.json").write_text(json.dumps(record))
+    assert made()[0] == 1
+    assert problem in capsys.readouterr().out
