@@ -59,8 +59,9 @@ make bench-gpu
 .venv/bin/python benchmarks/report.py
 ```
 
-The first two write JSON with machine, versions, policies and all samples to `benchmarks/results`; `make bench-gpu` needs
-an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed. The last one writes this page.
+The first two write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
+needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed. The last command writes
+this page.
 """
 
 
@@ -100,13 +101,6 @@ def number(value: float) -> str:
         if size < 100
         else f"{value:,.0f}"
     )
-
-
-def number(value: float) -> str:
-    """Return `value` with three or four digits that matter, never in powers of ten."""
-    size = abs(value)
-    digits = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
-    return f"{value:,.{digits}f}"
 
 
 def spread(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -227,11 +221,11 @@ def resnet(record: dict[str, Any]) -> Section:
     text = (
         "How long does ResNet-50 take through plain ONNX Runtime, through us by default, and through us under policies "
         f"found by hand?\n\n{machine(record)}\n`python benchmarks/bench_resnet.py`: {rounds(record, sample)} Random "
-        f"weights; the last two columns are the speed against `{own}` and the largest error against fp32 on the CPU, as a share "
-        "of the largest logit. There is no target.\n\nThe policies:\n\n"
+        f"weights. The last two columns are the speed against `{own}` and the largest error against fp32 on the CPU, as "
+        "a share of the largest logit. There is no target.\n\nThe policies:\n\n"
         f"{policies}\nThey do not compute in the same precision. By default ONNX Runtime's CUDA provider uses TF32 for "
-        "fp32 convolutions and matrix products, and so do we under `default`. Compare rows of "
-        "one precision to see what layout and graph bring.\n\n" + "\n".join(parts)
+        "fp32 convolutions and matrix products, and so do we under `default`. Compare rows of one "
+        "precision to see what layout and graph bring.\n\n" + "\n".join(parts)
     )
     return Section("ResNet-50 on CUDA", text)
 
