@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = ["ConversionLog", "FeedCheck", "describe", "fixed_shape", "is_tensor", "known_outputs", "refuse_stream"]
+__all__ = [
+    "ConversionLog",
+    "FeedCheck",
+    "describe",
+    "fixed_shape",
+    "is_tensor",
+    "known_outputs",
+    "refuse_stream",
+    "type_name",
+]
 
 _SEEN_LIMIT = 4096
 
@@ -43,14 +52,15 @@ class ConversionLog:
 
 
 def describe(info: TensorInfo) -> str:
-    """Return ``"x: float32 [N, 64]"``."""
+    """Return ``"x: float32 [N, 64]"``, or ``"s: sequence of float32 [N, 64]"``."""
     dims = ", ".join("?" if d is None else str(d) for d in info.shape) if info.shape is not None else "..."
-    return f"{info.name}: {info.dtype} [{dims}]"
+    kind = "" if is_tensor(info) else f"{info.kind} of "
+    return f"{info.name}: {kind}{info.dtype} [{dims}]"
 
 
 def is_tensor(info: TensorInfo) -> bool:
     """Say whether `info` is a tensor; sequences, maps and optionals are not."""
-    return info.shape is not None and not info.dtype.startswith(("sequence", "map", "optional"))
+    return info.kind == "tensor"
 
 
 def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -62,7 +72,10 @@ def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, .
         If neither is complete, or the input has no fixed buffer.
     """
     if info.dtype == "string" or not is_tensor(info):
-        msg = f"input {info.name!r} is of type {info.dtype}, which has no fixed buffer; use run()"
+        msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer; use run()"
+        raise InputError(msg)
+    if given is None and info.shape is None:
+        msg = f"the rank of input {info.name!r} is not known; pass bind({{{info.name!r}: shape or array}})"
         raise InputError(msg)
     shape = []
     for size in given if given is not None else info.shape or ():
@@ -206,7 +219,7 @@ class FeedCheck:
         Parameters
         ----------
         feeds : mapping of str to array
-            CPU arrays of any framework. What is no tensor is passed on as it is.
+            CPU arrays of any framework; lists of them for sequences, ``None`` for an optional that is absent.
         strict : bool
             Refuse instead of copying.
         log : ConversionLog
@@ -217,9 +230,29 @@ class FeedCheck:
         """
         self.names(feeds)
         tensors = {name: is_tensor(self.infos[name]) for name in feeds}
-        hosts = {n: to_host(n, a, kind_of(n, a)) if tensors[n] else a for n, a in feeds.items()}
-        self.full({n: (_type_name(a), a.shape) for n, a in hosts.items() if tensors[n]})
-        return {n: self.contiguous(n, a, strict=strict, log=log) if tensors[n] else a for n, a in hosts.items()}
+        hosts = {n: to_host(n, a, kind_of(n, a)) for n, a in feeds.items() if tensors[n]}
+        self.full({n: (type_name(a), a.shape) for n, a in hosts.items()})
+        ready: dict[str, Any] = {n: self.contiguous(n, a, strict=strict, log=log) for n, a in hosts.items()}
+        for name in feeds:
+            if not tensors[name]:
+                ready[name] = self._other(name, feeds[name], strict=strict, log=log)
+        return ready
+
+    def _other(self, name: str, value: Any, *, strict: bool, log: ConversionLog) -> Any:
+        """Return a sequence, optional or map as an engine takes it: arrays inside are checked as others are."""
+        info = self.infos[name]
+        if info.kind == "map" or (info.kind == "optional" and value is None):
+            return value
+        if info.kind == "sequence" and not isinstance(value, (list, tuple)):
+            msg = f"input {name!r} is a sequence: pass a list of {info.dtype} arrays, got {type(value).__name__}"
+            raise InputError(msg)
+        many = isinstance(value, (list, tuple))
+        found = []
+        for one in value if many else (value,):
+            host = to_host(name, one, kind_of(name, one))
+            self.check(name, type_name(host), host.shape)
+            found.append(self.contiguous(name, host, strict=strict, log=log))
+        return found if many else found[0]
 
     def contiguous(
         self, name: str, host: np.ndarray[Any, Any], *, strict: bool, log: ConversionLog
@@ -263,5 +296,6 @@ class FeedCheck:
         return "; ".join(describe(info) for info in self.infos.values())
 
 
-def _type_name(array: np.ndarray[Any, Any]) -> str:
+def type_name(array: np.ndarray[Any, Any]) -> str:
+    """Return the model's word for the dtype of `array`."""
     return "string" if array.dtype.kind in "OUS" else array.dtype.name

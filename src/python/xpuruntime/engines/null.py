@@ -15,7 +15,15 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck, fixed_shape, known_outputs, refuse_stream
+from xpuruntime.engines.feeds import (
+    ConversionLog,
+    FeedCheck,
+    fixed_shape,
+    is_tensor,
+    known_outputs,
+    refuse_stream,
+    type_name,
+)
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -63,7 +71,7 @@ class NullEngine(Engine):
             )
         if request.device != "cpu":
             return reject("device_unsupported", "the null engine has only the device cpu", "use device cpu")
-        shapeless = [o.name for o in request.model.outputs if o.shape is None]
+        shapeless = [o.name for o in request.model.outputs if o.shape is None or not is_tensor(o)]
         if shapeless:
             return reject(
                 "op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine"
@@ -114,12 +122,12 @@ class NullModel(LoadedModel):
             _closed()
         refuse_stream(stream)
         self._check.names(feeds)
-        kind = kind_of_feeds(feeds)
+        kind = kind_of_feeds({n: a for n, a in feeds.items() if is_tensor(self._check.infos[n])})
         ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
         return {name: from_host(array, kind) for name, array in self._zeros(ready).items()}
 
     def _zeros(self, ready: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        described = {n: (a.dtype.name if a.dtype != object else "string", a.shape) for n, a in ready.items()}
+        described = {n: (type_name(a), a.shape) for n, a in ready.items() if is_tensor(self._check.infos[n])}
         self._check.full(described)
         sizes = self._check.symbols({n: shape for n, (_, shape) in described.items()})
         return {info.name: np.zeros(_resolve(info, sizes), _numpy_type(info)) for info in self._info.outputs}
@@ -174,7 +182,7 @@ class NullBinding(Binding):
         ready = {}
         for name in (n for n in check.infos if n in check.required or n in inputs):
             given, info = inputs.get(name), check.infos[name]
-            if given is None or isinstance(given, tuple):
+            if given is None or isinstance(given, tuple) or not is_tensor(info):
                 ready[name] = np.zeros(fixed_shape(info, given), _numpy_type(info))
             else:
                 ready[name] = to_host(name, given, kind_of(name, given))

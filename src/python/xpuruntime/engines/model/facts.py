@@ -100,8 +100,10 @@ def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 def _tensor(proto: onnx.TypeProto.Tensor) -> tuple[str, tuple[int | str | None, ...] | None]:
     shape: tuple[int | str | None, ...] | None = None
     if proto.HasField("shape"):
+        # Some exporters write a negative number for a size that is not known.
         shape = tuple(
-            int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or None for dim in proto.shape.dim
+            (int(dim.dim_value) if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in proto.shape.dim
         )
     return dtype_name(proto.elem_type), shape
 

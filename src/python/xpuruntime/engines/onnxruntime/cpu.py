@@ -10,7 +10,15 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, LoadedModel
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck, fixed_shape, is_tensor, known_outputs, refuse_stream
+from xpuruntime.engines.feeds import (
+    ConversionLog,
+    FeedCheck,
+    fixed_shape,
+    is_tensor,
+    known_outputs,
+    refuse_stream,
+    type_name,
+)
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -24,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBinding", "CpuModel"]
 
-#: Types that NumPy itself does not have: they travel through DLPack.
-_EXTENDED = ("bfloat16", "float8")
+#: A type that NumPy itself does not have: it travels through DLPack.
+_EXTENDED = "bfloat16"
 
 
 def closed(*_: Any, **__: Any) -> Any:
@@ -65,7 +73,7 @@ class CpuModel(LoadedModel):
         self._outputs = [o.name for o in self._session.get_outputs()]
         defaults = info.overridable_inputs
         self._check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
-        self._extended = any(t.dtype.startswith(_EXTENDED) for t in (*info.inputs, *info.outputs))
+        self._extended = any(t.dtype == _EXTENDED for t in (*info.inputs, *info.outputs))
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
@@ -112,7 +120,7 @@ class CpuModel(LoadedModel):
         if self._extended:
             return self._run_dlpack(feeds, kind)
         ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
-        if len(ready) == len(self._info.inputs):
+        if len(ready) == len(self._info.inputs) and all(map(is_tensor, self._info.inputs)):
             self._check.remember(tuple(ready[i.name].shape for i in self._info.inputs))
         try:
             results = session._sess.run(self._outputs, ready, None)
@@ -121,6 +129,14 @@ class CpuModel(LoadedModel):
         return {name: from_host(value, kind) for name, value in zip(self._outputs, results, strict=True)}
 
     def _run_dlpack(self, feeds: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+        values = self._through_dlpack(feeds)
+        try:
+            results = self._session._sess.run_with_ort_values(values, self._outputs, None)
+        except Exception as error:
+            raise self._failed(error) from None
+        return {name: _result(value, kind) for name, value in zip(self._outputs, results, strict=True)}
+
+    def _through_dlpack(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
         from xpuruntime import _core
@@ -144,11 +160,7 @@ class CpuModel(LoadedModel):
                 tensor = tensor.contiguous()
             values[name] = state.OrtValue.from_dlpack(tensor.__dlpack__(), tensor.dtype == "bool")
         self._check.full(described)
-        try:
-            results = self._session._sess.run_with_ort_values(values, self._outputs, None)
-        except Exception as error:
-            raise self._failed(error) from None
-        return {name: _result(value, kind) for name, value in zip(self._outputs, results, strict=True)}
+        return values
 
     def _failed(self, error: Exception) -> XpuRuntimeError:
         return translate(error, doing=f"running {self._info.path}", device="cpu")
@@ -159,10 +171,7 @@ class CpuModel(LoadedModel):
         if self._session is None:
             closed()
         if self._extended:
-            msg = (
-                "bind() on the CPU takes NumPy types only, and this model has bfloat16 or float8 inputs or "
-                "outputs; use run()"
-            )
+            msg = "bind() on the CPU takes NumPy types only, and this model has bfloat16 inputs or outputs; use run()"
             raise InputError(msg)
         return CpuBinding(self, inputs or {}, outputs or {})
 
@@ -170,6 +179,8 @@ class CpuModel(LoadedModel):
         """Run an instrumented copy; see `LoadedModel.observe`."""
         if self._session is None:
             closed()
+        if self._extended:
+            return self._observer(self._through_dlpack(feeds), runs)
         return self._observer(self._check.on_host(feeds, strict=self._strict, log=self._log), runs)
 
     def conversions(self) -> Sequence[Conversion]:
@@ -194,7 +205,7 @@ class CpuBinding(Binding):
         check.names({**dict.fromkeys(check.required), **inputs})
         wanted = [name for name in check.infos if name in check.required or name in inputs]
         bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
-        check.full({name: (a.dtype.name, a.shape) for name, a in bound.items()})
+        check.full({name: (type_name(a), a.shape) for name, a in bound.items()})
         known_outputs(outputs, model._outputs)
         shapes = _output_shapes(model, bound)
         made = {name: _output_buffer(name, shapes[name], outputs.get(name)) for name in model._outputs}
@@ -233,7 +244,7 @@ def _result(value: Any, kind: Any) -> Any:
 
 
 def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
-    if given is None or isinstance(given, tuple):
+    if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
         return np.zeros(fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
@@ -248,6 +259,10 @@ def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
 def _output_shapes(model: CpuModel, bound: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Return name to (shape, dtype), by running once: the only way that is right for every model."""
     results = model.run(dict(bound))
+    for name, value in results.items():
+        if not isinstance(value, np.ndarray):
+            msg = f"output {name!r} is no tensor, so it has no fixed buffer; use run()"
+            raise InputError(msg)
     return {name: (value.shape, value.dtype) for name, value in results.items()}
 
 

@@ -36,6 +36,8 @@ _DOMAINS = frozenset(
         "ai.onnx.preview.training",
     }
 )
+#: Types inside models that ONNX Runtime's Python interface has no arrays for.
+_NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex")
 _CUDA = "CUDAExecutionProvider"
 _OTHER = {"rocm": "MIGraphXExecutionProvider", "metal": "CoreMLExecutionProvider", "dml": "DmlExecutionProvider"}
 _INSTALL = 'pip install "xpuruntime[cuda]"'
@@ -194,6 +196,15 @@ def _reject_model(request: Request, kind: str) -> tuple[str, str, str | None] | 
         )
     if precision == "tf32" and kind == "cpu":
         return "precision_unsupported", "the CPU has no TF32", "use precision fp32"
+    for role, tensors in (("input", request.model.inputs), ("output", request.model.outputs)):
+        for tensor in tensors:
+            if tensor.dtype.startswith(_NO_ARRAYS):
+                return (
+                    "op_unsupported",
+                    f"{role} {tensor.name!r} is of type {tensor.dtype}, and ONNX Runtime takes and gives no arrays of "
+                    "it in Python",
+                    f"put a Cast at this {role} into the model, for example to float32",
+                )
     foreign = {d: ops for d, ops in request.model.custom_domains.items() if d not in _DOMAINS}
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())

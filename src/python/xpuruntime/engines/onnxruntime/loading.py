@@ -222,7 +222,10 @@ def _observer(request: Request, settings: Settings, source: Source) -> Callable[
             return session
 
         def run(session: Any, arrays: Mapping[str, Any]) -> Any:
-            return session._sess.run([o.name for o in session.get_outputs()], dict(arrays), None)
+            names, given = [o.name for o in session.get_outputs()], dict(arrays)
+            if any(type(value).__name__ == "OrtValue" for value in given.values()):
+                return session._sess.run_with_ort_values(given, names, None)
+            return session._sess.run(names, given, None)
 
         with attention_kernels(request) as kernels:
             seen = observe(

@@ -108,7 +108,8 @@ def _values(tensor: TensorInfo, random: Any, dims: Mapping[str, int] | None) -> 
     import numpy as np
 
     if tensor.kind != "tensor":
-        raise InputError(f"no probe can be made for input {tensor.name!r}: it is a {tensor.kind}. Fix: {_FIX}.")
+        kind = f"an {tensor.kind}" if tensor.kind[0] in "ou" else f"a {tensor.kind}"
+        raise InputError(f"no probe can be made for input {tensor.name!r}: it is {kind}. Fix: give a value for it.")
     shape = probe_shape(tensor, dims)
     if tensor.dtype in ("float32", "float64", "float16"):
         return random.standard_normal(shape).astype(tensor.dtype)

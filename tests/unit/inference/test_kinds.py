@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Models of unusual kinds in a session: sequences, optionals, unknown ranks and sizes, types NumPy does not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import xpuruntime as xrt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+X = np.ones((2, 3), np.float32)
+FLOATS = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
+
+
+def tensor(name: str, shape: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def saved(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], opset: int = 17) -> Path:
+    graph = helper.make_graph(nodes, "graph", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def concat(tmp_path: Path) -> Path:
+    """A sequence in, a tensor out."""
+    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
+    return saved(tmp_path, [node], [FLOATS], [tensor("y", ["M", 3])])
+
+
+def test_a_sequence_is_given_as_a_list_of_arrays(concat: Path) -> None:
+    with xrt.InferenceSession(concat, device="cpu") as session:
+        assert session.run({"s": [X, 2 * X]})["y"].shape == (4, 3)
+        assert session.run({"s": (X, X, X)})["y"].shape == (6, 3)
+        assert session.explain({"s": [X]}, runs=1).honoured
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (X, "pass a list of float32 arrays"),
+        ([X, X.astype(np.float64)], "dtype float64"),
+        ([X, [1.0]], "not an array"),
+        ([np.ones((2, 4), np.float32)], "axis 1 must be 3, got 4"),
+    ],
+)
+def test_a_wrong_sequence_is_refused(concat: Path, value: Any, message: str) -> None:
+    with xrt.InferenceSession(concat, device="cpu") as session, pytest.raises(xrt.InputError, match=message):
+        session.run({"s": value})
+
+
+def test_a_strided_array_in_a_sequence_is_copied_once_and_said(concat: Path) -> None:
+    strided = np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2]
+    with xrt.InferenceSession(concat, device="cpu") as session:
+        np.testing.assert_array_equal(session.run({"s": [strided]})["y"], strided)
+        conversions = session.explain({"s": [strided]}, runs=1).conversions
+    assert any("copied once" in one.what for one in conversions)
+
+
+def test_bind_refuses_a_sequence_by_name(concat: Path, tmp_path: Path) -> None:
+    with xrt.InferenceSession(concat, device="cpu") as session, pytest.raises(xrt.InputError, match="use run"):
+        session.bind({"s": [X]})
+    node = helper.make_node("SequenceConstruct", ["x", "x"], ["s"])
+    path = saved(tmp_path, [node], [tensor("x", [2, 3])], [FLOATS])
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert [one.shape for one in session.run({"x": X})["s"]] == [(2, 3), (2, 3)]
+        with pytest.raises(xrt.InputError, match="'s' is no tensor"):
+            session.bind({"x": X})
+
+
+def test_an_optional_input_may_be_none(tmp_path: Path) -> None:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2, 3]))
+    node = helper.make_node("OptionalHasElement", ["o"], ["y"])
+    path = saved(tmp_path, [node], [helper.make_value_info("o", kind)], [tensor("y", [], TensorProto.BOOL)])
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert not session.run({"o": None})["y"]
+        assert session.run({"o": X})["y"]
+        with pytest.raises(xrt.InputError, match="dtype float64"):
+            session.run({"o": X.astype(np.float64)})
+
+
+def test_a_negative_size_in_the_model_is_a_free_size(tmp_path: Path) -> None:
+    path = saved(tmp_path, [helper.make_node("Add", ["x", "x"], ["y"])], [tensor("x", [-1, 3])], [tensor("y", [-1, 3])])
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert session.inputs[0].shape == (None, 3)
+        for rows in (0, 1, 5):
+            assert session.run({"x": np.ones((rows, 3), np.float32)})["y"].shape == (rows, 3)
+        assert session.explain(runs=1).honoured
+
+
+def test_an_input_of_unknown_rank_is_checked_by_dtype(tmp_path: Path) -> None:
+    path = saved(tmp_path, [helper.make_node("Add", ["x", "x"], ["y"])], [tensor("x", None)], [tensor("y", None)])
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert session.run({"x": X})["y"].shape == (2, 3)
+        assert session.run({"x": np.float32(2)})["y"].shape == ()
+        with pytest.raises(xrt.InputError, match=r"expects float32; convert it first"):
+            session.run({"x": X.astype(np.int64)})
+        with pytest.raises(xrt.InputError, match="rank of input 'x' is not known"):
+            session.bind()
+        binding = session.bind({"x": X})
+        binding.run()
+        np.testing.assert_array_equal(binding.outputs["y"], 2 * X)
+
+
+def test_bfloat16_is_run_and_explained(tmp_path: Path) -> None:
+    small = pytest.importorskip("ml_dtypes")
+    kind = TensorProto.BFLOAT16
+    nodes = [helper.make_node("Cast", ["x"], ["f"], to=1), helper.make_node("Add", ["f", "f"], ["y"])]
+    path = saved(tmp_path, nodes, [tensor("x", [2, 3], kind)], [tensor("y", [2, 3])], 21)
+    x = X.astype(small.bfloat16)
+    with xrt.InferenceSession(path, device="cpu") as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * X)
+        report = session.explain({"x": x}, runs=1)
+    assert report.honoured, report
+    assert not report.partial
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.COMPLEX64])
+def test_a_type_without_arrays_is_refused_before_anything_is_loaded(tmp_path: Path, kind: int) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    path = saved(tmp_path, [node], [tensor("x", [2, 3], kind)], [tensor("y", [2, 3], kind)], 21)
+    with pytest.raises(xrt.UnsupportedOperationError, match="put a Cast"):
+        xrt.plan(path, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "uint16", "int64", "uint64", "bool"])
+def test_ordinary_types_pass(tmp_path: Path, dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    node = helper.make_node("Identity", ["x"], ["y"])
+    path = saved(tmp_path, [node], [tensor("x", ["N", 3], kind)], [tensor("y", ["N", 3], kind)])
+    with xrt.InferenceSession(path, device="cpu") as session:
+        out = session.run({"x": X.astype(dtype)})["y"]
+    assert out.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["object", "<U4"])
+def test_bind_refuses_strings_by_name(tmp_path: Path, dtype: str) -> None:
+    kind = TensorProto.STRING
+    path = saved(
+        tmp_path, [helper.make_node("Identity", ["x"], ["y"])], [tensor("x", ["N"], kind)], [tensor("y", ["N"], kind)]
+    )
+    words = np.array(["a", "한글"], dtype)
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert session.run({"x": words})["y"].tolist() == ["a", "한글"]
+        with pytest.raises(xrt.InputError, match=r"string \[N\]\) has no fixed buffer"):
+            session.bind({"x": words})
