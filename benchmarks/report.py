@@ -221,7 +221,7 @@ def resnet(record: dict[str, Any]) -> Section:
     text = (
         "How long does ResNet-50 take through plain ONNX Runtime, through us by default, and through us under policies "
         f"found by hand?\n\n{machine(record)}\n`python benchmarks/bench_resnet.py`: {rounds(record, sample)} Random "
-        f"weights. The last two columns are the speed against `{own}` and the largest error against fp32 on the CPU, as "
+        f"weights. The last two columns are speed against `{own}` and the largest error against fp32 on the CPU, as "
         "a share of the largest logit. There is no target.\n\nThe policies:\n\n"
         f"{policies}\nThey do not compute in the same precision. By default ONNX Runtime's CUDA provider uses TF32 for "
         "fp32 convolutions and matrix products, and so do we under `default`. Compare rows of one "
