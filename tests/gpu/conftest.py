@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HERE = Path(__file__).parent
+_TORCH = importlib.util.find_spec("torch") is not None
+#: These modules give streams work through PyTorch and cannot be imported without it.
+collect_ignore_glob = [] if _TORCH else ["test_*_gpu.py"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _TORCH and config.getoption("--fail-on-skip"):
+        msg = "the GPU tests need PyTorch: pip install torch"
+        raise pytest.UsageError(msg)
+
+
+def pytest_report_header() -> str | None:
+    return None if _TORCH else "tests/gpu: not collected, because PyTorch is not installed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -67,7 +67,7 @@ def torch_written_late(stream: torch.cuda.Stream) -> torch.Tensor:
 
 def test_export_to_torch_waits_on_the_device() -> None:
     producer, consumer = Stream("cuda:0"), torch.cuda.Stream()
-    tensor, target = written_late(producer), full(-1.0)
+    target, tensor = full(-1.0), written_late(producer)
     with torch.cuda.stream(consumer):
         target.copy_(torch.from_dlpack(tensor))
     assert not producer.query(), "__dlpack__ waited on the host"
@@ -76,7 +76,7 @@ def test_export_to_torch_waits_on_the_device() -> None:
 
 def test_export_without_ordering_really_reads_too_early() -> None:
     producer, consumer = Stream("cuda:0"), torch.cuda.Stream()
-    tensor, target = written_late(producer), full(-1.0)
+    target, tensor = full(-1.0), written_late(producer)
     view = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(stream=-1))
     with torch.cuda.stream(consumer):
         target.copy_(view)
@@ -86,7 +86,7 @@ def test_export_without_ordering_really_reads_too_early() -> None:
 @pytest.mark.parametrize("number", [None, 1])
 def test_export_to_the_legacy_default_stream(number: int | None) -> None:
     producer = Stream("cuda:0")
-    tensor, target = written_late(producer), full(-1.0)
+    target, tensor = full(-1.0), written_late(producer)
     view = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(stream=number))
     target.copy_(view)
     assert not producer.query(), "__dlpack__ waited on the host"
@@ -146,7 +146,7 @@ def test_import_from_cupy_waits_on_the_device() -> None:
     cupy = pytest.importorskip("cupy")
     producer, consumer = torch.cuda.Stream(), Stream("cuda:0")
     source = torch_written_late(producer)
-    with cupy.cuda.ExternalStream(producer.cuda_stream):
+    with cupy.cuda.Stream.from_external(producer):
         theirs = cupy.from_dlpack(source.detach())
         for tensor in (
             Tensor.from_dlpack(theirs, consumer),
@@ -199,8 +199,8 @@ def test_copies_order_themselves() -> None:
 
 def test_overwriting_waits_for_what_was_written_before() -> None:
     first, second = Stream("cuda:0"), Stream("cuda:0")
-    tensor = written_late(first)
     fresh = Tensor.from_dlpack(full(9.0), second)
+    tensor = written_late(first)
     tensor.copy_(fresh, stream=second)
     assert not first.query(), "the host waited"
     assert values(torch.from_dlpack(tensor)) == {9.0}, "the older write came last"
@@ -251,7 +251,7 @@ def test_record_use_holds_memory_back_for_a_foreign_stream() -> None:
 
 def test_make_wait_orders_a_foreign_stream() -> None:
     producer, consumer = Stream("cuda:0"), torch.cuda.Stream()
-    tensor, target = written_late(producer), full(-1.0)
+    target, tensor = full(-1.0), written_late(producer)
     view = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(stream=-1))
     tensor.make_wait(consumer)
     with torch.cuda.stream(consumer):

@@ -101,7 +101,7 @@ void Graph::end_capture() {
   try {
     handle = calls::end_capture(device, stream->handle());
   } catch (...) {
-    // A capture that another thread began goes on, and is still this graph's.
+    // Some errors leave the capture going on; then it is still this graph's.
     if (!stream->capturing()) state_->stream.reset();
     throw;
   }

@@ -50,8 +50,8 @@ const char* capture_mistake(cudaError_t status) {
              "only be waited for "
              "in that capture";
     case cudaErrorStreamCaptureWrongThread:
-      return "a capture ends on the thread that began it: this is another thread, and the stream "
-             "is still capturing";
+      return "a capture ends on the thread that began it: this is another thread, and what was "
+             "captured is lost";
     default:
       return nullptr;
   }
