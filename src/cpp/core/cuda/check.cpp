@@ -2,9 +2,69 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "cuda/check.h"
 
+#include <cuda.h>
+
+#include <mutex>
+#include <unordered_map>
+
 #include "xpuruntime/error.h"
 
 namespace xpuruntime::cuda {
+namespace {
+
+// The driver library is not linked: the runtime knows where it is.
+template <typename Function>
+Function* entry_point(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  constexpr unsigned int kVersion = 12000;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (status != cudaSuccess || found == nullptr) {
+    (void)cudaGetLastError();
+    throw CudaError(std::string("the NVIDIA driver has no ") + name +
+                        ": install a driver that is not older than the CUDA runtime",
+                    "cuda", static_cast<int>(status));
+  }
+  return reinterpret_cast<Function*>(found);
+}
+
+struct Driver {
+  CUresult (*retain)(CUcontext*, CUdevice) =
+      entry_point<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain");
+  CUresult (*push)(CUcontext) = entry_point<CUresult(CUcontext)>("cuCtxPushCurrent");
+  CUresult (*pop)(CUcontext*) = entry_point<CUresult(CUcontext*)>("cuCtxPopCurrent");
+};
+
+const Driver& driver() {
+  static const Driver calls;
+  return calls;
+}
+
+void check_driver(CUresult status, const char* call, int device) {
+  if (status == CUDA_SUCCESS) return;
+  throw CudaError(std::string(call) + " failed on cuda:" + std::to_string(device) + " (" +
+                      std::to_string(static_cast<int>(status)) + ")",
+                  "cuda:" + std::to_string(device), static_cast<int>(status));
+}
+
+// Retained for the life of the process, as the runtime does.
+CUcontext primary_context(int device) {
+  static std::mutex mutex;
+  static std::unordered_map<int, CUcontext> contexts;
+  const std::lock_guard lock(mutex);
+  CUcontext& context = contexts[device];
+  if (context == nullptr) {
+    check_driver(driver().retain(&context, device), "cuDevicePrimaryCtxRetain", device);
+  }
+  return context;
+}
+
+}  // namespace
 
 void check(cudaError_t status, const char* call, int device) {
   if (status == cudaSuccess) return;
@@ -18,12 +78,13 @@ DeviceGuard::DeviceGuard(int device) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice", device);
   if (current == device) return;
-  check(cudaSetDevice(device), "cudaSetDevice", device);
-  previous_ = current;
+  check_driver(driver().push(primary_context(device)), "cuCtxPushCurrent", device);
+  pushed_ = true;
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (previous_ >= 0) (void)cudaSetDevice(previous_);
+  CUcontext popped = nullptr;
+  if (pushed_) (void)driver().pop(&popped);
 }
 
 }  // namespace xpuruntime::cuda

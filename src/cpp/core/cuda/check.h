@@ -14,9 +14,10 @@ namespace xpuruntime::cuda {
 /// non-sticky error first.
 void check(cudaError_t status, const char* call, int device);
 
-/// Makes `device` current for one scope and restores the caller's device. Creates no context where
-/// none is needed: when the device is current already, nothing is called. The destructor never
-/// throws.
+/// Makes `device` current for one scope and restores the caller's device. When the device is
+/// current already, nothing is called. Otherwise its primary context is pushed on the driver's
+/// stack and popped again: `cudaSetDevice` would also create a context on the device that it
+/// restores. The destructor never throws.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -25,7 +26,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int previous_ = -1;
+  bool pushed_ = false;
 };
 
 inline cudaStream_t as_stream(StreamHandle stream) noexcept {
