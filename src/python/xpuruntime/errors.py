@@ -14,7 +14,7 @@ Every message names the thing, the reason and the fix::
      ├── EngineError                       an engine is missing, refused the model, or failed while running
      └── LockError                         a lock does not match what it is held against
 
-    XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce, or what cannot be raised
+    XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ class LockError(XpuRuntimeError):
 
 
 class XpuRuntimeWarning(UserWarning):
-    """What a ``prefer`` policy could not enforce, and what happens where nothing can be raised."""
+    """What a ``prefer`` policy could not enforce."""

@@ -45,7 +45,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     accuracy : float
         ``correct / images``, 0..1.
     accurate : bool
-        Whether `accuracy` reaches the 98 % that the model was shipped with.
+        Whether `accuracy` reaches the required 98 %.
     latency : dict of str to Latency
         Batch size, as text, to the wall time of `InferenceSession.run`, NumPy in and NumPy out, in microseconds.
     honoured : bool
