@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_ctrl_c_in_the_middle_ends_quietly(digits: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
 def test_a_reader_that_goes_away_is_no_error(digits: str) -> None:
-    command = f"{sys.executable} -c 'from xpuruntime.cli import main; main()' policy schema | head -c 10"
+    command = f"{shlex.quote(sys.executable)} -c 'from xpuruntime.cli import main; main()' policy schema | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert len(done.stdout) == 10
     assert done.stderr == ""

@@ -26,6 +26,14 @@ def temporary(tmp_path, monkeypatch):
     assert list(place.iterdir()) == []
 
 
+#: Python 3.10 gets an ONNX Runtime that is too old for it; what is said then has a test of its own below.
+records_assignment = pytest.mark.skipif(
+    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
+    reason=f"ONNX Runtime {onnxruntime.__version__} does not record which provider each node is assigned to",
+)
+
+
+@records_assignment
 def test_a_whole_pass():
     proto = conv_net()
     observed = observe(maker(proto), feeds(proto), 5, proto)
@@ -51,6 +59,7 @@ def test_no_weights_are_read_back(monkeypatch):
     assert big == []
 
 
+@records_assignment
 def test_assignment():
     proto = conv_net()
     session = maker(proto)(None, None)

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+PYTHON = shlex.quote(sys.executable)
 SCRIPT = Path(__file__).resolve().parents[3] / "tools" / "preflight.sh"
 
 
@@ -49,16 +51,14 @@ def test_old_python(program):
 
 
 def test_python_without_venv(program):
-    bare = program("python3", f'case "$*" in *ensurepip*) exit 1 ;; *) exec {sys.executable} "$@" ;; esac')
+    bare = program("python3", f'case "$*" in *ensurepip*) exit 1 ;; *) exec {PYTHON} "$@" ;; esac')
     done = preflight(bare)
     assert done.returncode == 1
     assert "apt-get install python3-venv" in done.stderr
 
 
 def test_python_without_headers(program, tmp_path: Path):
-    bare = program(
-        "python3", f'case "$*" in *Python.h*) echo {tmp_path}/Python.h ;; *) exec {sys.executable} "$@" ;; esac'
-    )
+    bare = program("python3", f'case "$*" in *Python.h*) echo {tmp_path}/Python.h ;; *) exec {PYTHON} "$@" ;; esac')
     done = preflight(bare)
     assert done.returncode == 1
     assert "apt-get install python3-dev" in done.stderr
