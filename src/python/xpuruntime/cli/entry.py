@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import (
@@ -60,6 +62,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
+    _open_closed_streams()
     raise SystemExit(int(run(sys.argv[1:] if argv is None else argv)))
 
 
@@ -123,17 +126,16 @@ def _report(error: Exception, code: ExitCode, as_json: bool) -> None:
 
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # files are named, so it is standard output
+        where = error.filename or ("standard output" if full else None)
+        text = f"{where}: {error.strerror}" if where else error.strerror
     if as_json:
-        print_json(
-            _error_record(
-                type(error).__name__,
-                text,
-                code,
-                device=getattr(error, "device", None),
-                engine=getattr(error, "engine", None),
-            )
-        )
+        more = {name: getattr(error, name, None) for name in ("device", "engine")}
+        try:
+            print_json(_error_record(type(error).__name__, text, code, **more))
+            sys.stdout.flush()
+        except OSError:  # it is standard output that cannot be written
+            _silence_stdout()
     if code is ExitCode.BUG:
         error_line(f"{type(error).__name__}: {text}")
         error_line("this is a bug in xpuruntime; run again with `xrt --debug ...` for the traceback", label="help")
@@ -159,6 +161,13 @@ def _show_warnings_plainly() -> None:
 
     warnings.showwarning = show
     warnings.simplefilter("always", XpuRuntimeWarning)
+
+
+def _open_closed_streams() -> None:
+    """Stand in for streams that the caller has closed (``>&-``), which Python gives as ``None``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - lives as long as we do
 
 
 def _silence_stdout() -> None:

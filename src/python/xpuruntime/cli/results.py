@@ -95,8 +95,10 @@ def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)
         Path(temporary).replace(target)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and not error.filename:  # a full disk names no file
+            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
         raise
 
 

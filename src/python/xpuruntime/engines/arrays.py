@@ -43,6 +43,9 @@ def kind_of(name: str, array: Any) -> Kind:
 
 def _kind_of(name: str, array: Any) -> Kind:
     root = type(array).__module__.partition(".")[0]
+    if type(array).__module__.startswith("numpy.ma"):
+        msg = f"input {name!r} is a masked array, and a model has no masks; pass x.filled(value), or x.data"
+        raise InputError(msg)
     if root == "numpy" and hasattr(array, "dtype") and hasattr(array, "flags"):
         return "numpy"
     if root in ("torch", "cupy"):

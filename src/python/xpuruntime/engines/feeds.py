@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, to_host
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ConversionLog",
     "FeedCheck",
+    "closed_binding",
     "describe",
     "fixed_shape",
     "is_tensor",
     "known_outputs",
     "refuse_stream",
+    "room",
     "type_name",
 ]
 
@@ -63,6 +65,11 @@ def is_tensor(info: TensorInfo) -> bool:
     return info.kind == "tensor"
 
 
+def closed_binding(*_: Any, **__: Any) -> Any:
+    """Stand in for a binding's `run` after `close`."""
+    raise XpuRuntimeError("this binding is closed; bind again")
+
+
 def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shape of a buffer: the one given, else the model's own.
 
@@ -78,15 +85,39 @@ def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, .
         msg = f"the rank of input {info.name!r} is not known; pass bind({{{info.name!r}: shape or array}})"
         raise InputError(msg)
     shape = []
+    size: Any
     for size in given if given is not None else info.shape or ():
-        if not isinstance(size, int):
+        if hasattr(size, "__index__") and int(size) < 0:
+            msg = f"input {info.name!r} cannot have the shape {tuple(given or ())}: a size is 0 or more"
+            raise InputError(msg)
+        if not hasattr(size, "__index__"):
             msg = (
                 f"input {info.name!r} has free dimensions ({describe(info)}); "
                 f"pass bind({{{info.name!r}: shape or array}})"
             )
             raise InputError(msg)
-        shape.append(size)
+        shape.append(int(size))
     return tuple(shape)
+
+
+def room(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Return a host buffer of zeros.
+
+    Raises
+    ------
+    OutOfMemoryError
+    """
+    import numpy as np
+
+    try:
+        return np.zeros(shape, dtype)
+    except (MemoryError, ValueError) as error:  # beyond what an address can hold, NumPy raises ValueError
+        raise _no_room(name, shape, error) from None
+
+
+def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemoryError:
+    msg = f"no host memory for {name!r} of shape {list(shape)}: {error}. Use a smaller batch"
+    return OutOfMemoryError(msg, device="cpu")
 
 
 def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
@@ -231,7 +262,7 @@ class FeedCheck:
         self.names(feeds)
         tensors = {name: is_tensor(self.infos[name]) for name in feeds}
         hosts = {n: to_host(n, a, kind_of(n, a)) for n, a in feeds.items() if tensors[n]}
-        self.full({n: (type_name(a), a.shape) for n, a in hosts.items()})
+        self.full({n: (type_name(a, self.infos[n]), a.shape) for n, a in hosts.items()})
         ready: dict[str, Any] = {n: self.contiguous(n, a, strict=strict, log=log) for n, a in hosts.items()}
         for name in feeds:
             if not tensors[name]:
@@ -250,7 +281,7 @@ class FeedCheck:
         found = []
         for one in value if many else (value,):
             host = to_host(name, one, kind_of(name, one))
-            self.check(name, type_name(host), host.shape)
+            self.check(name, type_name(host, info), host.shape)
             found.append(self.contiguous(name, host, strict=strict, log=log))
         return found if many else found[0]
 
@@ -275,8 +306,12 @@ class FeedCheck:
             raise InputError(msg)
         import numpy as np
 
+        try:
+            copy = np.ascontiguousarray(host)
+        except MemoryError as error:
+            raise _no_room(name, host.shape, error) from None
         log.add(f"input {name!r} copied once", "it was not C-contiguous")
-        return np.ascontiguousarray(host)
+        return copy
 
     def forget(self) -> None:
         """Forget the shapes that passed, so that the next run is checked from the start."""
@@ -296,6 +331,7 @@ class FeedCheck:
         return "; ".join(describe(info) for info in self.infos.values())
 
 
-def type_name(array: np.ndarray[Any, Any]) -> str:
-    """Return the model's word for the dtype of `array`."""
-    return "string" if array.dtype.kind in "OUS" else array.dtype.name
+def type_name(array: np.ndarray[Any, Any], info: TensorInfo) -> str:
+    """Return the model's word for the dtype of `array`. Objects are taken for strings where strings are expected."""
+    kind = array.dtype.kind
+    return "string" if kind in "US" or (kind == "O" and info.dtype == "string") else array.dtype.name

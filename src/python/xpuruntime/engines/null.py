@@ -18,10 +18,12 @@ from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Obs
 from xpuruntime.engines.feeds import (
     ConversionLog,
     FeedCheck,
+    closed_binding,
     fixed_shape,
     is_tensor,
     known_outputs,
     refuse_stream,
+    room,
     type_name,
 )
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
@@ -127,10 +129,11 @@ class NullModel(LoadedModel):
         return {name: from_host(array, kind) for name, array in self._zeros(ready).items()}
 
     def _zeros(self, ready: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        described = {n: (type_name(a), a.shape) for n, a in ready.items() if is_tensor(self._check.infos[n])}
+        infos = self._check.infos
+        described = {n: (type_name(a, infos[n]), a.shape) for n, a in ready.items() if is_tensor(infos[n])}
         self._check.full(described)
         sizes = self._check.symbols({n: shape for n, (_, shape) in described.items()})
-        return {info.name: np.zeros(_resolve(info, sizes), _numpy_type(info)) for info in self._info.outputs}
+        return {info.name: room(info.name, _resolve(info, sizes), _numpy_type(info)) for info in self._info.outputs}
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind host buffers; see `InferenceSession.bind`."""
@@ -183,7 +186,7 @@ class NullBinding(Binding):
         for name in (n for n in check.infos if n in check.required or n in inputs):
             given, info = inputs.get(name), check.infos[name]
             if given is None or isinstance(given, tuple) or not is_tensor(info):
-                ready[name] = np.zeros(fixed_shape(info, given), _numpy_type(info))
+                ready[name] = room(name, fixed_shape(info, given), _numpy_type(info))
             else:
                 ready[name] = to_host(name, given, kind_of(name, given))
         zeros = model._zeros(ready)
@@ -209,7 +212,7 @@ class NullBinding(Binding):
 
     def close(self) -> None:
         """Release the buffers."""
-        self.run = _closed
+        self.run = closed_binding
         self.inputs, self.outputs = {}, {}
 
 

@@ -99,6 +99,7 @@ class _Comparison:
         self.engine, self.device, self.precision, self.allowed = engine, device, precision, allowed
         self.ran = computing(units)
         self._special: dict[str, Callable[[Control], tuple[str, Status, str]]] = {
+            "mode": self._mode,
             "execution.engine": self._engine,
             "execution.device": self._device,
             "execution.precision": self._precision,
@@ -125,6 +126,9 @@ class _Comparison:
             status=status,
             reason=reason,
         )
+
+    def _mode(self, control: Control) -> tuple[str, Status, str]:
+        return control.resolved, "honoured", "the plan was made under it"
 
     def _engine(self, control: Control) -> tuple[str, Status, str]:
         wanted = self.engine or control.resolved

@@ -82,7 +82,7 @@ def _headline(report: Report) -> RenderableType:
         latency = report.latency
         text.append(
             f"\nlatency: median {latency.median_us:,.1f} us, p90 {latency.p90_us:,.1f} us, "
-            f"least {latency.min_us:,.1f} us over {latency.runs} runs"
+            f"least {latency.min_us:,.1f} us over {latency.runs} {'run' if latency.runs == 1 else 'runs'}"
         )
     return text
 
@@ -187,10 +187,10 @@ def _accounting(report: Report) -> RenderableType:
         if count[relation] and relation == "fused":
             words.append(f"{nodes[relation]} fused into {count[relation]}")
         elif count[relation] and relation == "inserted":
-            words.append(f"{count[relation]} units inserted")
+            words.append(f"{count[relation]} {'unit' if count[relation] == 1 else 'units'} inserted")
         elif count[relation]:
             words.append(f"{nodes[relation]} {relation}")
-    return Text(f"\n{total} source nodes: {', '.join(words)}")
+    return Text(f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}")
 
 
 def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:

@@ -108,7 +108,8 @@ class InferenceSession:
         self._model, self.plan, self._machine = _plan(model, stated, engines, machine)
         self.policy = stated
         if self.plan.warnings:
-            text = "; ".join(self.plan.warnings)
+            lines = self.plan.warnings
+            text = lines[0] if len(lines) == 1 else "\n  ".join(("", *lines))
             warnings.warn(f"{self.plan.engine}@{self.plan.device}: {text}", XpuRuntimeWarning, stacklevel=2)
         from xpuruntime.engines.base import Request
 
@@ -214,6 +215,10 @@ class InferenceSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = f"{self!r} cannot be pickled or copied: it holds an engine's state; open one in each process"
+        raise TypeError(msg)
 
     def __repr__(self) -> str:
         state = "closed" if self._loaded is None else f"{self.plan.engine}@{self.plan.device}"

@@ -60,7 +60,7 @@ def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
     """Return a sentence that helps with an unknown engine name: the nearest name, and all of them."""
     words = {word: word for word in KNOWN_EXTRAS}
     words.update({word: key for key, engine in engines.items() for word in (key, *engine.aliases)})
-    close = difflib.get_close_matches(name, words, n=1)
+    close = difflib.get_close_matches(name.lower(), words, n=1)
     hint = f"did you mean '{words[close[0]]}'? " if close else ""
     return f"{hint}registered: {', '.join(engines) or 'none'}"
 

@@ -34,7 +34,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     head.add_column(style="bold", no_wrap=True)
     head.add_column(overflow="fold")
     for name, value in _facts(plan):
-        head.add_row(name, Text(value))
+        head.add_row(name, Text(value[: len("sha256:") + 12] if name == "fingerprint" else value))
 
     tried = Table(title="candidates", title_justify="left", expand=False)
     tried.add_column("candidate", no_wrap=True)
@@ -81,7 +81,8 @@ def _reason(reason: str, fix: str | None) -> Text:
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     model = plan.model
-    yield "model", f"{model.path} ({model.nodes} nodes, {model.size} bytes, sha256 {model.sha256[:12]})"
+    nodes = "1 node" if model.nodes == 1 else f"{model.nodes} nodes"
+    yield "model", f"{model.path} ({nodes}, {model.size:,} bytes, sha256 {model.sha256[:12]})"
     yield "inputs", ", ".join(_tensor(t) for t in model.inputs) or "none"
     yield "outputs", ", ".join(_tensor(t) for t in model.outputs) or "none"
     yield "mode", plan.mode

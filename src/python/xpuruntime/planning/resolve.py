@@ -232,7 +232,8 @@ def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts:
 
 def _notes(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
     before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
-    lines = [f"{winner} is the first of {len(verdicts)} candidate(s) that can run it: {judgement.verdict.reason}"]
+    which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"
+    lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
     if before:
         lines.append("rejected before it: " + ", ".join(f"{v.candidate} ({v.code})" for v in before))
     if policy.mode == "auto":
@@ -245,6 +246,7 @@ def _notes(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Se
 
 
 def _why(verdict: Verdict) -> str:
-    return f"{verdict.candidate} was rejected ({verdict.code}): {verdict.reason}" + (
-        f" Fix: {verdict.fix}" if verdict.fix else ""
+    reason = verdict.reason.rstrip(".")
+    return f"{verdict.candidate} was rejected ({verdict.code}): {reason}" + (
+        f". Fix: {verdict.fix}" if verdict.fix else ""
     )

@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, SESSION_OPTIONS, check_options
+from xpuruntime.engines.onnxruntime.options import (
+    CPU_OPTIONS,
+    CUDA_OPTIONS,
+    NAMES,
+    SESSION_OPTIONS,
+    check_options,
+    own_options,
+)
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Enforceability
 
-__all__ = ["Book", "Settings", "settle"]
+__all__ = ["PROBED", "Book", "Settings", "settle"]
+
+#: What becomes of the accuracy keys, here and in the evidence.
+PROBED = "probe input held against fp32 on the CPU"
+#: Engines that a portable policy may hold options for while another one runs.
+_OTHERS = ("openvino", "qnn", "tensorrt", "torch", "null")
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -134,33 +146,48 @@ def _accuracy(request: Request, book: Book) -> None:
         elif key.startswith("accuracy."):
             book.add(
                 key,
-                "probe input held against fp32 on the CPU",
+                PROBED,
                 "enforced",
                 "the session is refused beyond the tolerance",
             )
 
 
 def _show(value: Any) -> str:
+    if hasattr(value, "to_plain"):
+        return msgspec.json.encode(value.to_plain(), order="sorted").decode()
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(_show(v) for v in value) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
-    options = dict(request.policy.execution.provider_options).get("onnxruntime", {})
-    given = dict(options)
+    given = own_options(request.policy.execution.provider_options)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
-    settings.options.update(check_options(given, CUDA_OPTIONS if cuda else CPU_OPTIONS, where))
-    settings.session.update(check_options(session, SESSION_OPTIONS, where))
+    provider = CUDA_OPTIONS if cuda else CPU_OPTIONS
+    settings.options.update(check_options(given, provider, where, also=SESSION_OPTIONS))
+    settings.session.update(check_options(session, SESSION_OPTIONS, where, also=provider))
     settings.level = settings.session.pop("graph_optimization_level", "all")
     for key in book.stated:
-        if key.startswith("execution.provider_options"):
+        if not key.startswith("execution.provider_options."):
+            continue
+        engine = key.split(".")[2]
+        if engine in NAMES:
             book.add(
                 key,
                 _show(book.stated[key]),
                 "enforced",
                 "validated and handed to ONNX Runtime; provider options are read back after loading",
+            )
+        elif engine in _OTHERS or engine in request.policy.execution.engine:
+            book.add(key, "-", "enforced", f"used when {engine} runs, and only then")
+        else:
+            book.add(
+                key,
+                "-",
+                "unsupported",
+                f"onnxruntime runs, and the policy names no engine {engine!r}",
+                f"remove the key, or write {where} if {engine!r} was meant to be that",
             )
 
 

@@ -13,10 +13,12 @@ from xpuruntime.engines.base import Binding, LoadedModel
 from xpuruntime.engines.feeds import (
     ConversionLog,
     FeedCheck,
+    closed_binding,
     fixed_shape,
     is_tensor,
     known_outputs,
     refuse_stream,
+    room,
     type_name,
 )
 from xpuruntime.engines.onnxruntime.failures import translate
@@ -205,7 +207,7 @@ class CpuBinding(Binding):
         check.names({**dict.fromkeys(check.required), **inputs})
         wanted = [name for name in check.infos if name in check.required or name in inputs]
         bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
-        check.full({name: (type_name(a), a.shape) for name, a in bound.items()})
+        check.full({name: (type_name(a, check.infos[name]), a.shape) for name, a in bound.items()})
         known_outputs(outputs, model._outputs)
         shapes = _output_shapes(model, bound)
         made = {name: _output_buffer(name, shapes[name], outputs.get(name)) for name in model._outputs}
@@ -227,7 +229,7 @@ class CpuBinding(Binding):
 
     def close(self) -> None:
         """Release the binding; the arrays live on while you hold them."""
-        self.run = closed
+        self.run = closed_binding
         self._io = None
         self.inputs, self.outputs = {}, {}
 
@@ -245,7 +247,7 @@ def _result(value: Any, kind: Any) -> Any:
 
 def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
     if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
-        return np.zeros(fixed_shape(info, given), np.dtype(info.dtype))
+        return room(info.name, fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
         msg = (
@@ -272,7 +274,10 @@ def _output_buffer(name: str, expected: tuple[tuple[int, ...], Any], given: Any)
         msg = f"output {name!r} holds strings, which have no fixed buffer; use run()"
         raise InputError(msg)
     if given is None:
-        return np.zeros(shape, dtype)
+        return room(name, shape, dtype)
+    if not hasattr(given, "__dlpack__"):
+        msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
+        raise InputError(msg)
     array = to_host(name, given, kind_of(name, given))
     if array.dtype != dtype or array.shape != shape:
         msg = (

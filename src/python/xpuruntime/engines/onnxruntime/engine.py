@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import Settings, settle
+from xpuruntime.engines.onnxruntime.options import NAMES
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -46,8 +47,8 @@ _INSTALL = 'pip install "xpuruntime[cuda]"'
 class OnnxRuntimeEngine(Engine):
     """ONNX Runtime on ``cpu`` and ``cuda:N``."""
 
-    name: ClassVar[str] = "onnxruntime"
-    aliases: ClassVar[tuple[str, ...]] = ("ort", "onnxrt")
+    name: ClassVar[str] = NAMES[0]
+    aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
 
     def probe(self) -> EngineFacts:
         """Import the wheel and look which providers can be loaded here; finds libraries without loading them."""
@@ -147,7 +148,7 @@ class OnnxRuntimeEngine(Engine):
             return (
                 "device_unsupported",
                 f"ONNX Runtime has no device {request.device!r}; it runs on cpu and cuda:N",
-                None,
+                "use device cpu or cuda:0, or name an engine that has this device in execution.engine",
             )
         if kind == "cuda":
             rejection = _reject_cuda(request.device, int(index or 0), facts, machine)

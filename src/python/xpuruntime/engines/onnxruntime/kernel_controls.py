@@ -136,10 +136,11 @@ def settle_rules(request: Request, settings: Settings, book: Book) -> None:
     for index, rule in enumerate(request.policy.kernels.rules):
         key = f"kernels.rules[{index}]"
         glob = rule.match.node
-        if rule.precision == "fp32" and glob and not rule.use and settings.convert:
+        chosen = rule.use not in (None, "auto", ("auto",))
+        if rule.precision == "fp32" and glob and not chosen and settings.convert:
             keep.append(glob)
             book.add(key, f"nodes {glob} stay fp32", "enforced", "the converter leaves them alone")
-        elif rule.use:
+        elif chosen:
             book.add(key, "-", "unsupported", f"{_REWRITE} for single nodes", "remove the rule, or use mode: prefer")
         else:
             book.add(

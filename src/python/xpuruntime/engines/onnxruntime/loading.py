@@ -145,7 +145,13 @@ def _source(request: Request, settings: Settings, log: ConversionLog) -> Source:
         return Source(str(converted.write(folder.name)), None, label, keep=folder)
     if info.needs_renaming or info.data is not None:
         for name in info.renamed[:1]:
-            log.add(f"{len(info.renamed)} nodes were given names, such as {name!r}", "they had none, or one twice")
+            count = len(info.renamed)
+            what = (
+                f"1 node was given the name {name!r}"
+                if count == 1
+                else f"{count} nodes were given names: {name!r}, ..."
+            )
+            log.add(what, "unnamed in the model, or one name for several nodes")
         return Source(info.serialized_named(), info.base_dir, label)
     return Source(info.path, None, label)
 
@@ -195,6 +201,7 @@ def _plain_run_options(settings: Settings) -> Any:
 
 def _observer(request: Request, settings: Settings, source: Source) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the session and watches it run."""
+    from xpuruntime.engines.onnxruntime.controls import PROBED
     from xpuruntime.engines.onnxruntime.controls import Settings as Plain
 
     options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
@@ -212,7 +219,8 @@ def _observer(request: Request, settings: Settings, source: Source) -> Callable[
             deterministic=settings.deterministic,
             allow_cpu_ops=settings.allow_cpu_ops,
         )
-        effective: dict[str, str] = {}
+        # A session whose probe input was out of tolerance was refused, so it does not come here.
+        effective = {f"accuracy.{key}": PROBED for key in ("reference", "rtol", "atol", "cosine")}
 
         def make(prefix: str | None, optimized: str | None) -> Any:
             prepared = session_options(copy, source)

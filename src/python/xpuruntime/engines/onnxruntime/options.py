@@ -18,7 +18,10 @@ from xpuruntime.errors import PolicyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CPU_OPTIONS", "CUDA_OPTIONS", "SESSION_OPTIONS", "Option", "check_options"]
+__all__ = ["CPU_OPTIONS", "CUDA_OPTIONS", "NAMES", "SESSION_OPTIONS", "Option", "check_options", "own_options"]
+
+#: What a policy may call this engine.
+NAMES = ("onnxruntime", "ort", "onnxrt")
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +108,28 @@ SESSION_OPTIONS: dict[str, Option] = {
 }
 
 
-def check_options(given: Mapping[str, object], known: Mapping[str, Option], where: str) -> dict[str, str]:
+def own_options(given: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Return what ``execution.provider_options`` holds for this engine, under any of its names.
+
+    Raises
+    ------
+    PolicyError
+        An option is given under two of them.
+    """
+    found: dict[str, object] = {}
+    for name in NAMES:
+        options = given.get(name, {})
+        twice = sorted(found.keys() & options.keys())
+        if twice:
+            msg = f"execution.provider_options: {twice[0]!r} is given under two names of one engine; keep one of them"
+            raise PolicyError(msg, engine="onnxruntime")
+        found.update(options)
+    return found
+
+
+def check_options(
+    given: Mapping[str, object], known: Mapping[str, Option], where: str, also: Mapping[str, Option] | None = None
+) -> dict[str, str]:
     """Return `given` as the strings the vendor takes.
 
     Parameters
@@ -115,6 +139,8 @@ def check_options(given: Mapping[str, object], known: Mapping[str, Option], wher
     known : mapping of str to Option
     where : str
         The policy key that holds them, for messages.
+    also : mapping of str to Option, optional
+        Options that are valid here too and checked elsewhere; named in messages.
 
     Raises
     ------
@@ -125,9 +151,10 @@ def check_options(given: Mapping[str, object], known: Mapping[str, Option], wher
     for name, value in given.items():
         option = known.get(name)
         if option is None:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(sorted(known))}"
+            names = sorted({*known, *(also or {})})
+            near = difflib.get_close_matches(name, names, n=1) or [n for n in names if n.endswith(f".{name}")]
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(names)}"
             raise PolicyError(msg, engine="onnxruntime")
         if option.owned_by is not None:
             msg = f"{where}: {name!r} is set by {option.owned_by}; state it there, so that one fact has one place"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.onnxruntime.options import NAMES
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -63,6 +65,10 @@ def read_back(session: Any, settings: Settings) -> dict[str, str]:
     threads = session.get_session_options().intra_op_num_threads
     if threads:
         found["execution.threads"] = f"intra_op_num_threads={threads}"
+    head = "execution.provider_options."
+    for key in [key for key in found if key.startswith(head)]:
+        for alias in NAMES[1:]:
+            found[f"{head}{alias}.{key.removeprefix(f'{head}{NAMES[0]}.')}"] = found[key]
     return found
 
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What sessions make of policies: fallback, options under aliases, rules in messages, evidence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.runtime.machine import Machine
+from xpuruntime.runtime.snapshot import machine_snapshot
+
+X = np.ones((2, 1, 8, 8), np.float32)
+MODEL = xrt.demo_model_path()
+OPTION = "optimization.enable_gelu_approximation"
+
+
+def without_cuda() -> Machine:
+    """This machine, as if it had no CUDA device."""
+    import msgspec
+
+    facts = machine_snapshot(default_registry().engines())
+    return msgspec.structs.replace(facts, cuda=(), cuda_reason="no NVIDIA driver was found")
+
+
+def status_of(session: xrt.InferenceSession) -> dict[str, str]:
+    return {one.key: one.status for one in session.explain({"image": X}, runs=1).observations}
+
+
+def test_a_listed_fallback_runs_and_is_told_in_plan_warning_and_evidence() -> None:
+    policy = {"execution": {"device": "cuda:0", "fallback": ["onnxruntime@cpu"]}}
+    with pytest.warns(xrt.XpuRuntimeWarning) as told:
+        session = xrt.InferenceSession(MODEL, policy=policy, machine=without_cuda())
+    with session:
+        assert len(told) == 1
+        assert session.plan.candidate == "onnxruntime@cpu"
+        (line,) = session.plan.warnings
+        assert line in str(told[0].message)
+        assert "onnxruntime@cuda:0 was rejected (device_missing)" in line
+        assert ". Fix: use device cpu" in line
+        report = session.explain({"image": X}, runs=1)
+    assert report.plan["warnings"] == [line]
+    observed = {one.key: one.observed for one in report.observations}
+    assert observed["execution.device"].startswith("cpu")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "ort", "onnxrt"])
+def test_options_count_under_every_name_of_the_engine(name: str) -> None:
+    policy = {"mode": "strict", "execution": {"device": "cpu", "provider_options": {name: {OPTION: True}}}}
+    plan = xrt.plan(MODEL, policy=policy)
+    assert plan.settings["session"] == {OPTION: "1"}
+    with xrt.InferenceSession(MODEL, policy=policy) as session:
+        assert status_of(session)[f"execution.provider_options.{name}.{OPTION}"] == "honoured"
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "ort"])
+def test_an_unknown_option_is_refused_under_every_name(name: str) -> None:
+    policy = {"execution": {"device": "cpu", "provider_options": {name: {"enable_gelu_approximation": True}}}}
+    with pytest.raises(xrt.PolicyError, match=f"did you mean '{OPTION}'"):
+        xrt.plan(MODEL, policy=policy)
+
+
+def test_one_option_under_two_names_is_refused() -> None:
+    options = {"ort": {OPTION: True}, "onnxruntime": {OPTION: False}}
+    with pytest.raises(xrt.PolicyError, match="two names of one engine"):
+        xrt.plan(MODEL, policy={"execution": {"device": "cpu", "provider_options": options}})
+
+
+def test_options_of_another_engine_are_not_said_to_be_handed_over() -> None:
+    options: dict[str, Any] = {"tensorrt": {"x": True}, "onnxruntim": {"y": True}}
+    plan = xrt.plan(MODEL, policy={"execution": {"device": "cpu", "provider_options": options}})
+    found = {one.key.split(".")[2]: one for one in plan.controls if "provider_options" in one.key}
+    assert found["tensorrt"].reason == "used when tensorrt runs, and only then"
+    assert found["onnxruntim"].enforceability == "unsupported"
+    assert "onnxruntim" in plan.warnings[0]
+
+
+def test_a_rule_is_shown_as_it_is_written_in_a_file() -> None:
+    rule = {"match": {"op": "matmul", "m": "<=16"}, "use": "cuda_raw.skinny"}
+    plan = xrt.plan(MODEL, device="cpu", policy={"kernels": {"rules": [rule]}})
+    assert '{"match":{"m":"<=16","op":"matmul"},"use":"cuda_raw.skinny"} is unsupported' in plan.warnings[0]
+    assert "KernelRule" not in str(plan)
+
+
+def test_a_precision_rule_may_leave_the_kernel_to_auto() -> None:
+    rules = [{"match": {"node": "fc*"}, "use": "auto", "precision": "fp32"}]
+    plan = xrt.plan(MODEL, device="cpu", precision="fp16", policy={"kernels": {"rules": rules}})
+    control = next(one for one in plan.controls if one.key == "kernels.rules[0]")
+    assert control.enforceability == "enforced"
+    assert plan.settings["keep_fp32"] == ("fc*",)
+
+
+def test_mode_and_accuracy_are_honoured_in_the_evidence() -> None:
+    policy = {
+        "mode": "strict",
+        "execution": {"device": "cpu", "precision": "fp32"},
+        "accuracy": {"reference": "onnxruntime.cpu.fp32", "rtol": 1e-3, "cosine": 0.999},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with xrt.InferenceSession(MODEL, policy=policy) as session:
+            assert set(status_of(session).values()) == {"honoured"}
+
+
+def test_several_warnings_come_as_one_with_a_line_each() -> None:
+    policy = {"kernels": {"matmul": "cublasLt", "conv": "cudnn_exhaustive"}}
+    with pytest.warns(xrt.XpuRuntimeWarning) as told, xrt.InferenceSession(MODEL, device="cpu", policy=policy):
+        pass
+    assert len(told) == 1
+    assert len(str(told[0].message).splitlines()) == 3
