@@ -132,9 +132,9 @@ def test_figures_of_a_session(made):
 
 
 def test_the_host_waits_only_where_it_does(made):
-    page = made("session_cuda")[1]
-    assert row(page, "onnxruntime run")[1] == "each call"
-    assert row(page, "xpuruntime bound")[1] == "once a round"
+    page = made("resnet50_cuda")[1]
+    assert row(page, "xpuruntime fp16, bound")[1] == "once a round"
+    assert row(page, "xpuruntime default run, NumPy")[1] == "each call"
     assert "Some GPU, 16 GiB" in page
 
 

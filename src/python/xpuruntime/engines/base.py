@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
+
+from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["Binding", "Engine", "Judgement", "LoadedModel", "Observed", "Request"]
+__all__ = ["Binding", "Engine", "Judgement", "LoadedModel", "Observed", "Request", "closed"]
+
+
+def closed(*_: Any, **__: Any) -> NoReturn:
+    """Refuse a call: what stands in for `run` after `close`.
+
+    Raises
+    ------
+    XpuRuntimeError
+    """
+    msg = "this session is closed; open a new InferenceSession"
+    raise XpuRuntimeError(msg)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
-from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request
+from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request, closed
 from xpuruntime.engines.feeds import (
     ConversionLog,
     FeedCheck,
@@ -26,7 +26,7 @@ from xpuruntime.engines.feeds import (
     room,
     type_name,
 )
-from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
 from xpuruntime.runtime.machine import EngineFacts
 
@@ -102,11 +102,6 @@ def _control(key: str, value: Any) -> Control:
     )
 
 
-def _closed(*_: Any, **__: Any) -> Any:
-    msg = "this session is closed; open a new InferenceSession"
-    raise XpuRuntimeError(msg, engine="null")
-
-
 class NullModel(LoadedModel):
     """Answers every run with zeros of the declared types and shapes."""
 
@@ -121,7 +116,7 @@ class NullModel(LoadedModel):
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Return zeros; see `InferenceSession`."""
         if not self._open:
-            _closed()
+            closed()
         refuse_stream(stream)
         self._check.names(feeds)
         kind = kind_of_feeds({n: a for n, a in feeds.items() if is_tensor(self._check.infos[n])})
@@ -139,7 +134,7 @@ class NullModel(LoadedModel):
         """Bind host buffers; see `InferenceSession.bind`."""
         refuse_stream(stream)
         if not self._open:
-            _closed()
+            closed()
         return NullBinding(self, inputs or {}, outputs or {})
 
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:

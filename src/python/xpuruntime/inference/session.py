@@ -8,12 +8,13 @@ import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Literal
 
@@ -102,7 +103,7 @@ class InferenceSession:
         machine: Machine | None = None,
     ) -> None:
         self._loaded: LoadedModel | None = None
-        self.run = _closed
+        self.run: Callable[..., dict[str, Any]] = closed
         engines = registry if registry is not None else default_registry()
         stated = _merge(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
         self._model, self.plan, self._machine = _plan(model, stated, engines, machine)
@@ -198,14 +199,13 @@ class InferenceSession:
     def close(self) -> None:
         """Release the model. Idempotent; running afterwards raises."""
         loaded, self._loaded = self._loaded, None
-        self.run = _closed
+        self.run = closed
         if loaded is not None:
             loaded.close()
 
     def _open(self) -> LoadedModel:
         if self._loaded is None:
-            _closed()
-            raise AssertionError
+            closed()
         return self._loaded
 
     def __enter__(self) -> InferenceSession:
@@ -299,8 +299,3 @@ def _machine_of(registry: EngineRegistry) -> Machine:
     from xpuruntime.runtime.snapshot import machine_snapshot
 
     return machine_snapshot(registry.engines())
-
-
-def _closed(*_: Any, **__: Any) -> Any:
-    msg = "this session is closed; open a new InferenceSession"
-    raise XpuRuntimeError(msg)

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from xpuruntime.engines.onnxruntime.book import Book, show
+from xpuruntime.engines.onnxruntime.kernel_controls import settle_kernels, settle_rules
 from xpuruntime.engines.onnxruntime.options import (
     CPU_OPTIONS,
     CUDA_OPTIONS,
@@ -16,85 +16,18 @@ from xpuruntime.engines.onnxruntime.options import (
     check_options,
     own_options,
 )
-from xpuruntime.evidence.records import Control
+from xpuruntime.engines.onnxruntime.settings import Settings
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.evidence.records import Enforceability
+    from xpuruntime.evidence.records import Control
 
-__all__ = ["PROBED", "Book", "Settings", "settle"]
+__all__ = ["PROBED", "settle"]
 
 #: What becomes of the accuracy keys, here and in the evidence.
 PROBED = "probe input held against fp32 on the CPU"
 #: Engines that a portable policy may hold options for while another one runs.
 _OTHERS = ("openvino", "qnn", "tensorrt", "torch", "null")
-
-
-class Settings(msgspec.Struct, kw_only=True):
-    """What `load` hands to ONNX Runtime.
-
-    Attributes
-    ----------
-    provider : str
-    options : dict of str to str
-        Provider options.
-    session : dict of str to str
-        Session configuration entries.
-    level : str
-        Graph optimisation level.
-    threads : int or None
-        Threads inside one op; ``None`` leaves ONNX Runtime's choice.
-    deterministic : bool
-    convert : str or None
-        ``"fp16"`` or ``"bf16"`` when the graph is converted.
-    keep_fp32 : tuple of str
-        Node globs that stay in fp32.
-    allow_cpu_ops : tuple of str
-        Op types that may run on the CPU provider of a CUDA session.
-    pool : str
-        ``engine``, ``direct``, ``caching`` or ``driver``.
-    pool_limit : int or None
-        Bytes.
-    graph : str
-        ``off``, ``prefer`` or ``require``.
-    strict : bool
-    """
-
-    provider: str
-    options: dict[str, str] = {}
-    session: dict[str, str] = {}
-    level: str = "all"
-    threads: int | None = None
-    deterministic: bool = False
-    convert: Literal["fp16", "bf16"] | None = None
-    keep_fp32: tuple[str, ...] = ()
-    allow_cpu_ops: tuple[str, ...] = ()
-    pool: str = "engine"
-    pool_limit: int | None = None
-    graph: str = "off"
-    strict: bool = False
-
-
-class Book:
-    """Collects one control for each stated key.
-
-    Parameters
-    ----------
-    stated : dict
-        As `Policy.stated` gives it.
-    """
-
-    def __init__(self, stated: dict[str, Any]) -> None:
-        self.stated = stated
-        self.controls: list[Control] = []
-
-    def add(self, key: str, resolved: str, level: Enforceability, reason: str, fix: str | None = None) -> None:
-        """Add the control of `key`, if the policy states it."""
-        if key in self.stated:
-            requested = _show(self.stated[key])
-            self.controls.append(
-                Control(key=key, requested=requested, resolved=resolved, enforceability=level, reason=reason, fix=fix)
-            )
 
 
 def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
@@ -106,8 +39,6 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
         For a provider option that is unknown or out of range.
     """
     cuda = request.device.startswith("cuda")
-    from xpuruntime.engines.onnxruntime.kernel_controls import settle_kernels, settle_rules
-
     policy = request.policy
     settings = Settings(
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
@@ -152,14 +83,6 @@ def _accuracy(request: Request, book: Book) -> None:
             )
 
 
-def _show(value: Any) -> str:
-    if hasattr(value, "to_plain"):
-        return msgspec.json.encode(value.to_plain(), order="sorted").decode()
-    if isinstance(value, (tuple, list)):
-        return "[" + ", ".join(_show(v) for v in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     given = own_options(request.policy.execution.provider_options)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
@@ -175,7 +98,7 @@ def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bo
         if engine in NAMES:
             book.add(
                 key,
-                _show(book.stated[key]),
+                show(book.stated[key]),
                 "enforced",
                 "validated and handed to ONNX Runtime; provider options are read back after loading",
             )
@@ -196,13 +119,13 @@ def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) 
     book.add("execution.engine", "onnxruntime", "enforced", "checked against the session's own provider list")
     book.add("execution.device", request.device, "enforced", "checked against the node assignment after loading")
     book.add(
-        "execution.fallback", _show(execution.fallback), "enforced", "the plan changes engine or device only as listed"
+        "execution.fallback", show(execution.fallback), "enforced", "the plan changes engine or device only as listed"
     )
     settings.allow_cpu_ops = tuple(execution.allow_cpu_ops) if cuda else ()
     if cuda:
         book.add(
             "execution.allow_cpu_ops",
-            _show(execution.allow_cpu_ops),
+            show(execution.allow_cpu_ops),
             "enforced",
             "any other node on the CPU provider is refused at load",
         )
@@ -339,19 +262,15 @@ def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) 
             else "captured where every node can be; otherwise bind() says why not",
         )
     else:
-        book.add(
-            "execution.cuda_graph",
-            "-",
-            "unsupported",
-            "the CPU has no CUDA graphs",
-            "remove the key, or use device cuda:0",
-        )
+        fix = "remove the key, or use device cuda:0"
+        book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
 
 
 def _memory(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     memory = request.policy.execution.memory
     settings.pool, settings.pool_limit = memory.pool, memory.limit
     if not cuda:
+        settings.pool, settings.pool_limit = "engine", None
         unsupported = "the CPU provider takes no outside allocator"
         book.add(
             "execution.memory.pool",

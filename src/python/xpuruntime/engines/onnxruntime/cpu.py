@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
-from xpuruntime.engines.base import Binding, LoadedModel
+from xpuruntime.engines.base import Binding, LoadedModel, closed
 from xpuruntime.engines.feeds import (
     ConversionLog,
     FeedCheck,
@@ -36,12 +36,6 @@ __all__ = ["CpuBinding", "CpuModel"]
 
 #: A type that NumPy itself does not have: it travels through DLPack.
 _EXTENDED = "bfloat16"
-
-
-def closed(*_: Any, **__: Any) -> Any:
-    """Stand in for `run` after `close`."""
-    msg = "this session is closed; open a new InferenceSession"
-    raise XpuRuntimeError(msg, engine="onnxruntime")
 
 
 class CpuModel(LoadedModel):

@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
-from xpuruntime.engines.base import LoadedModel
+from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.feeds import ConversionLog, FeedCheck
 from xpuruntime.engines.onnxruntime.device_arrays import DeviceArray, as_bool, as_kind, device_array, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.onnxruntime.controls import Settings
     from xpuruntime.engines.onnxruntime.opening import Opened
+    from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.evidence.records import Conversion
 
 __all__ = ["CudaModel"]
@@ -40,12 +40,7 @@ __all__ = ["CudaModel"]
 _GRAPH_ID = "gpu_graph_id"
 _NO_CAPTURE = "-1"
 _NO_SYNC = "disable_synchronize_execution_providers"
-
-
-def closed(*_: Any, **__: Any) -> Any:
-    """Stand in for `run` after `close`."""
-    msg = "this session is closed; open a new InferenceSession"
-    raise XpuRuntimeError(msg, engine="onnxruntime")
+_SEEN_LIMIT = 4096
 
 
 class CudaModel(LoadedModel):
@@ -99,9 +94,10 @@ class CudaModel(LoadedModel):
         self.turn = threading.Lock()
         self._local = threading.local()
         self._host_options = self.run_options(sync=True)
-        self._device_options = self.run_options(sync=stream is None)
+        self.device_options = self.run_options(sync=stream is None)
         self._foreign: dict[int, Any] = {}
-        self._where = self._ort_device()
+        self._others: list[Any] = []
+        self.where = self._ort_device()
 
     @property
     def graphs(self) -> bool:
@@ -137,29 +133,52 @@ class CudaModel(LoadedModel):
         """Return a graph id no other binding has."""
         return str(next(self._graph_ids))
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._session is None
+
     def foreign(self, stream: Any, kind: Kind) -> Any:
         """Return the caller's stream as one of ours; remembered, since its reads of outputs may still be queued."""
         handle = caller_stream(stream, kind, self.index)
         known = self._foreign.get(handle)
-        if known is None:
-            from xpuruntime import _core
+        return known if known is not None else self._meet(handle, stream_owner(stream, kind))
 
-            known = _core.Stream.wrap(stream=handle, device=self.device, owner=stream_owner(stream, kind))
-            self._foreign[handle] = known
+    def known_stream(self, handle: int) -> Any:
+        """Return a stream of torch, which never destroys one, as one of ours."""
+        known = self._foreign.get(handle)
+        return known if known is not None else self._meet(handle, None)
+
+    def _meet(self, handle: int, owner: Any) -> Any:
+        from xpuruntime import _core
+
+        if self.stream is not None and handle == self.stream.handle:
+            self._foreign[handle] = self.stream
+            return self.stream
+        known = self._foreign[handle] = _core.Stream.wrap(stream=handle, device=self.device, owner=owner)
+        self._others = list({other.handle: other for other in (*self._others, known)}.values())
         return known
 
     def enter(self) -> None:
         """Put what follows after all work queued so far on every stream that ever received outputs."""
-        for stream in tuple(self._foreign.values()):
+        for other in self._others:
             if self.stream is None:
-                stream.synchronize()
-            elif stream != self.stream:
-                self.stream.wait_stream(stream)
+                other.synchronize()
+            else:
+                self.stream.wait_stream(other)
 
     def leave(self, stream: Any) -> None:
         """Let the caller's stream wait for the session's; without one, the run has ended already."""
         if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return `run` with a short way for torch tensors; with a pool of ours, where the host waits, `run` itself."""
+        if self.stream is None:
+            return self.run
+        from xpuruntime.engines.onnxruntime.cuda_runner import torch_runner
+
+        return torch_runner(self)
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind; see `InferenceSession`."""
@@ -197,8 +216,8 @@ class CudaModel(LoadedModel):
         order = self.stream if self.stream is not None else caller
         items = {name: self._device_item(name, array, kinds[name], order) for name, array in feeds.items()}
         self._remember({name: (item.dtype, item.shape) for name, item in items.items()})
-        binding = self._thread_binding(session)
-        where = self._where
+        binding = self.thread_binding()
+        where = self.where
         with self.turn:
             self.enter()
             try:
@@ -210,7 +229,7 @@ class CudaModel(LoadedModel):
                         binding.bind_input(name, where, element_type(name, item.dtype), item.shape, item.pointer)
                 for name in self.output_names:
                     binding.bind_output(name, where)
-                session._sess.run_with_iobinding(binding, self._device_options)
+                session._sess.run_with_iobinding(binding, self.device_options)
                 # The values live in the binding; their capsules own the memory.
                 capsules = self.take(binding)
             except XpuRuntimeError:
@@ -233,11 +252,11 @@ class CudaModel(LoadedModel):
             as_bool(capsules[position])
         return capsules
 
-    def _thread_binding(self, session: Any) -> Any:
-        """Return this thread's binding; making one costs more than a small run."""
+    def thread_binding(self) -> Any:
+        """Return this thread's binding, made when first asked for."""
         held = getattr(self._local, "binding", None)
         if held is None:
-            held = self._local.binding = session.io_binding()
+            held = self._local.binding = self.session.io_binding()
         return held._iobinding
 
     def _device_item(self, name: str, array: Any, kind: Kind, order: Any) -> DeviceArray:
@@ -246,6 +265,13 @@ class CudaModel(LoadedModel):
         host = self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
         self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
         return DeviceArray(None, host.dtype.name, host.shape, True, host)
+
+    @staticmethod
+    def remember_in(seen: set[tuple[Any, ...]], key: tuple[Any, ...]) -> None:
+        """Add `key`; forget all of `seen` first when it has grown large."""
+        if len(seen) >= _SEEN_LIMIT:
+            seen.clear()
+        seen.add(key)
 
     def _remember(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         key = tuple(described.items())
@@ -328,6 +354,7 @@ class CudaModel(LoadedModel):
             self.enter()  # what the pool takes back is used again only after the caller's reads
             self._allocator = None
         self._foreign.clear()
+        self._others = []
 
 
 class _Exported:

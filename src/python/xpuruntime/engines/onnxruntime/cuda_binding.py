@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
-from xpuruntime.engines.base import Binding
+from xpuruntime.engines.base import Binding, closed
 from xpuruntime.engines.feeds import fixed_shape, known_outputs
-from xpuruntime.engines.onnxruntime.cuda import CudaModel, closed
 from xpuruntime.engines.onnxruntime.device_arrays import as_kind, device_array, element_type
 from xpuruntime.errors import InputError
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.model import TensorInfo
+    from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
 __all__ = ["CudaBinding"]
 
@@ -147,7 +147,7 @@ class CudaBinding(Binding):
         known_outputs(given, model.output_names)
         probe = self._io._iobinding
         for name in model.output_names:
-            probe.bind_output(name, model._where)
+            probe.bind_output(name, model.where)
         try:
             model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
         except Exception as error:

@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
 
-__all__ = ["ONNX_TYPES", "DeviceArray", "as_bool", "as_kind", "device_array", "element_type"]
+__all__ = ["ONNX_TYPES", "DeviceArray", "as_bool", "as_kind", "device_array", "element_type", "torch_dtype_name"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -87,7 +87,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
         if array.requires_grad:
             msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
             raise InputError(msg)
-        dtype = _TORCH_DTYPES.get(array.dtype) or _torch_dtype(array.dtype)
+        dtype = torch_dtype_name(array.dtype)
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
     if kind == "cupy":
         return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
@@ -139,7 +139,12 @@ def element_type(name: str, dtype: str) -> int:
     return code
 
 
-def _torch_dtype(dtype: Any) -> str:
+def torch_dtype_name(dtype: Any) -> str:
+    """Return our name of a ``torch.dtype``."""
+    return _TORCH_DTYPES.get(dtype) or _name_torch_dtype(dtype)
+
+
+def _name_torch_dtype(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     name = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(name, name)
     _TORCH_DTYPES[dtype] = name

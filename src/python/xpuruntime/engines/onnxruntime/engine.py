@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.onnxruntime.controls import Settings, settle
+from xpuruntime.engines.onnxruntime.controls import settle
 from xpuruntime.engines.onnxruntime.options import NAMES
+from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -115,6 +116,8 @@ class OnnxRuntimeEngine(Engine):
             )
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"
+        if settings.provider == _CUDA and "use_tf32" not in settings.options:
+            reason += "; fp32 matmul and conv may use TF32 there: state precision fp32 to forbid it"
         verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
         return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.onnxruntime.controls import Book, Settings
+    from xpuruntime.engines.onnxruntime.book import Book
+    from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["ATTENTION_BITS", "CONV_SEARCH", "settle_kernels", "settle_rules"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
-    from xpuruntime.engines.onnxruntime.controls import Settings
+    from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["load_model"]
 
@@ -161,7 +161,7 @@ def _verify(request: Request, settings: Settings, opened: Opened, log: Conversio
     wanted = request.policy.accuracy
     if settings.convert is None and wanted is None:
         return
-    from xpuruntime.engines.onnxruntime.controls import Settings as Plain
+    from xpuruntime.engines.onnxruntime.settings import Settings as Plain
     from xpuruntime.engines.precision import TOLERANCES, probe_feeds, verify
 
     feeds = probe_feeds(request.model)
@@ -202,7 +202,7 @@ def _plain_run_options(settings: Settings) -> Any:
 def _observer(request: Request, settings: Settings, source: Source) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the session and watches it run."""
     from xpuruntime.engines.onnxruntime.controls import PROBED
-    from xpuruntime.engines.onnxruntime.controls import Settings as Plain
+    from xpuruntime.engines.onnxruntime.settings import Settings as Plain
 
     options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
 

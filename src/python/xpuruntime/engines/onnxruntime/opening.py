@@ -15,8 +15,8 @@ from xpuruntime.engines.onnxruntime.observing import assignment
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.controls import Settings
     from xpuruntime.engines.onnxruntime.observing.join import Assigned
+    from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["Opened", "Source", "open_session", "session_options"]
 
@@ -100,6 +100,12 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
         )
         raise EngineError(msg, engine="onnxruntime", device=device)
     placements = assignment(session)
+    if cuda and settings.allow_cpu_ops and placements is None:
+        msg = (
+            "this ONNX Runtime cannot say which node runs where, so execution.allow_cpu_ops cannot be held; "
+            "install onnxruntime-gpu 1.24 or newer, or remove the key"
+        )
+        raise EngineError(msg, engine="onnxruntime", device=device)
     if cuda and placements is not None:
         strays = [p for p in placements if p.provider != settings.provider and p.op not in settings.allow_cpu_ops]
         if strays:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.engines.base import Observed, Request
-    from xpuruntime.engines.onnxruntime.controls import Settings
+    from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["attention_kernels", "read_back"]
 

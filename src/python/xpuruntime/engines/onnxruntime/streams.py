@@ -12,7 +12,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
 
-__all__ = ["caller_stream", "stream_owner"]
+__all__ = ["caller_stream", "stream_owner", "torch_stream"]
 
 
 def caller_stream(stream: Any, kind: Kind, index: int) -> int:
@@ -36,7 +36,7 @@ def caller_stream(stream: Any, kind: Kind, index: int) -> int:
     """
     if stream is None:
         if kind == "torch":
-            return _torch_stream(index)
+            return torch_stream(index)
         if kind == "cupy":
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
         return 0
@@ -60,7 +60,8 @@ def stream_owner(stream: Any, kind: Kind) -> Any:
     return None if isinstance(stream, int) else stream
 
 
-def _torch_stream(index: int) -> int:
+def torch_stream(index: int) -> int:
+    """Return the handle of torch's current stream on CUDA device `index`."""
     torch = sys.modules["torch"]
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster than making a Stream object
     return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
