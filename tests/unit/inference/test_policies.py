@@ -47,6 +47,16 @@ def test_a_listed_fallback_runs_and_is_told_in_plan_warning_and_evidence() -> No
     assert report.plan["warnings"] == [line]
     observed = {one.key: one.observed for one in report.observations}
     assert observed["execution.device"].startswith("cpu")
+    assert observed["execution.fallback"] == "used"
+
+
+def test_a_fallback_that_was_not_needed_is_told_as_that() -> None:
+    policy = {"execution": {"device": "cpu", "fallback": ["null@cpu"]}}
+    with xrt.InferenceSession(MODEL, policy=policy) as session:
+        observed = {one.key: one.observed for one in session.explain({"image": X}, runs=1).observations}
+    assert observed["execution.fallback"] == "not used"
+    resolved = {one.key: one.resolved for one in session.plan.controls}
+    assert resolved == {"execution.device": "cpu", "execution.fallback": "not needed"}
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "ort", "onnxrt"])
@@ -83,7 +93,7 @@ def test_options_of_another_engine_are_not_said_to_be_handed_over() -> None:
 def test_a_rule_is_shown_as_it_is_written_in_a_file() -> None:
     rule = {"match": {"op": "matmul", "m": "<=16"}, "use": "cuda_raw.skinny"}
     plan = xrt.plan(MODEL, device="cpu", policy={"kernels": {"rules": [rule]}})
-    assert '{"match":{"m":"<=16","op":"matmul"},"use":"cuda_raw.skinny"} is unsupported' in plan.warnings[0]
+    assert '{"match": {"op": "matmul", "m": "<=16"}, "use": "cuda_raw.skinny"} is unsupported' in plan.warnings[0]
     assert "KernelRule" not in str(plan)
 
 

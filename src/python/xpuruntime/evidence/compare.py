@@ -217,10 +217,12 @@ class _Comparison:
             return self._read_back(control)
         return "-", "unobservable", "the setting was given; whether kernels used TF32 inside cannot be seen"
 
-    def _fallback(self, _: Control) -> tuple[str, Status, str]:
+    def _fallback(self, control: Control) -> tuple[str, Status, str]:
         engine = self._engine(Control(key="", requested="", resolved="", enforceability="enforced", reason=""))
         if self.engine is None or engine[1] == "unobservable":
             return "-", "unobservable", "no unit was observed"
+        if engine[1] == "honoured" and control.resolved.startswith("used"):
+            return "used", "honoured", f"{self.engine} ran, as the policy permits"
         if engine[1] == "honoured":
             return "not used", "honoured", f"{self.engine} ran, as resolved"
         return engine[0], "substituted", engine[2]

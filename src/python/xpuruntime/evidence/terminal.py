@@ -19,6 +19,8 @@ __all__ = ["plain_text", "render"]
 
 _STYLE = {"honoured": "green", "substituted": "bold red", "unsupported": "red", "unobservable": "yellow"}
 _TOP = 10
+#: Keys up to this length are never broken.
+_KEY = 26
 _BAR = 12
 
 
@@ -91,6 +93,8 @@ def _policy(report: Report) -> RenderableType:
     from rich.text import Text
 
     table = _table("asked, resolved, observed", ("key", "requested", "resolved", "observed", "status"))
+    table.columns[0].no_wrap = max(len(o.key) for o in report.observations) <= _KEY
+    table.columns[-1].no_wrap = True
     for o in report.observations:
         table.add_row(
             Text(o.key),
@@ -152,6 +156,8 @@ def _hot_units(units: list[Unit]) -> RenderableType:
 def _stands_for(unit: Unit) -> str:
     if unit.source_nodes:
         first = unit.source_nodes[0]
+        if unit.source_nodes == (unit.id,):
+            return "itself"
         return first if len(unit.source_nodes) == 1 else f"{first} + {len(unit.source_nodes) - 1} more"
     return f"a step of {unit.serves[0]}" if unit.serves else "inserted"
 
@@ -220,7 +226,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
             name.lstrip(">"),
             justify="right" if name.startswith(">") else "left",
             overflow="fold",
-            min_width={"key": 19, "status": 12}.get(name),
+            min_width={"key": 19, "observed": 11, "status": 12}.get(name),
         )
     return table
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_tables", "plan_text"]
 
+#: Keys up to this length are never broken, and values are folded at it.
+_KEY = 26
 _COLOUR = {"enforced": "green", "advisory": "yellow", "unsupported": "red"}
 
 
@@ -47,18 +49,18 @@ def plan_tables(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [head, tried]
     if plan.controls:
         keys = Table(title="policy keys", title_justify="left", expand=False)
-        for column in ("key", "requested", "resolved"):
-            keys.add_column(column, overflow="fold")
-        keys.add_column("enforceability", no_wrap=True)
-        keys.add_column("reason", overflow="fold")
+        longest = max(len(control.key) for control in plan.controls)
+        keys.add_column("key", overflow="fold", no_wrap=longest <= _KEY)
+        keys.add_column("requested", overflow="fold", max_width=_KEY)
+        keys.add_column("resolved", overflow="fold", max_width=_KEY)
+        keys.add_column("enforceability", overflow="fold")
         for control in plan.controls:
             colour = _COLOUR[control.enforceability]
             keys.add_row(
                 Text(control.key),
                 Text(control.requested),
                 Text(control.resolved),
-                Text(control.enforceability, style=colour),
-                _reason(control.reason, control.fix),
+                Text.assemble((control.enforceability, colour), ": ", _reason(control.reason, control.fix)),
             )
         parts.append(keys)
     if plan.settings:
@@ -128,5 +130,5 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _flat(value, f"{name}.")
-        elif value not in (None, (), []):
+        elif value not in (None, (), [], False):
             yield name, str(value)

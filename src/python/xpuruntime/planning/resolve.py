@@ -130,7 +130,6 @@ def _judge(
 
 def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control]) -> tuple[Control, ...]:
     """Return a control for every stated key: planning's own keys, and the keys the engine says nothing about."""
-    execution = policy.execution
     own = {
         "mode": "candidates and keys are judged by it",
         "execution.engine": "only the engines of the policy are tried, in its order",
@@ -141,10 +140,12 @@ def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control])
         "mode": policy.mode,
         "execution.engine": candidate.engine,
         "execution.device": candidate.device,
-        "execution.fallback": str(execution.fallback) if candidate.fallback else "not needed",
+        "execution.fallback": f"used: {candidate}" if candidate.fallback else "not needed",
     }
     found = {control.key: control for control in controls}
     for key, value in policy.stated().items():
+        if key in own and key in found:  # the engine may say how it is checked; what became of it is known here
+            found[key] = msgspec.structs.replace(found[key], requested=_text(value), resolved=resolved[key])
         if any(_covers(known, key) for known in found):
             continue
         if key in own:

@@ -86,7 +86,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             loaded.add_column(column, overflow="fold")
         for lib in self.facts.loaded:
             loaded.add_row(Text(lib.name), Text(lib.version or "-"), Text(lib.path))
-        parts.append(loaded)
+        parts.append(loaded if self.facts.loaded else Text("libraries loaded in this process: none"))
         parts.append(Text(self._headline(), style="green" if self.healthy else "bold red"))
         return Group(*parts)
 
@@ -94,7 +94,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         count = {kind: sum(finding.severity == kind for finding in self.findings) for kind in _ORDER}
         if not count["error"] and not count["warning"]:
             return "no problem found"
-        return f"{count['error']} error(s), {count['warning']} warning(s)"
+        return ", ".join(f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in count.items() if kind != "info")
 
 
 def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Diagnosis:

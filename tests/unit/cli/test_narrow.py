@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Plans and reports in a terminal of 80 columns: no key or status is broken, and settings are what the engine gets."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import xpuruntime as xrt
+from xpuruntime.cli.output import error_line, working
+
+KEYS = (
+    "execution.determinism",
+    "execution.memory.pool",
+    "execution.memory.limit",
+    "kernels.matmul",
+    "kernels.rules[0]",
+)
+
+
+@pytest.fixture
+def policy() -> dict[str, Any]:
+    rule = {"match": {"op": "matmul", "m": "<=16", "dtype": "bf16"}, "use": "cuda_raw.skinny"}
+    return {
+        "execution": {"device": "cpu", "determinism": "run_to_run", "memory": {"pool": "caching", "limit": "8GiB"}},
+        "kernels": {"matmul": "cublasLt", "rules": [rule]},
+    }
+
+
+def shown(thing: Any) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=80, color_system=None, highlight=False, legacy_windows=False).print(thing)
+    return stream.getvalue()
+
+
+def test_keys_and_words_are_whole(digits: str, policy: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
+        session = xrt.InferenceSession(digits, policy=policy)
+    with session:
+        plan, report = shown(session.plan), shown(session.explain(runs=1))
+    for text in (plan, report):
+        assert max(map(len, text.splitlines())) <= 80
+        for key in KEYS:
+            assert any(key in line for line in text.splitlines()), key
+    for line in report.splitlines():
+        if line.strip().startswith(KEYS):
+            assert line.split()[-1] in {"honoured", "unsupported", "unobservable"}, line
+
+
+def test_the_cpu_is_given_no_pool(digits: str, policy: dict[str, Any]) -> None:
+    settings = xrt.plan(digits, policy=policy).settings
+    assert (settings["pool"], settings["pool_limit"]) == ("engine", None)
+
+
+def test_a_warning_does_not_end_up_behind_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = _Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with working("planning", as_json=False):
+        error_line("mind this", label="warning")
+    before = stream.getvalue().partition("warning: ")[0].replace("\x1b[2K", "\n").replace("\r", "\n")
+    assert "warning: " in stream.getvalue()
+    assert before.endswith(("\n", "m"))
+    assert "planning" not in before.splitlines()[-1]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
