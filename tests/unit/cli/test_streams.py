@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +48,41 @@ def test_an_output_that_grows_too_large_is_named_and_leaves_the_old_file(digits:
     assert done.stderr.splitlines()[-1] == f"error: {out}: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
     assert out.read_bytes() == b"old"
+
+
+@pytest.mark.skipif(getattr(os, "geteuid", int)() == 0, reason="root may write everywhere")
+def test_a_folder_that_takes_no_files_is_named_by_the_output(digits: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    done = shell(f"{CALL} run {digits} --device cpu --output {tmp_path}/out.npz")
+    tmp_path.chmod(0o755)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == f"error: {tmp_path}/out.npz: Permission denied"
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> str:
+    """A model with 100 inputs and a sequence as its output."""
+    from onnx import TensorProto, helper
+
+    names = [f"x{index}" for index in range(100)]
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", names, ["s"])],
+        "many",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in names],
+        [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2])],
+    )
+    path = tmp_path / "many.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def test_bench_times_what_a_model_without_buffers_allows(many: str) -> None:
+    done = shell(f"{CALL} bench {many} --device cpu --runs 3 --json")
+    assert done.returncode == 0
+    assert list(json.loads(done.stdout)["latency"]) == ["run"]
+    notes = done.stderr.splitlines()
+    assert notes[0].startswith(
+        "note: probe inputs were made up (seed 0) for: x0 [2], x1 [2], x2 [2], x3 [2] and 96 more."
+    )
+    assert notes[1] == "note: bind is left out: output 's' is no tensor, so it has no fixed buffer; use run()"

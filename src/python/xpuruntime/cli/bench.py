@@ -20,6 +20,7 @@ from xpuruntime.cli.options import (
     PolicyOption,
     PrecisionOption,
 )
+from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from xpuruntime.evidence.records import Latency
+    from xpuruntime.inference import InferenceSession
 
 __all__ = ["bench"]
 
@@ -66,12 +68,7 @@ def bench(
         there, wait = _on_device(arrays, plan.device)
         if wait is not None:
             samples["run_device"] = _time(_then(lambda: session.run(there), wait), warmup, runs, bar, "run_device")
-        binding = session.bind(there)
-        try:
-            samples["bind"] = _time(_then(binding.run, wait), warmup, runs, bar, "bind")
-            graph = binding.graph
-        finally:
-            binding.close()
+        graph = _time_bound(session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples)
     found = {name: _latency(values) for name, values in samples.items()}
     if json:
         print_json(
@@ -101,6 +98,27 @@ def bench(
         f"CUDA graph: {graph}",
         soft_wrap=True,
     )
+
+
+def _time_bound(
+    session: InferenceSession,
+    arrays: dict[str, Any],
+    time_it: Callable[[Callable[[], Any]], list[float]],
+    samples: dict[str, list[float]],
+) -> str:
+    """Time a binding, where the model has one; return what became of the CUDA graph."""
+    from xpuruntime.cli.output import error_line
+
+    try:
+        binding = session.bind(arrays)
+    except InputError as error:  # `run` took these arrays: only sequences, strings and the like have no buffers
+        error_line(f"bind is left out: {error}", label="note")
+        return f"none: {error}"
+    try:
+        samples["bind"] = time_it(binding.run)
+        return binding.graph
+    finally:
+        binding.close()
 
 
 def _on_device(arrays: dict[str, Any], device: str) -> tuple[dict[str, Any], Callable[[], None] | None]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Feeds", "parse_dims", "read_feeds"]
 
 
+#: Inputs that a note names.
+_NAMED = 4
+
+
 class Feeds(msgspec.Struct, frozen=True, kw_only=True):
     """Arrays by input name, and the names of those that were made up."""
 
@@ -31,7 +35,8 @@ class Feeds(msgspec.Struct, frozen=True, kw_only=True):
         """Return a sentence about inputs that were made up, or ``None``."""
         if not self.probed:
             return None
-        shapes = ", ".join(f"{name} {list(self.arrays[name].shape)}" for name in self.probed)
+        shapes = ", ".join(f"{name} {list(self.arrays[name].shape)}" for name in self.probed[:_NAMED])
+        shapes += f" and {len(self.probed) - _NAMED} more" if len(self.probed) > _NAMED else ""
         return f"probe inputs were made up (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
 
 
@@ -152,5 +157,5 @@ def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"{hint} It has: {', '.join(known) or 'none'}"

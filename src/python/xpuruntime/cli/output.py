@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "error_line", "print_json", "print_plain", "print_thing", "progress", "working"]
 
-#: Consoles with a spinner on them, the innermost last: lines go through it, so that they do not end up behind it.
-_BUSY: list[Console] = []
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 
 
@@ -54,9 +52,7 @@ def error_line(text: str, *, label: str = "error") -> None:
     if sys.stderr.isatty():
         from rich.text import Text
 
-        (_BUSY[-1] if _BUSY else console(stderr=True)).print(
-            Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True
-        )
+        console(stderr=True).print(Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True)
     else:
         sys.stderr.write(f"{label}: {text}\n")
 
@@ -86,10 +82,5 @@ def working(text: str, *, as_json: bool) -> Iterator[None]:
     if as_json or not sys.stderr.isatty():
         yield
         return
-    shown = console(stderr=True)
-    _BUSY.append(shown)
-    try:
-        with shown.status(text):
-            yield
-    finally:
-        _BUSY.pop()
+    with console(stderr=True).status(text):  # lines printed meanwhile appear above it
+        yield

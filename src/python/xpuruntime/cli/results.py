@@ -84,7 +84,10 @@ def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
     import numpy as np
 
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:  # it names the temporary file, which nobody asked for
+        raise OSError(error.errno, error.strerror, str(target)) from error
     try:
         with os.fdopen(handle, "wb") as file:
             if target.suffix == ".npz":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["explain_session", "measure"]
 
 _WARM = 3
+#: Inputs that a note names.
+_NAMED = 4
 
 
 def explain_session(
@@ -32,7 +34,8 @@ def explain_session(
     feeds: Mapping[str, Any]
     if inputs is None:
         feeds = probe_feeds(session.model)
-        made = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items() if hasattr(array, "shape"))
+        shapes = [f"{name} {list(array.shape)}" for name, array in feeds.items()]
+        made = ", ".join(shapes[:_NAMED]) + (f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else "")
         notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
     else:
         feeds = inputs
