@@ -81,7 +81,8 @@ def test_a_negative_index_is_refused(index):
 def test_counting_and_listing_agree():
     devices = get_all_devices()
     assert str(devices[0]) == "cpu"
-    assert len(devices) == get_device_count() == get_device_count("cpu") + get_device_count("cuda")
+    assert len(devices) == get_device_count(None) == get_device_count("cpu") + get_device_count("cuda")
+    assert get_device_count() == get_device_count("cuda")
     assert get_device_count("cpu") == 1
     with pytest.raises(InputError, match="'tpu' is not known"):
         get_device_count("tpu")

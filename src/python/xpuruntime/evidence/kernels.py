@@ -52,6 +52,8 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
         return value, "substituted", "the engine reads back another value"
     if words is None and control.key == "kernels.auto_strategy":
         return "-", "unobservable", "a way of choosing leaves no trace of its own"
+    if not concerned and control.enforceability == "enforced" and control.resolved == "-":
+        return "-", "honoured", control.reason
     if not concerned:
         return "-", "unobservable", f"no {family} unit ran: the engine may have run it as other operators"
     if words is None:

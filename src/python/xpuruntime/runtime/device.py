@@ -177,13 +177,13 @@ class Device:
 DeviceLike: TypeAlias = "str | int | Device"
 
 
-def get_device_count(type: str | None = None) -> int:
-    """Return the number of devices, the CPU included.
+def get_device_count(type: str | None = "cuda") -> int:
+    """Return the number of accelerators, so that ``Device(i)`` exists for each ``i`` below it.
 
     Parameters
     ----------
-    type : str, optional
-        Count only ``"cpu"`` or ``"cuda"`` devices.
+    type : str or None
+        ``"cuda"``, ``"cpu"``, or ``None`` for all devices, the CPU included, as `get_all_devices` lists them.
     """
     return DeviceManager.instance().get_device_count(type)
 
