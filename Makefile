@@ -108,7 +108,7 @@ lint-mypy: ## mypy --strict
 	$(PY) -m mypy
 
 lint-clang-format: ## clang-format
-	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
+	@$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES) && echo "clang-format: no findings"
 
 lint-clang-tidy: ## clang-tidy over the C++ that builds without CUDA
 	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DSKBUILD=ON \
