@@ -20,9 +20,23 @@ std::optional<DeviceType> type_argument(const std::optional<std::string>& type) 
                    "' is not known: take 'cpu' or 'cuda', or None for all");
 }
 
+// One use of `with scope:`, on one thread.
+struct Scope {
+  DeviceId device;
+  std::shared_ptr<void> held;
+};
+
 }  // namespace
 
 void bind_device(py::module_& module) {
+  py::class_<Scope>(module, "DeviceScope",
+                    "A CUDA device made current for the thread of a `with` block.")
+      .def(py::init(
+               [](const py::object& device) { return Scope{device_argument(device), nullptr}; }),
+           "device"_a)
+      .def("__enter__",
+           [](Scope& self) { self.held = DeviceManager::instance().enter(self.device); })
+      .def("__exit__", [](Scope& self, const py::args&) { self.held.reset(); });
   py::class_<DeviceInfo>(module, "DeviceInfo",
                          "Fixed facts of one device. What does not apply is 0 or empty.")
       .def_property_readonly("device", [](const DeviceInfo& self) { return to_string(self.id); })

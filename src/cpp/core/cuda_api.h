@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ MemoryInfo memory_info(int device);
 int current_device();
 void set_current_device(int device);
 void synchronize(int device);
+
+/// Makes `device` current for the calling thread until the result is dropped, on the same thread.
+/// Then the device that was current before is so again, also where other code has changed it.
+std::shared_ptr<void> enter_device(int device);
 
 /// Enqueues the copy described in strided_copy.h; arguments are checked, and adjacent dimensions
 /// are merged.

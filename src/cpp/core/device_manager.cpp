@@ -132,6 +132,11 @@ DeviceId DeviceManager::get_current_device() {
   return {DeviceType::kCuda, cuda::current_device()};
 }
 
+std::shared_ptr<void> DeviceManager::enter(DeviceId device) {
+  require(device);
+  return device.type == DeviceType::kCuda ? cuda::enter_device(device.index) : nullptr;
+}
+
 void DeviceManager::set_current_device(DeviceId device) {
   require(device);
   if (device.type == DeviceType::kCuda) {

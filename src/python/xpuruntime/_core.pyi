@@ -459,6 +459,15 @@ class DeviceInfo:
     @property
     def pci_id(self) -> str: ...
 
+class DeviceScope:
+    """A CUDA device made current for the thread of a ``with`` block, and the one before it after. Use it once."""
+
+    def __init__(self, device: DeviceLike) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
 class DeviceManager:
     """Knows what devices there are. CUDA devices are looked for once, on first use, never at import.
 

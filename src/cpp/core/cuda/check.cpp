@@ -74,7 +74,17 @@ void check(cudaError_t status, const char* call, int device) {
                   "cuda:" + std::to_string(device), static_cast<int>(status));
 }
 
-DeviceGuard::DeviceGuard(int device) {
+DeviceGuard::DeviceGuard(int device) { enter(device); }
+
+DeviceGuard::DeviceGuard(int device, std::nothrow_t) noexcept {
+  try {
+    enter(device);
+  } catch (...) {
+    // What follows says for itself that the device is gone.
+  }
+}
+
+void DeviceGuard::enter(int device) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice", device);
   if (current == device) return;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <new>
 #include <string>
 
 #include "xpuruntime/types.h"
@@ -21,11 +22,14 @@ void check(cudaError_t status, const char* call, int device);
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
+  /// Leaves the current device as it is where the other cannot be reached.
+  DeviceGuard(int device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  void enter(int device);
   bool pushed_ = false;
 };
 

@@ -3,7 +3,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "cuda/check.h"
 #include "cuda_api.h"
@@ -107,6 +109,24 @@ int current_device() {
 }
 
 void set_current_device(int device) { check(cudaSetDevice(device), "cudaSetDevice", device); }
+
+std::shared_ptr<void> enter_device(int device) {
+  struct Scope {
+    explicit Scope(int wanted) : previous(current_device()), guard(std::in_place, wanted) {}
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      guard.reset();
+      int current = 0;
+      if (cudaGetDevice(&current) == cudaSuccess && current != previous) {
+        (void)cudaSetDevice(previous);
+      }
+    }
+    const int previous;
+    std::optional<DeviceGuard> guard;
+  };
+  return std::make_shared<Scope>(device);
+}
 
 void synchronize(int device) {
   const DeviceGuard guard(device);

@@ -66,6 +66,7 @@ class DeviceResource final : public CudaResource {
   }
 
   void deallocate(void* pointer, std::size_t /*bytes*/, StreamHandle /*stream*/) noexcept override {
+    const DeviceGuard guard(device_, std::nothrow);
     const OutsideCapture outside;
     ignore(cudaFree(pointer));
   }
@@ -92,6 +93,7 @@ class PinnedResource final : public CudaResource {
   }
 
   void deallocate(void* pointer, std::size_t /*bytes*/, StreamHandle /*stream*/) noexcept override {
+    const DeviceGuard guard(device_, std::nothrow);
     const OutsideCapture outside;
     ignore(cudaFreeHost(pointer));
   }
@@ -100,6 +102,7 @@ class PinnedResource final : public CudaResource {
 class DriverResource final : public CudaResource {
  public:
   explicit DriverResource(int device) : CudaResource(device) {
+    const DeviceGuard guard(device);
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
@@ -113,7 +116,10 @@ class DriverResource final : public CudaResource {
     check(status, "cudaMemPoolSetAttribute", device);
   }
 
-  ~DriverResource() override { ignore(cudaMemPoolDestroy(pool_)); }
+  ~DriverResource() override {
+    const DeviceGuard guard(device_, std::nothrow);
+    ignore(cudaMemPoolDestroy(pool_));
+  }
 
   void* allocate(std::size_t bytes, StreamHandle stream) override {
     const DeviceGuard guard(device_);
@@ -132,12 +138,16 @@ class DriverResource final : public CudaResource {
   }
 
   std::size_t held() noexcept override {
+    const DeviceGuard guard(device_, std::nothrow);
     std::uint64_t bytes = 0;
     ignore(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes));
     return bytes;
   }
 
-  void trim(std::size_t keep) noexcept override { ignore(cudaMemPoolTrimTo(pool_, keep)); }
+  void trim(std::size_t keep) noexcept override {
+    const DeviceGuard guard(device_, std::nothrow);
+    ignore(cudaMemPoolTrimTo(pool_, keep));
+  }
 
  private:
   cudaMemPool_t pool_ = nullptr;

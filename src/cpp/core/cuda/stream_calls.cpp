@@ -116,7 +116,8 @@ StreamHandle create_stream(int device, int priority, bool non_blocking) {
   return reinterpret_cast<StreamHandle>(stream);
 }
 
-void destroy_stream(int, StreamHandle stream) noexcept {
+void destroy_stream(int device, StreamHandle stream) noexcept {
+  const DeviceGuard guard(device, std::nothrow);
   if (cudaStreamDestroy(as_stream(stream)) != cudaSuccess) (void)cudaGetLastError();
 }
 
@@ -171,7 +172,8 @@ EventHandle create_event(int device, bool timing) {
   return reinterpret_cast<EventHandle>(event);
 }
 
-void destroy_event(int, EventHandle event) noexcept {
+void destroy_event(int device, EventHandle event) noexcept {
+  const DeviceGuard guard(device, std::nothrow);
   if (cudaEventDestroy(as_event(event)) != cudaSuccess) (void)cudaGetLastError();
 }
 
@@ -235,11 +237,13 @@ void abort_capture(int device, StreamHandle stream) noexcept {
   }
 }
 
-void destroy_graph(int, GraphHandle graph) noexcept {
+void destroy_graph(int device, GraphHandle graph) noexcept {
+  const DeviceGuard guard(device, std::nothrow);
   if (cudaGraphDestroy(as_graph(graph)) != cudaSuccess) (void)cudaGetLastError();
 }
 
 std::size_t graph_node_count(int device, GraphHandle graph) {
+  const DeviceGuard guard(device);
   std::size_t count = 0;
   check(cudaGraphGetNodes(as_graph(graph), nullptr, &count), "cudaGraphGetNodes", device);
   return count;
@@ -260,7 +264,8 @@ ExecHandle instantiate(int device, GraphHandle graph) {
   return reinterpret_cast<ExecHandle>(exec);
 }
 
-void destroy_exec(int, ExecHandle exec) noexcept {
+void destroy_exec(int device, ExecHandle exec) noexcept {
+  const DeviceGuard guard(device, std::nothrow);
   if (cudaGraphExecDestroy(as_exec(exec)) != cudaSuccess) (void)cudaGetLastError();
 }
 

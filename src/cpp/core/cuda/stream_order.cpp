@@ -45,6 +45,7 @@ StreamOrder::Event CudaStreamOrder::record(StreamHandle stream) noexcept {
 }
 
 bool CudaStreamOrder::finished(Event event) noexcept {
+  const DeviceGuard guard(device_, std::nothrow);
   const OutsideCapture outside;
   return succeeded(cudaEventQuery(as_event(event)));
 }
@@ -60,6 +61,7 @@ bool CudaStreamOrder::wait(StreamHandle stream, Event event) noexcept {
 }
 
 bool CudaStreamOrder::synchronize(Event event) noexcept {
+  const DeviceGuard guard(device_, std::nothrow);
   const OutsideCapture outside;
   return succeeded(cudaEventSynchronize(as_event(event)));
 }
@@ -74,6 +76,7 @@ bool CudaStreamOrder::synchronize_all() noexcept {
 }
 
 void CudaStreamOrder::destroy(Event event) noexcept {
+  const DeviceGuard guard(device_, std::nothrow);
   (void)succeeded(cudaEventDestroy(as_event(event)));
 }
 

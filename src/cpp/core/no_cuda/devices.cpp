@@ -30,6 +30,7 @@ MemoryInfo memory_info(int device) { refuse("memory_info", device); }
 int current_device() { refuse("current_device", 0); }
 void set_current_device(int device) { refuse("set_current_device", device); }
 void synchronize(int device) { refuse("synchronize", device); }
+std::shared_ptr<void> enter_device(int device) { refuse("enter_device", device); }
 void copy_strided(int device, const void*, void*, int, const std::int64_t*, const std::int64_t*,
                   std::size_t, StreamHandle) {
   refuse("copy_to_contiguous", device);

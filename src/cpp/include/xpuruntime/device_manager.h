@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -77,6 +78,10 @@ class DeviceManager {
   /// Makes a CUDA device current for the calling thread, and creates its context. `cpu` is accepted
   /// only where there is no CUDA device: there it is current anyway.
   void set_current_device(DeviceId device);
+  /// Makes a CUDA device current for the calling thread until the result is dropped, which must
+  /// happen on the same thread. For libraries that expect it and that may change it: afterwards the
+  /// device that was current before is so again. Nothing on `cpu`.
+  std::shared_ptr<void> enter(DeviceId device);
 
   /// Waits for all work of a device. `cpu`: returns at once, work there is synchronous.
   void synchronize(DeviceId device);

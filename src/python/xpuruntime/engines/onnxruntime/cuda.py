@@ -12,6 +12,7 @@ host waits for the caller's stream before each and for the device after it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
@@ -95,6 +96,7 @@ class CudaModel(LoadedModel):
         self._local = threading.local()
         self._host_options = self.run_options(sync=True)
         self.device_options = self.run_options(sync=stream is None)
+        self.several = _several_devices()
         self._foreign: dict[int, Any] = {}
         self._others: list[Any] = []
         self.where = self._ort_device()
@@ -132,6 +134,14 @@ class CudaModel(LoadedModel):
     def next_graph_id(self) -> str:
         """Return a graph id no other binding has."""
         return str(next(self._graph_ids))
+
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        """Make the session's device current: ONNX Runtime expects it, and does not see to it in each call."""
+        if not self.several:
+            return _HERE
+        from xpuruntime import _core
+
+        return _core.DeviceScope(self.device)
 
     @property
     def closed(self) -> bool:
@@ -194,7 +204,7 @@ class CudaModel(LoadedModel):
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         ready = self._hosts(feeds)
-        with self.turn:
+        with self.turn, self.on_device():
             self._settle()
             try:
                 results = session._sess.run(self.output_names, ready, self._host_options)
@@ -218,7 +228,7 @@ class CudaModel(LoadedModel):
         self._remember({name: (item.dtype, item.shape) for name, item in items.items()})
         binding = self.thread_binding()
         where = self.where
-        with self.turn:
+        with self.turn, self.on_device():
             self.enter()
             try:
                 for name, item in items.items():
@@ -336,7 +346,8 @@ class CudaModel(LoadedModel):
             else:
                 tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
                 host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.contiguous().to("cpu").numpy()
-        return self._observer(self._hosts(host), runs)
+        with self.on_device():
+            return self._observer(self._hosts(host), runs)
 
     def conversions(self) -> Sequence[Conversion]:
         """Return what was copied so far."""
@@ -348,13 +359,24 @@ class CudaModel(LoadedModel):
 
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
-        self._session = None
-        self._local = threading.local()
+        with self.on_device():
+            self._session = None
+            self._local = threading.local()
         if self._allocator is not None:
             self.enter()  # what the pool takes back is used again only after the caller's reads
             self._allocator = None
         self._foreign.clear()
         self._others = []
+
+
+#: One device: it is always the current one.
+_HERE = contextlib.nullcontext()
+
+
+def _several_devices() -> bool:
+    from xpuruntime import _core
+
+    return _core.DeviceManager.instance().get_device_count("cuda") > 1
 
 
 class _Exported:

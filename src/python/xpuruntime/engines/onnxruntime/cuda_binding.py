@@ -89,7 +89,7 @@ class CudaBinding(Binding):
                 caller.wait_stream(own)
 
         def run_alone() -> None:
-            with turn:
+            with turn, model.on_device():
                 caller.synchronize()
                 run_here()
 
@@ -101,7 +101,11 @@ class CudaBinding(Binding):
             with turn:
                 run()
 
-        return run_in_turn
+        def run_on_device() -> None:
+            with turn, model.on_device():
+                run()
+
+        return run_on_device if model.several else run_in_turn
 
     @property
     def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -149,7 +153,8 @@ class CudaBinding(Binding):
         for name in model.output_names:
             probe.bind_output(name, model.where)
         try:
-            model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
+            with model.turn, model.on_device():
+                model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
         except Exception as error:
             raise model.failed(error) from None
         capsules = model.take(probe)

@@ -59,7 +59,7 @@ def torch_runner(model: CudaModel) -> Callable[..., dict[str, Any]]:
             return results
         caller = model.known_stream(torch_stream(index))
         binding = model.thread_binding()
-        with turn:
+        with turn, model.on_device():
             model.enter()
             try:
                 for name, code, shape, pointer in items:

@@ -56,9 +56,16 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
 
 def _load_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
-    from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
     _preload()
+    with _core.DeviceScope(request.device):  # ONNX Runtime changes the current device and leaves it so
+        return _open_cuda(request, settings, source, log)
+
+
+def _open_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
+    from xpuruntime import _core
+    from xpuruntime.engines.onnxruntime.cuda import CudaModel
+
     allocator = _allocator(request, settings)
     stream = None
     if allocator is None:
