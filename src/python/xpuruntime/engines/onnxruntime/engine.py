@@ -96,10 +96,15 @@ class OnnxRuntimeEngine(Engine):
         )
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
-        """Return the CUDA devices where the provider is loadable, then the CPU."""
+        """Return the CUDA devices, then the CPU.
+
+        A wheel with the CUDA provider on a machine without a device still offers ``cuda:0``, so that the plan says why
+        it is not used.
+        """
         facts = machine.engines.get(self.name)
-        cuda = facts is not None and _CUDA in (*facts.providers, *facts.broken)
-        return (*(f"cuda:{d.index}" for d in machine.cuda if cuda), "cpu")
+        if facts is None or _CUDA not in (*facts.providers, *facts.broken):
+            return ("cpu",)
+        return (*(f"cuda:{d.index}" for d in machine.cuda), "cpu") if machine.cuda else ("cuda:0", "cpu")
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""
