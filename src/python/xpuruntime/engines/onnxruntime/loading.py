@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,9 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
     )
 
 
+@functools.cache
 def _preload() -> None:
+    """Load the provider's libraries once a process; a failure is tried again."""
     import onnxruntime as ort
 
     from xpuruntime.runtime.libraries import libraries_needed_by, preload
