@@ -141,6 +141,8 @@ def _report(error: Exception, code: ExitCode, as_json: bool) -> None:
         error_line("this is a bug in xpuruntime; run again with `xrt --debug ...` for the traceback", label="help")
     else:
         error_line(text)
+    if isinstance(error, OSError) and error.filename is None:
+        _silence_stdout()  # what is still in its buffer would fail once more at exit
 
 
 def _error_record(kind: str, text: str, code: ExitCode, **more: str | None) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _open_closed_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    """Keep Python from failing again when it flushes a pipe that the reader has closed."""
+    """Keep Python from failing again when it flushes what cannot be written: a closed pipe, a full disk."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
