@@ -59,10 +59,15 @@ def grow(work: Any, times: int, device: str) -> dict[str, Any]:
 
 
 def plain_session(path: Path, device: str, feed: dict[str, Any]) -> None:
-    """Open, run and drop a session of ONNX Runtime alone."""
+    """Open, run and drop a session of ONNX Runtime alone, on a stream given to it, as ours are."""
     import onnxruntime as ort
 
-    options = {"device_id": device.partition(":")[2] or "0"}
+    stream = xrt.Stream(device)
+    options = {
+        "device_id": device.partition(":")[2] or "0",
+        "has_user_compute_stream": "1",
+        "user_compute_stream": str(stream.handle),
+    }
     session = ort.InferenceSession(str(path), providers=[("CUDAExecutionProvider", options)])
     session.run(None, feed)
 
