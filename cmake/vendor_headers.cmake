@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+#
+# Finds the headers of cuBLAS, cuDNN and cudnn-frontend: in the CUDA toolkit, on the system, or in the wheels
+# nvidia-cublas, nvidia-cudnn-cu13 and nvidia-cudnn-frontend of the Python that builds. Only headers: the libraries are
+# opened while the program runs. A backend whose headers are not found is left out, and `xrt doctor` says so.
+# Sets XPURUNTIME_WITH_CUBLAS and XPURUNTIME_WITH_CUDNN.
+
+set(wheel_includes "")
+find_package(Python 3.10 QUIET COMPONENTS Interpreter)
+if(Python_EXECUTABLE)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c "import glob, sys; print(';'.join([sys.prefix + '/include'] + [f for p in sys.path if p for f in sorted(glob.glob(p + '/nvidia/*/include')) + [p + '/include']]))"
+    OUTPUT_VARIABLE wheel_includes OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+find_path(XPURUNTIME_CUBLAS_INCLUDE_DIR cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})
+find_path(XPURUNTIME_CUDNN_INCLUDE_DIR cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})
+find_path(XPURUNTIME_CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})
+
+set(XPURUNTIME_WITH_CUBLAS OFF)
+if(XPURUNTIME_CUBLAS_INCLUDE_DIR)
+  set(XPURUNTIME_WITH_CUBLAS ON)
+endif()
+set(XPURUNTIME_WITH_CUDNN OFF)
+if(XPURUNTIME_CUDNN_INCLUDE_DIR AND XPURUNTIME_CUDNN_FRONTEND_INCLUDE_DIR)
+  set(XPURUNTIME_WITH_CUDNN ON)
+endif()
+message(STATUS "xpuruntime: cuBLAS ${XPURUNTIME_WITH_CUBLAS} (${XPURUNTIME_CUBLAS_INCLUDE_DIR}), "
+  "cuDNN ${XPURUNTIME_WITH_CUDNN} (${XPURUNTIME_CUDNN_INCLUDE_DIR}, ${XPURUNTIME_CUDNN_FRONTEND_INCLUDE_DIR})")

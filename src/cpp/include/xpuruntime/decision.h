@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "xpuruntime/op.h"
+
+namespace xpuruntime {
+
+/// One kernel that could have run, and what became of it.
+struct Candidate {
+  std::string id;
+  std::string config;  ///< empty: the default choice
+  bool accepted = false;
+  std::string reason;  ///< one sentence; never empty for what was not accepted
+  std::optional<double> measured_us;
+};
+
+/// Why the kernel that ran did.
+enum class ChoiceSource : std::uint8_t {
+  kPinned,    ///< the policy's short form, or the call's own `kernel`
+  kRule,      ///< a rule of the policy
+  kTuned,     ///< the fastest measured, now or in the tuning cache
+  kFirst,     ///< the first that can serve
+  kFallback,  ///< what was asked for cannot serve, and the policy only prefers it
+};
+std::string_view to_string(ChoiceSource source) noexcept;
+
+/// One decision of the dispatcher: which kernel serves an operation, and why. Immutable but for the
+/// count.
+struct Decision {
+  OpDesc op;
+  std::string node, module;  ///< of the call site; may be empty
+  std::vector<std::string> asked;
+  std::string asked_by;  ///< "kernels.matmul", "kernels.rules[0]", "kernel=", "default"
+  std::vector<Candidate> candidates;  ///< every kernel registered for the operation
+  std::string chosen;                 ///< id
+  std::string config;
+  ChoiceSource source = ChoiceSource::kFirst;
+  /// What the user should know: a replacement, a tuning that was not possible, a cache entry that
+  /// was dropped.
+  std::vector<std::string> notes;
+  /// Calls served so far.
+  mutable std::atomic<std::uint64_t> count{0};
+};
+
+}  // namespace xpuruntime

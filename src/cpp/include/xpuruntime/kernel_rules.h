@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "xpuruntime/device_manager.h"
+#include "xpuruntime/op.h"
+
+namespace xpuruntime {
+
+/// Both ends in.
+struct IntRange {
+  std::int64_t first = 0;
+  std::int64_t last = std::numeric_limits<std::int64_t>::max();
+  bool contains(std::int64_t value) const noexcept { return first <= value && value <= last; }
+};
+
+/// The operations that a rule is for. What is not stated holds always; a fact that the operation
+/// has not never meets a stated key. The same meaning as RuleMatch of the Python policies.
+struct KernelMatch {
+  std::string op;  ///< a policy key; empty: any
+  std::optional<IntRange> m, n, k, head_dim;
+  std::vector<std::string> dtypes;
+  std::string device;        ///< "cuda", "cuda:1", "sm90"
+  std::string node, module;  ///< patterns: "*" any text, "?" one character, "[ab]" one of several
+  std::vector<std::string> phases;
+};
+
+struct KernelRule {
+  KernelMatch match;
+  /// In order of preference. "auto": any. An id may carry "@config", what a Kernel called its
+  /// config, to replay exactly that.
+  std::vector<std::string> use;
+  std::string source;  ///< "kernels.rules[0]", "kernels.matmul": what a Decision names
+};
+
+/// How strictly a policy is held; see the policy's `mode`.
+enum class Enforcement : std::uint8_t { kPrefer, kStrict };
+enum class AutoStrategy : std::uint8_t { kFirstSupported, kBestPerformance };
+
+/// What a policy asks for one operation.
+struct Preference {
+  std::vector<std::string> use;  ///< never empty; {"auto"} where nothing is asked
+  std::string source;            ///< "default" where nothing is asked
+  bool from_rule = false;
+};
+
+/// A KernelPolicy, compiled once. Immutable.
+struct KernelRules {
+  std::vector<KernelRule> rules;     ///< the first that matches wins
+  std::vector<KernelRule> defaults;  ///< the short forms; `match` has the op only
+  Enforcement enforcement = Enforcement::kPrefer;
+  AutoStrategy strategy = AutoStrategy::kFirstSupported;
+
+  Preference choose(const OpDesc& op, const DeviceInfo& device, std::string_view node,
+                    std::string_view module) const;
+};
+
+/// Whether `text` is meant by a pattern of KernelMatch. Case counts.
+bool matches_pattern(std::string_view pattern, std::string_view text) noexcept;
+
+}  // namespace xpuruntime
