@@ -3,6 +3,7 @@
 #include "xpuruntime/runtime.h"
 
 #include "xpuruntime/device_manager.h"
+#include "xpuruntime/kernel_registry.h"
 #include "xpuruntime/memory_manager.h"
 #include "xpuruntime/stream_manager.h"
 
@@ -11,7 +12,8 @@ namespace xpuruntime {
 Runtime::Runtime()
     : devices_(std::make_unique<DeviceManager>()),
       memory_(std::make_unique<MemoryManager>()),
-      streams_(std::make_unique<StreamManager>()) {}
+      streams_(std::make_unique<StreamManager>()),
+      kernels_(std::make_unique<KernelRegistry>()) {}
 
 Runtime::~Runtime() = default;
 

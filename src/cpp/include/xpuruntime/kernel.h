@@ -79,12 +79,15 @@ class KernelDefinition {
   virtual std::string description() const = 0;
   /// One line for listings: dtypes, shapes and devices it serves.
   virtual std::string limits() const = 0;
+  /// Whether it may be taken where a policy leaves the choice ("auto"). Where not, it runs only
+  /// when asked for by name.
+  virtual bool automatic() const noexcept { return true; }
 
   /// Whether it can do exactly this. A pure function of its arguments: touches no device and no
   /// library, so that it answers on a machine without a GPU. The backend may still be unavailable.
   virtual Support supports(const OpDesc& op, const DeviceInfo& device) const = 0;
   /// Configurations worth measuring, the library's own first choice first; each can be given to
-  /// `prepare`. At most `most`. Slow; throws as `prepare` does.
+  /// `prepare`. At most `most`. Slow; throws as `prepare` does. Here: the default choice only.
   virtual std::vector<std::string> configs(const OpDesc& op, const DeviceInfo& device,
                                            std::size_t most) const;
   /// Slow. `config` is what a Kernel said before, or empty for the default choice. Throws

@@ -95,6 +95,13 @@ struct Conv {
 }  // namespace slots
 inline constexpr std::size_t kMaxSlots = 11;
 
+/// How many operands the operation has.
+std::size_t slot_count(OpKind kind) noexcept;
+/// "a", "grad_out", ...; empty for a slot that the operation has not.
+std::string_view slot_name(OpKind kind, std::size_t slot) noexcept;
+/// Whether a kernel writes the operand (and reads nothing of it).
+bool is_output(OpKind kind, std::size_t slot) noexcept;
+
 enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 std::string_view to_string(Activation activation) noexcept;
 /// "none", "relu", "gelu" (by erf), "gelu_tanh", "silu". Throws InputError, which lists them.
@@ -159,6 +166,7 @@ struct OpDesc {
   const TensorDesc& operator[](std::size_t slot) const noexcept { return tensors[slot]; }
   bool has(std::size_t slot) const noexcept { return tensors[slot].present != 0; }
 
+  /// Floats are compared by their bits; of operands that are absent nothing counts.
   friend bool operator==(const OpDesc& left, const OpDesc& right) noexcept;
 };
 

@@ -7,6 +7,7 @@
 namespace xpuruntime {
 
 class DeviceManager;
+class KernelRegistry;
 class MemoryManager;
 class StreamManager;
 
@@ -27,11 +28,13 @@ class Runtime {
   DeviceManager& devices() noexcept { return *devices_; }
   MemoryManager& memory() noexcept { return *memory_; }
   StreamManager& streams() noexcept { return *streams_; }
+  KernelRegistry& kernels() noexcept { return *kernels_; }
 
  private:
   std::unique_ptr<DeviceManager> devices_;
   std::unique_ptr<MemoryManager> memory_;
   std::unique_ptr<StreamManager> streams_;  // after the pools, which are told when a stream ends
+  std::unique_ptr<KernelRegistry> kernels_;
 };
 
 }  // namespace xpuruntime

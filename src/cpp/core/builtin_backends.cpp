@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "null/register.h"
+#include "xpuruntime/kernel_registry.h"
+
+namespace xpuruntime {
+
+// In the order in which `first_supported` tries them.
+void register_builtin_backends(KernelRegistry& registry) { register_null(registry); }
+
+}  // namespace xpuruntime
