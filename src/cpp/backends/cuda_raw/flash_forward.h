@@ -66,6 +66,9 @@ enum class FlashPath {
   kWgmma,  ///< wgmma and the bulk copy engine: compute capability 9.0, no mask, no dropout
 };
 
+/// The largest head_dim that FlashPath::kWgmma serves.
+inline constexpr int kFlashWgmmaHeadDim = 128;
+
 /// Why the arguments cannot be served on a GPU of that compute capability: one sentence naming the
 /// thing and the fix, empty when they can be. Reads no device memory and calls no CUDA function.
 /// What it asks: head_dim a multiple of 8 from 32 to 256, pointers to q, k, v and out aligned to 16

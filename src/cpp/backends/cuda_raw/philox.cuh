@@ -28,7 +28,6 @@ struct PhiloxWords {
 __host__ __device__ inline PhiloxWords philox4x32(std::uint32_t c0, std::uint32_t c1,
                                                   std::uint32_t c2, std::uint32_t c3,
                                                   std::uint32_t k0, std::uint32_t k1) {
-#pragma unroll
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = static_cast<std::uint64_t>(c0) * 0xD2511F53u;
     const std::uint64_t b = static_cast<std::uint64_t>(c2) * 0xCD9E8D57u;
