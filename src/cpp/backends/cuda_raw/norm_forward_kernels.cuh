@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <cstdint>
+
+#include "cuda_raw/norm.h"
+#include "cuda_raw/norm_device.cuh"
+
+namespace xpuruntime::cuda_raw::norm {
+
+/// x, or x + residual rounded to their type.
+template <typename T, int kWidth>
+__device__ __forceinline__ Pack<T, kWidth> add(const Pack<T, kWidth>& x,
+                                               const Pack<T, kWidth>& residual) {
+  float sum[kWidth];
+  float more[kWidth];
+  unpack(x, sum);
+  unpack(residual, more);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum[i] += more[i];
+  return pack_up<T, kWidth>(sum);
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void finish_pack(const NormForwardArgs& args, std::int64_t row,
+                                            int index, const Pack<T, kWidth>& pack, float mean,
+                                            float rstd) {
+  const bool weight_is_fp32 = args.weight_type == NormType::fp32;
+  float value[kWidth];
+  float weight[kWidth];
+  float bias[kWidth];
+  load_weight<T, kWidth>(args.weight, weight_is_fp32, 1.0F, index, weight);
+  load_weight<T, kWidth>(args.bias, weight_is_fp32, 0.0F, index, bias);
+  unpack(pack, value);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) value[i] = (value[i] - mean) * rstd * weight[i] + bias[i];
+  store_once(row_of<T, kWidth>(args.y, row, args.y_row_stride) + index, pack_up<T, kWidth>(value));
+}
+
+/// A team of threads a row, kPacks packs of the row a thread, in registers. Blocks are many and
+/// short: in the order in which the device starts them, reads and writes stay close together in
+/// memory, which a loop over rows would not keep up.
+template <typename T, int kWidth, int kPacks, int kThreads, int kBlocks, bool kResidual>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    forward_rows(const __grid_constant__ NormForwardArgs args) {
+  using Item = Pack<T, kWidth>;
+  __shared__ float2 scratch[kThreads / kWarp];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= args.rows) return;
+  const RowTeam team;
+  const int packs = static_cast<int>(args.columns) / kWidth;
+  const int first = static_cast<int>(threadIdx.x);
+  const Item* from = row_of<T, kWidth>(args.x, row, args.x_row_stride);
+
+  Item held[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int index = p * team.threads + first;
+    held[p] = index < packs ? load_once(from + index) : Item{};
+  }
+  if constexpr (kResidual) {
+    const Item* more = row_of<T, kWidth>(args.residual, row, args.residual_row_stride);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int index = p * team.threads + first;
+      if (index < packs) held[p] = add(held[p], load_once(more + index));
+    }
+    if (args.sum_out != nullptr) {
+      Item* const sums = row_of<T, kWidth>(args.sum_out, row, args.sum_row_stride);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int index = p * team.threads + first;
+        if (index < packs) store_once(sums + index, held[p]);
+      }
+    }
+  }
+
+  // Packs that a warp holds, all of its lanes together.
+  auto packs_of = [&](int warp) {
+    int count = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      count += min(max(packs - p * team.threads - warp * kWarp, 0), kWarp);
+    }
+    return static_cast<float>(count * kWidth);
+  };
+
+  Moments moments{0.0F, 0.0F};
+  if (!args.rms) {
+    float sum = 0.0F;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      float value[kWidth];
+      unpack(held[p], value);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum += value[i];
+    }
+    moments.mean = sum_warp(sum) / fmaxf(packs_of(team.warp), 1.0F);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    keep_packed(held[p]);
+    if (p * team.threads + first >= packs) continue;
+    float value[kWidth];
+    unpack(held[p], value);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float apart = value[i] - moments.mean;
+      moments.squares += apart * apart;
+    }
+  }
+  moments.squares = sum_warp(moments.squares);
+  const float columns = static_cast<float>(args.columns);
+  if (team.warps > 1) {
+    moments = join_warps(team, moments, args.rms ? 0.0F : packs_of(team.lane & (team.lanes - 1)),
+                         columns, scratch);
+  }
+  const float rstd = rsqrtf(moments.squares / columns + args.epsilon);
+  if (first == 0) {
+    if (args.mean != nullptr) args.mean[row] = moments.mean;
+    if (args.rstd != nullptr) args.rstd[row] = rstd;
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int index = p * team.threads + first;
+    keep_packed(held[p]);
+    if (index < packs) finish_pack(args, row, index, held[p], moments.mean, rstd);
+  }
+}
+
+/// Rows too long for registers: a block a row, which is read twice.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kMostWarps* kWarp)
+    forward_long_rows(const __grid_constant__ NormForwardArgs args) {
+  using Item = Pack<T, kWidth>;
+  constexpr int kChunk = 32 / kWidth;  // packs
+  __shared__ float2 scratch[kMostWarps];
+  __shared__ float counts[kMostWarps];
+  const std::int64_t row = blockIdx.x;
+  const RowTeam team;
+  const int packs = static_cast<int>(args.columns) / kWidth;
+  const int first = static_cast<int>(threadIdx.x);
+  const Item* from = row_of<T, kWidth>(args.x, row, args.x_row_stride);
+  const Item* more = row_of<T, kWidth>(args.residual, row, args.residual_row_stride);
+  auto fetch = [&](int index) {
+    const Item item = from[index];
+    return args.residual != nullptr ? add(item, more[index]) : item;
+  };
+
+  // Each chunk by its own mean; then what is known of two sets of elements gives that of both.
+  float count = 0.0F;
+  Moments own{0.0F, 0.0F};
+  for (int start = first; start < packs; start += kChunk * team.threads) {
+    Item held[kChunk];
+    float here = 0.0F;
+    float sum = 0.0F;
+#pragma unroll
+    for (int p = 0; p < kChunk; ++p) {
+      const int index = start + p * team.threads;
+      held[p] = index < packs ? fetch(index) : Item{};
+      here += index < packs ? static_cast<float>(kWidth) : 0.0F;
+      float value[kWidth];
+      unpack(held[p], value);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum += value[i];
+    }
+    const float mean = args.rms ? 0.0F : sum / here;
+    float squares = 0.0F;
+#pragma unroll
+    for (int p = 0; p < kChunk; ++p) {
+      if (start + p * team.threads >= packs) break;
+      float value[kWidth];
+      unpack(held[p], value);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) squares += (value[i] - mean) * (value[i] - mean);
+    }
+    const float share = here / (count + here);
+    const float apart = mean - own.mean;
+    own.mean += apart * share;
+    own.squares += squares + apart * apart * count * share;
+    count += here;
+  }
+  const float all = sum_warp(count);
+  Moments moments;
+  moments.mean = sum_warp(own.mean * count) / fmaxf(all, 1.0F);
+  const float apart = own.mean - moments.mean;
+  moments.squares = sum_warp(own.squares + apart * apart * count);
+  if (team.lane == 0) counts[team.warp] = all;
+  __syncthreads();
+  const int other = team.lane & (team.lanes - 1);
+  const float columns = static_cast<float>(args.columns);
+  moments = join_warps(team, moments, other < team.warps ? counts[other] : 0.0F, columns, scratch);
+
+  const float rstd = rsqrtf(moments.squares / columns + args.epsilon);
+  if (first == 0) {
+    if (args.mean != nullptr) args.mean[row] = moments.mean;
+    if (args.rstd != nullptr) args.rstd[row] = rstd;
+  }
+  for (int index = first; index < packs; index += team.threads) {
+    const Item item = fetch(index);
+    if (args.sum_out != nullptr) {
+      store_once(row_of<T, kWidth>(args.sum_out, row, args.sum_row_stride) + index, item);
+    }
+    finish_pack(args, row, index, item, moments.mean, rstd);
+  }
+}
+
+}  // namespace xpuruntime::cuda_raw::norm
