@@ -3,6 +3,7 @@
 #include "xpuruntime/runtime.h"
 
 #include "xpuruntime/device_manager.h"
+#include "xpuruntime/dispatcher.h"
 #include "xpuruntime/kernel_registry.h"
 #include "xpuruntime/memory_manager.h"
 #include "xpuruntime/stream_manager.h"
@@ -13,7 +14,8 @@ Runtime::Runtime()
     : devices_(std::make_unique<DeviceManager>()),
       memory_(std::make_unique<MemoryManager>()),
       streams_(std::make_unique<StreamManager>()),
-      kernels_(std::make_unique<KernelRegistry>()) {}
+      kernels_(std::make_unique<KernelRegistry>()),
+      dispatcher_(std::make_unique<Dispatcher>(*kernels_, *devices_, *memory_)) {}
 
 Runtime::~Runtime() = default;
 

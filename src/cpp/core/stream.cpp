@@ -9,9 +9,11 @@
 
 #include "stream_calls.h"
 #include "xpuruntime/device_manager.h"
+#include "xpuruntime/dispatcher.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/event.h"
 #include "xpuruntime/memory_manager.h"
+#include "xpuruntime/workspaces.h"
 
 namespace xpuruntime {
 
@@ -28,6 +30,7 @@ struct Stream::Box {
   ~Box() {
     if (mark != 0) calls::destroy_event(device.index, mark);
     if (!owned || device.type == DeviceType::kCpu) return;
+    Dispatcher::instance().workspaces().retire_stream(device, handle);
     MemoryManager::instance().retire_stream(device, handle);
     calls::destroy_stream(device.index, handle);
   }

@@ -38,6 +38,17 @@ bool query_event(int device, EventHandle event);
 /// Throws InputError when one is not recorded or not complete.
 double elapsed_us(int device, EventHandle start, EventHandle end);
 
+/// A capture that goes on. No two of a process have the same id.
+struct Capture {
+  std::uint64_t id = 0;
+  GraphHandle graph = 0;
+};
+/// Nothing when nothing is captured from the stream.
+std::optional<Capture> capture_of(int device, StreamHandle stream);
+/// Calls `release(object)` once, when the graph and all that was instantiated or cloned from it are
+/// gone and have run. It may not call CUDA. When this throws, it is not called.
+void keep_in_graph(int device, GraphHandle graph, void* object, void (*release)(void*));
+
 /// Thread-local mode.
 void begin_capture(int device, StreamHandle stream);
 /// When it throws, the stream is out of capture unless another thread began it; the message says

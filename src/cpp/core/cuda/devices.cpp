@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/capture.h"
 #include "cuda/check.h"
 #include "cuda_api.h"
 
@@ -131,6 +132,25 @@ std::shared_ptr<void> enter_device(int device) {
 void synchronize(int device) {
   const DeviceGuard guard(device);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device);
+}
+
+void launch_kernel(int device, const Kernel& kernel, void* const* operands, void* workspace,
+                   StreamHandle stream) {
+  const DeviceGuard guard(device);
+  kernel.launch(operands, workspace, stream);
+}
+
+void outside_capture(int device, const std::function<void()>& body) {
+  const DeviceGuard guard(device);
+  const OutsideCapture outside;
+  body();
+}
+
+std::size_t cache_bytes(int device) {
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute",
+        device);
+  return static_cast<std::size_t>(bytes);
 }
 
 }  // namespace xpuruntime::cuda

@@ -210,6 +210,37 @@ double elapsed_us(int device, EventHandle start, EventHandle end) {
   return static_cast<double>(milliseconds) * 1000.0;
 }
 
+std::optional<Capture> capture_of(int device, StreamHandle stream) {
+  const DeviceGuard guard(device);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+  const cudaError_t error = cudaStreamGetCaptureInfo(as_stream(stream), &status, &id, &graph);
+#else
+  const cudaError_t error = cudaStreamGetCaptureInfo_v2(as_stream(stream), &status, &id, &graph);
+#endif
+  if (error == cudaErrorStreamCaptureImplicit) {  // As in stream_capturing.
+    (void)cudaGetLastError();
+    return std::nullopt;
+  }
+  check_stream(error, "cudaStreamGetCaptureInfo", device);
+  if (status == cudaStreamCaptureStatusNone) return std::nullopt;
+  if (status == cudaStreamCaptureStatusInvalidated) {
+    check_stream(cudaErrorStreamCaptureInvalidated, "cudaStreamGetCaptureInfo", device);
+  }
+  return Capture{id, reinterpret_cast<GraphHandle>(graph)};
+}
+
+void keep_in_graph(int device, GraphHandle graph, void* object, void (*release)(void*)) {
+  const DeviceGuard guard(device);
+  cudaUserObject_t keeper = nullptr;
+  check(cudaUserObjectCreate(&keeper, object, release, 1, cudaUserObjectNoDestructorSync),
+        "cudaUserObjectCreate", device);
+  check(cudaGraphRetainUserObject(as_graph(graph), keeper, 1, cudaGraphUserObjectMove),
+        "cudaGraphRetainUserObject", device);
+}
+
 void begin_capture(int device, StreamHandle stream) {
   const DeviceGuard guard(device);
   check_stream(cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal),

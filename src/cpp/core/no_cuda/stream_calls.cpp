@@ -30,6 +30,8 @@ void record_event(int, EventHandle, StreamHandle) { refuse(); }
 void synchronize_event(int, EventHandle) { refuse(); }
 bool query_event(int, EventHandle) { refuse(); }
 double elapsed_us(int, EventHandle, EventHandle) { refuse(); }
+std::optional<Capture> capture_of(int, StreamHandle) { refuse(); }
+void keep_in_graph(int, GraphHandle, void*, void (*)(void*)) { refuse(); }
 void begin_capture(int, StreamHandle) { refuse(); }
 GraphHandle end_capture(int, StreamHandle) { refuse(); }
 void abort_capture(int, StreamHandle) noexcept {}

@@ -12,12 +12,15 @@
 
 namespace xpuruntime {
 
-/// One kernel that could have run, and what became of it.
+/// One kernel that could have run, and what became of it. A kernel that was measured with several
+/// configurations stands here once for each.
 struct Candidate {
-  std::string id;
+  std::string id;      ///< or the word of a policy that no kernel is registered for
   std::string config;  ///< empty: the default choice
+  /// Whether it can serve. What nobody had to look at, because another was found first, is not
+  /// accepted.
   bool accepted = false;
-  std::string reason;  ///< one sentence; never empty for what was not accepted
+  std::string reason;  ///< one sentence; empty only for what was chosen
   std::optional<double> measured_us;
 };
 
@@ -38,15 +41,20 @@ struct Decision {
   std::string node, module;  ///< of the call site; may be empty
   std::vector<std::string> asked;
   std::string asked_by;  ///< "kernels.matmul", "kernels.rules[0]", "kernel=", "default"
-  std::vector<Candidate> candidates;  ///< every kernel registered for the operation
-  std::string chosen;                 ///< id
+  /// Every kernel registered for the operation, in the order of registration; after those, words
+  /// that were asked for and name none.
+  std::vector<Candidate> candidates;
+  std::string chosen;  ///< id
   std::string config;
   ChoiceSource source = ChoiceSource::kFirst;
   /// What the user should know: a replacement, a tuning that was not possible, a cache entry that
   /// was dropped.
   std::vector<std::string> notes;
-  /// Calls served so far.
+  /// Calls served since it was recorded.
   mutable std::atomic<std::uint64_t> count{0};
 };
+
+/// All of it as text for people, several lines.
+std::string explain(const Decision& decision);
 
 }  // namespace xpuruntime

@@ -2,10 +2,13 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,16 +31,22 @@ struct Choice {
   std::shared_ptr<const Kernel> kernel;
   std::shared_ptr<const Decision> decision;
   std::size_t workspace_bytes = 0;
+  /// The strategy asks for measuring, which could not be done now: worth deciding again.
+  bool unmeasured = false;
 };
 
 class Dispatcher;
 
 /// One place that calls operations under one policy: the whole program under the ambient policy, or
 /// one node of a graph, or one module. Keeps the choices made there, so that asking again costs a
-/// hash and a look-up (at most 200 ns). Thread-safe: two threads that ask for something new prepare
-/// it once.
+/// hash and a look-up (at most 200 ns), without a lock. Thread-safe: threads that ask for the same
+/// new thing prepare it once and wait for nothing else; an error is told to all of them and not
+/// kept. At most kMost choices are kept; with one more, all are forgotten and made anew when asked
+/// for. All are forgotten as well when kernels are registered or removed.
 class CallSite {
  public:
+  static constexpr std::size_t kMost = 8192;
+
   /// `pin`: kernels that the call itself asks for, before the policy; `node` and `module` are the
   /// names that rules may ask for.
   CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> rules, std::string node = {},
@@ -48,19 +57,35 @@ class CallSite {
 
   /// The first time: decides, prepares, measures where the strategy says so, and records the
   /// decision. Slow then. `stream` is only asked whether it is capturing: nothing is measured
-  /// then. Throws UnsupportedOperationError naming every candidate and its reason when the policy
+  /// then, and the first kernel that can serve is taken until a call comes outside of a capture.
+  /// Throws UnsupportedOperationError naming every candidate and its reason when the policy
   /// is strict and what it asks for cannot serve, or when nothing can.
   std::shared_ptr<const Choice> choose(const OpDesc& op, StreamHandle stream);
 
   /// Chooses, gets a workspace for the stream, launches, and counts the call. `operands` as for
-  /// Kernel::launch. Makes the device current and restores the caller's.
+  /// Kernel::launch. Makes the device current and restores the caller's. Throws as `choose` does,
+  /// and what Workspaces and Kernel::launch throw.
   void run(const OpDesc& op, void* const* operands, StreamHandle stream);
+  /// The same where the choice is made already; otherwise does nothing and says no. Waits for
+  /// nobody but threads that give work to the same stream, so that callers with a lock of their own
+  /// (Python's) can keep it.
+  bool try_run(const OpDesc& op, void* const* operands, StreamHandle stream);
 
   const KernelRules& rules() const noexcept { return *rules_; }
   Dispatcher& dispatcher() const noexcept { return dispatcher_; }
+  const std::string& node() const noexcept { return node_; }
+  const std::string& module() const noexcept { return module_; }
 
  private:
   struct Cache;
+  struct Entry;
+  Entry* cached(const OpDesc& op, std::size_t hash) const;
+  void note(Entry& entry, std::uint64_t epoch) const;
+  std::shared_ptr<const Choice> decide(const OpDesc& op, std::size_t hash, StreamHandle stream);
+  std::shared_ptr<const Choice> make(const OpDesc& op, bool may_measure) const;
+  void launch(const Choice& choice, const OpDesc& op, void* const* operands,
+              StreamHandle stream) const;
+
   Dispatcher& dispatcher_;
   std::shared_ptr<const KernelRules> rules_;
   std::string node_, module_;
@@ -71,33 +96,55 @@ class CallSite {
 /// Chooses kernels. Owns the log of decisions and the workspaces. Thread-safe.
 class Dispatcher {
  public:
+  /// Decisions that are recorded at most.
+  static constexpr std::size_t kMostDecisions = 10'000;
+
   Dispatcher(KernelRegistry& registry, DeviceManager& devices, MemoryManager& memory);
   ~Dispatcher();
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
   /// The default runtime's.
   static Dispatcher& instance();
 
-  /// Decides without a cache: for planning and tests. A pure function of its arguments when the
-  /// strategy is first_supported: with `prepare` false the kernel of the result is null, and no
-  /// device is touched.
+  /// Decides without a cache: for planning and tests.
+  ///
+  /// A pure function of its arguments and of what is registered and loadable here when the strategy
+  /// is first_supported and `prepare` is false: the kernel of the result is null then, and no
+  /// device is touched. With `prepare`, kernels that cannot be prepared after all are passed over.
+  /// Measures only with both `prepare` and `may_measure`; the tuning store is asked in any case.
+  ///
+  /// Throws UnsupportedOperationError as CallSite::choose does; InputError for a config after "@"
+  /// that cannot be read; CudaError and OutOfMemoryError as they come.
   Choice decide(const OpDesc& op, const KernelRules& rules, const DeviceInfo& device,
                 const std::string& node, const std::string& module,
                 const std::vector<std::string>& pin, bool prepare, bool may_measure);
 
-  /// Distinct decisions since the start or the last clear, oldest first. At most 10,000 are kept:
-  /// later ones are served and not recorded, and `dropped_decisions` counts them.
+  /// Distinct decisions that served calls or were asked for since the start or the last clear,
+  /// oldest first. At most kMostDecisions are kept: later ones are served and not recorded, and
+  /// `dropped_decisions` counts them.
   std::vector<std::shared_ptr<const Decision>> decisions() const;
   std::uint64_t dropped_decisions() const;
+  /// Forgets them; those that go on serving calls are recorded again, with a count from 0.
   void clear_decisions();
 
   /// Where measured choices are kept between processes; null: in this process only.
   void set_tuning_store(std::shared_ptr<TuningStore> store);
   std::shared_ptr<TuningStore> tuning_store() const;
+  /// Forgets what was measured in this process; stores and choices that were made stay.
+  void forget_measurements();
 
   KernelRegistry& registry() const noexcept { return registry_; }
+  DeviceManager& devices() const noexcept { return devices_; }
+  MemoryManager& memory() const noexcept { return memory_; }
   Workspaces& workspaces() const noexcept { return *workspaces_; }
 
  private:
   friend class CallSite;
+  friend class Chooser;
+  void record(const std::shared_ptr<const Decision>& decision);
+  std::optional<TunedEntry> measured(const std::string& key) const;
+  void keep_measured(const std::string& key, const TunedEntry& entry);
+
   KernelRegistry& registry_;
   DeviceManager& devices_;
   MemoryManager& memory_;
@@ -105,7 +152,9 @@ class Dispatcher {
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const Decision>> decisions_;
   std::uint64_t dropped_ = 0;
+  std::atomic<std::uint64_t> epoch_{1};  // grows when the log is cleared
   std::shared_ptr<TuningStore> store_;
+  std::map<std::string, TunedEntry> measured_;
 };
 
 }  // namespace xpuruntime

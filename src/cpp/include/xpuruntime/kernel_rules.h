@@ -28,9 +28,15 @@ struct KernelMatch {
   std::string op;  ///< a policy key; empty: any
   std::optional<IntRange> m, n, k, head_dim;
   std::vector<std::string> dtypes;
-  std::string device;        ///< "cuda", "cuda:1", "sm90"
-  std::string node, module;  ///< patterns: "*" any text, "?" one character, "[ab]" one of several
+  std::string device;  ///< "cuda", "cuda:1", "sm90"; "auto" and empty: any
+  /// Patterns: "*" any text, "?" one character, "[ab]" and "[a-z]" one of several, "[!ab]" any but
+  /// those.
+  std::string node, module;
   std::vector<std::string> phases;
+
+  /// An empty name is none.
+  bool matches(const OpDesc& desc, const DeviceInfo& info, std::string_view node_name,
+               std::string_view module_name) const;
 };
 
 struct KernelRule {

@@ -7,6 +7,7 @@
 namespace xpuruntime {
 
 class DeviceManager;
+class Dispatcher;
 class KernelRegistry;
 class MemoryManager;
 class StreamManager;
@@ -29,12 +30,14 @@ class Runtime {
   MemoryManager& memory() noexcept { return *memory_; }
   StreamManager& streams() noexcept { return *streams_; }
   KernelRegistry& kernels() noexcept { return *kernels_; }
+  Dispatcher& dispatcher() noexcept { return *dispatcher_; }
 
  private:
   std::unique_ptr<DeviceManager> devices_;
   std::unique_ptr<MemoryManager> memory_;
   std::unique_ptr<StreamManager> streams_;  // after the pools, which are told when a stream ends
   std::unique_ptr<KernelRegistry> kernels_;
+  std::unique_ptr<Dispatcher> dispatcher_;
 };
 
 }  // namespace xpuruntime

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 
 #include "xpuruntime/types.h"
 
@@ -17,30 +16,55 @@ class MemoryManager;
 /// pool, kept and grown.
 ///
 /// Work on one stream runs in order, so its kernels may share one block. A block that is replaced
-/// by a larger one goes back to the pool in the order of its stream. While a stream is captured
-/// into a graph, blocks of that capture's own are given, and they live as long as the graph does
-/// (the graph, and what is instantiated from it, holds them), because it may be replayed on any
-/// stream.
+/// by a larger one goes back to the pool in the order of its stream.
 ///
-/// Thread-safe. Errors: OutOfMemoryError, CudaError; what was there before stays usable.
+/// While a stream is captured into a graph, blocks of that capture's own are given, one for each
+/// captured stream, straight from the device: the graph may be replayed on any stream. The graph,
+/// and whatever is instantiated or cloned from it, holds them. When the last of these is gone a
+/// block is idle: later captures use it again, and what they do not use is given back when another
+/// block grows, and by `clear`.
+///
+/// Thread-safe. Errors: OutOfMemoryError, CudaError, InputError for the per-thread default stream;
+/// what was there before stays usable.
 class Workspaces {
  public:
+  /// A block in use. Two threads that give work to one stream take turns: a kernel may be several
+  /// launches, between which nobody else may write the block.
+  class Lease {
+   public:
+    Lease() noexcept = default;
+    Lease(Lease&&) noexcept = default;
+    Lease& operator=(Lease&&) = delete;
+    ~Lease() = default;
+    /// Null for 0 bytes.
+    void* data() const noexcept { return data_; }
+
+   private:
+    friend class Workspaces;
+    std::shared_ptr<void> slot_;  // outlives the lock
+    std::unique_lock<std::mutex> lock_;
+    void* data_ = nullptr;
+  };
+
   explicit Workspaces(MemoryManager& memory);
   ~Workspaces();
   Workspaces(const Workspaces&) = delete;
   Workspaces& operator=(const Workspaces&) = delete;
 
-  /// At least `bytes`, aligned to 256; null for 0. Valid for work given to `stream` before the next
-  /// call for that stream. On the CPU the block belongs to the calling thread.
-  void* get(DeviceId device, StreamHandle stream, std::size_t bytes);
-  /// Bytes held.
+  /// At least `bytes`, aligned to 256, for work given to `stream` while the lease is held. On the
+  /// CPU the block belongs to the calling thread, until that ends.
+  Lease get(DeviceId device, StreamHandle stream, std::size_t bytes);
+  /// A stream is about to be destroyed: its block goes back to the pool. Streams of this library
+  /// say so themselves.
+  void retire_stream(DeviceId device, StreamHandle stream) noexcept;
+  /// Bytes held, those of graphs among them.
   std::size_t bytes() const;
-  /// Gives everything back that no graph holds.
+  /// Gives everything back that no graph holds and no thread is using.
   void clear();
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace xpuruntime
