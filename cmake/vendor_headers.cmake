@@ -10,9 +10,18 @@ set(wheel_includes "")
 find_package(Python 3.10 QUIET COMPONENTS Interpreter)
 if(Python_EXECUTABLE)
   execute_process(
-    COMMAND ${Python_EXECUTABLE} -c "import glob, sys; print(';'.join([sys.prefix + '/include'] + [f for p in sys.path if p for f in sorted(glob.glob(p + '/nvidia/*/include')) + [p + '/include']]))"
+    COMMAND ${Python_EXECUTABLE} -c "import glob, sys, sysconfig
+paths = dict.fromkeys([p for p in sys.path if p] + [sysconfig.get_path('purelib'), sysconfig.get_path('platlib')])
+folders = [f for p in paths for f in sorted(glob.glob(glob.escape(p) + '/nvidia/*/include')) + [p + '/include']]
+print(';'.join([sys.prefix + '/include'] + folders))"
     OUTPUT_VARIABLE wheel_includes OUTPUT_STRIP_TRAILING_WHITESPACE)
 endif()
+# What an earlier run found may be gone, with the environment that it lay in.
+foreach(name CUBLAS CUDNN CUDNN_FRONTEND)
+  if(XPURUNTIME_${name}_INCLUDE_DIR AND NOT EXISTS "${XPURUNTIME_${name}_INCLUDE_DIR}")
+    unset(XPURUNTIME_${name}_INCLUDE_DIR CACHE)
+  endif()
+endforeach()
 find_path(XPURUNTIME_CUBLAS_INCLUDE_DIR cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})
 find_path(XPURUNTIME_CUDNN_INCLUDE_DIR cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})
 find_path(XPURUNTIME_CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${wheel_includes})

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of xpuruntime.";
   module.attr("__version__") = XPURUNTIME_VERSION;
   bind_errors();
+  bind_build(module);
   bind_device(module);
   bind_memory(module);
   bind_stream(module);

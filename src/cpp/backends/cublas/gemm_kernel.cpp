@@ -20,7 +20,7 @@ class GemmKernel final : public Kernel {
  public:
   GemmKernel(const MatmulProblem& problem, const DeviceInfo& device)
       : library_(Library::get()),
-        handles_(GemmHandles::of(library_, device.id.index)),
+        handle_(GemmHandle::of(library_, device.id.index)),
         problem_(problem),
         device_(device.id.index),
         workspace_(recommended_workspace(device)) {}
@@ -37,7 +37,7 @@ class GemmKernel final : public Kernel {
                   "cudaMemsetAsync", device_);
       first = second = zeros;
     }
-    const GemmHandles::Lease lease(handles_, stream, workspace, workspace_);
+    const GemmHandle::Lease lease(handle_, stream, workspace, workspace_);
     if (p.batch == 1) {
       library_.check(library_.gemm(lease.get(), operation(p.first), operation(p.second), p.n, p.m,
                                    p.k, one(p), first, type_of(p.first.element), p.first.leading,
@@ -58,7 +58,7 @@ class GemmKernel final : public Kernel {
 
  private:
   const Library& library_;
-  GemmHandles& handles_;
+  GemmHandle& handle_;
   const MatmulProblem problem_;
   const int device_;
   const std::size_t workspace_;

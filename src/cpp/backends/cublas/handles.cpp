@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "cublas/handles.h"
 
+#include <memory>
 #include <unordered_map>
 
 #include "cuda/capture.h"
@@ -22,42 +23,35 @@ cublasLtHandle_t lt_handle(const Library& library, int device) {
   return handle;
 }
 
-GemmHandles::GemmHandles(const Library& library, int device) : library_(library), device_(device) {
+GemmHandle::GemmHandle(const Library& library, int device) : library_(library), device_(device) {
   const cuda::DeviceGuard guard(device);
   const cuda::OutsideCapture outside;
-  for (Slot& slot : slots_) {
-    library.check(library.create(&slot.handle), "cublasCreate", device);
-    // Partial sums are added in fp32 also where the result is narrower.
-    library.check(library.set_math_mode(
-                      slot.handle,
-                      static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
-                                                CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
-                  "cublasSetMathMode", device);
-  }
+  library.check(library.create(&handle_), "cublasCreate", device);
+  // Partial sums are added in fp32 also where the result is narrower.
+  constexpr int kMode = CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+  const cublasStatus_t status = library.set_math_mode(handle_, static_cast<cublasMath_t>(kMode));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  (void)library.destroy(handle_);
+  library.check(status, "cublasSetMathMode", device);
 }
 
-GemmHandles& GemmHandles::of(const Library& library, int device) {
+GemmHandle& GemmHandle::of(const Library& library, int device) {
   static std::mutex mutex;
-  static auto* const all = new std::unordered_map<int, std::unique_ptr<GemmHandles>>;
+  static auto* const all = new std::unordered_map<int, std::unique_ptr<GemmHandle>>;
   const std::lock_guard lock(mutex);
-  std::unique_ptr<GemmHandles>& handles = (*all)[device];
-  if (handles == nullptr) handles.reset(new GemmHandles(library, device));
-  return *handles;
+  std::unique_ptr<GemmHandle>& handle = (*all)[device];
+  if (handle == nullptr) handle.reset(new GemmHandle(library, device));
+  return *handle;
 }
 
-GemmHandles::Lease::Lease(GemmHandles& handles, StreamHandle stream, void* workspace,
-                          std::size_t bytes) {
-  // A stream keeps to one handle, so that threads with streams of their own seldom meet.
-  const std::size_t first = (stream >> 6U) ^ (stream >> 12U);
-  Slot& slot = handles.slots_[first % handles.slots_.size()];
-  lock_ = std::unique_lock(slot.mutex);
-  handle_ = slot.handle;
-  const Library& library = handles.library_;
+GemmHandle::Lease::Lease(GemmHandle& owner, StreamHandle stream, void* workspace, std::size_t bytes)
+    : lock_(owner.mutex_), handle_(owner.handle_) {
+  const Library& library = owner.library_;
   // The stream first: setting it drops the workspace.
   library.check(library.set_stream(handle_, cuda::as_stream(stream)), "cublasSetStream",
-                handles.device_);
+                owner.device_);
   library.check(library.set_workspace(handle_, workspace, bytes), "cublasSetWorkspace",
-                handles.device_);
+                owner.device_);
 }
 
 }  // namespace xpuruntime::cublas

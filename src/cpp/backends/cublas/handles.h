@@ -2,8 +2,6 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
-#include <array>
-#include <memory>
 #include <mutex>
 
 #include "cublas/library.h"
@@ -15,34 +13,31 @@ namespace xpuruntime::cublas {
 /// as the device may be gone when the process ends. Throws as Library::check does.
 cublasLtHandle_t lt_handle(const Library& library, int device);
 
-/// A few handles of cuBLAS for one device, which launches of many threads take turns in: a handle
-/// has one stream and one workspace at a time. All are made at once, so that no launch allocates.
-class GemmHandles {
+/// The handle of cuBLAS for a device. It has one stream and one workspace at a time, so that
+/// launches of many threads take turns. One, as each takes 64 MiB of the device.
+class GemmHandle {
  public:
   /// Made on first use and never destroyed. Throws as Library::check does.
-  static GemmHandles& of(const Library& library, int device);
+  static GemmHandle& of(const Library& library, int device);
 
-  /// Holds a handle set to a stream and a workspace of the caller's.
+  /// Holds the handle, set to a stream and a workspace of the caller's. Allocates nothing.
   class Lease {
    public:
-    Lease(GemmHandles& handles, StreamHandle stream, void* workspace, std::size_t bytes);
+    Lease(GemmHandle& owner, StreamHandle stream, void* workspace, std::size_t bytes);
     cublasHandle_t get() const noexcept { return handle_; }
 
    private:
-    std::unique_lock<std::mutex> lock_;
-    cublasHandle_t handle_ = nullptr;
+    const std::lock_guard<std::mutex> lock_;
+    const cublasHandle_t handle_;
   };
 
  private:
-  struct Slot {
-    std::mutex mutex;
-    cublasHandle_t handle = nullptr;
-  };
-  GemmHandles(const Library& library, int device);
+  GemmHandle(const Library& library, int device);
 
   const Library& library_;
-  int device_;
-  std::array<Slot, 4> slots_;
+  const int device_;
+  cublasHandle_t handle_ = nullptr;
+  std::mutex mutex_;
 };
 
 }  // namespace xpuruntime::cublas

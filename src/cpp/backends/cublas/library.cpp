@@ -49,6 +49,7 @@ Library load() {
   bind(lt, table.lt_config_set, "cublasLtMatmulAlgoConfigSetAttribute");
   bind(lt, table.lt_config_get, "cublasLtMatmulAlgoConfigGetAttribute");
   bind(blas, table.create, "cublasCreate_v2");
+  bind(blas, table.destroy, "cublasDestroy_v2");
   bind(blas, table.set_stream, "cublasSetStream_v2");
   bind(blas, table.set_workspace, "cublasSetWorkspace_v2");
   bind(blas, table.set_math_mode, "cublasSetMathMode");

@@ -33,6 +33,7 @@ struct Library {
   decltype(&::cublasLtMatmulAlgoConfigGetAttribute) lt_config_get;
 
   decltype(&::cublasCreate_v2) create;
+  decltype(&::cublasDestroy_v2) destroy;
   decltype(&::cublasSetStream_v2) set_stream;
   decltype(&::cublasSetWorkspace_v2) set_workspace;
   decltype(&::cublasSetMathMode) set_math_mode;

@@ -73,7 +73,6 @@ LtConfig parse_lt_config(std::string_view text) {
     if (!known) refuse(text, "'" + std::string(name) + "' is not known");
   }
   if (!seen.contains("algo")) refuse(text, "'algo' is missing");
-  if (config.splitk < 0) refuse(text, "'splitk' is negative");
   return config;
 }
 

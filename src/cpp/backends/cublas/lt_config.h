@@ -14,7 +14,7 @@ struct LtConfig {
   std::int32_t algo = 0;
   std::uint32_t tile = 0;
   std::uint32_t stages = 0;
-  std::int32_t splitk = 1;
+  std::int32_t splitk = 1;  ///< parts of k; negative numbers are modes of some algorithms
   std::uint32_t reduction = 0;
   std::uint32_t swizzle = 0;
   std::uint32_t custom = 0;

@@ -278,12 +278,6 @@ Support check_for_lt(const MatmulProblem& problem, const DeviceInfo& device) {
   if (problem.activation == Activation::kSilu) {
     return Support::no("cuBLASLt has no SiLU: apply it after the product");
   }
-  const bool plain = !problem.has_bias && problem.activation == Activation::kNone;
-  if (problem.out.element == Element::kFp64 && !plain) {
-    return Support::no(
-        "cuBLASLt adds no bias and applies no activation in float64: do that after the "
-        "product");
-  }
   if (problem.first.element != Element::kFp8E4m3) {
     if (problem.scale_a || problem.scale_b) return Support::no("only float8 inputs have scales");
     return Support::yes();
@@ -295,10 +289,12 @@ Support check_for_lt(const MatmulProblem& problem, const DeviceInfo& device) {
         "float8 is multiplied here only along contiguous k: 'a' must be row-major, and "
         "'b' the transpose of a row-major matrix");
   }
-  if (problem.k % 16 != 0 || problem.n % 16 != 0) {
-    return Support::no("float8 needs k and n in multiples of 16, and they are " +
-                       std::to_string(problem.k) + " and " + std::to_string(problem.n) +
-                       ": pad them with zeros");
+  const auto row = static_cast<std::int64_t>(size_of(problem.out.element)) * problem.n;
+  if (problem.k % 16 != 0 || row % 16 != 0) {
+    return Support::no(
+        "float8 needs k in multiples of 16 and rows of the result in multiples of 16 "
+        "bytes, and k is " +
+        std::to_string(problem.k) + ", n " + std::to_string(problem.n) + ": pad them with zeros");
   }
   for (const auto& [name, matrix] :
        {std::pair("b", &problem.first), std::pair("a", &problem.second),

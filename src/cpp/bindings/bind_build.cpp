@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include <algorithm>
+#include <string>
+
+#include "bind.h"
+
+namespace py = pybind11;
+
+namespace xpuruntime::bindings {
+namespace {
+
+py::dict build_info() {
+  py::dict info;
+#ifdef XPURUNTIME_WITH_CUDA
+  info["cuda"] = true;
+  std::string architectures = XPURUNTIME_CUDA_ARCHITECTURES;
+  std::replace(architectures.begin(), architectures.end(), ';', ' ');
+  info["architectures"] = architectures;
+#else
+  info["cuda"] = false;
+  info["architectures"] = "";
+#endif
+#ifdef XPURUNTIME_WITH_CUBLAS
+  info["cublas"] = true;
+#else
+  info["cublas"] = false;
+#endif
+#ifdef XPURUNTIME_WITH_CUDNN
+  info["cudnn"] = true;
+#else
+  info["cudnn"] = false;
+#endif
+  return info;
+}
+
+}  // namespace
+
+void bind_build(py::module_& module) {
+  module.def("build_info", &build_info, "What was built into this module.");
+}
+
+}  // namespace xpuruntime::bindings
