@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include <algorithm>
-#include <string>
-
 #include "bind.h"
 
 namespace py = pybind11;
@@ -14,9 +11,7 @@ py::dict build_info() {
   py::dict info;
 #ifdef XPURUNTIME_WITH_CUDA
   info["cuda"] = true;
-  std::string architectures = XPURUNTIME_CUDA_ARCHITECTURES;
-  std::replace(architectures.begin(), architectures.end(), ';', ' ');
-  info["architectures"] = architectures;
+  info["architectures"] = XPURUNTIME_CUDA_ARCHITECTURES;
 #else
   info["cuda"] = false;
   info["architectures"] = "";
