@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_stream(module);
   bind_tensor(module);
+  bind_kernels(module);
 }

@@ -39,6 +39,7 @@ Choice Chooser::choose(const std::string& node, const std::string& module,
                        const std::vector<std::string>& pin) {
   asked_ =
       pin.empty() ? rules_.choose(op_, device_, node, module) : Preference{pin, "kernel=", false};
+  strict_ = !pin.empty() || rules_.enforcement == Enforcement::kStrict;
   bool found = false;
   bool free_choice = false;
   for (const std::string& word : asked_.use) {
@@ -49,7 +50,7 @@ Choice Chooser::choose(const std::string& node, const std::string& module,
   if (found && !free_choice) {
     source_ = asked_.from_rule ? ChoiceSource::kRule : ChoiceSource::kPinned;
   }
-  if (!found && !free_choice && rules_.enforcement == Enforcement::kPrefer) {
+  if (!found && !free_choice && !strict_) {
     found = take_auto();
     if (found) {
       source_ = ChoiceSource::kFallback;
@@ -230,11 +231,10 @@ std::vector<Candidate> Chooser::verdicts() {
 void Chooser::refuse() {
   for (Row& row : rows_) (void)fits(row);
   const bool free_choice = asked_.use.back() == "auto";
-  const bool strict = rules_.enforcement == Enforcement::kStrict;
   std::string text = "no kernel can serve " + describe(op_);
-  if (!free_choice && strict) {
+  if (!free_choice && strict_) {
     text = join(asked_.use, ", ") + " cannot serve " + describe(op_) + ", as " + asked_.source +
-           " strictly asks for";
+           " demands";
   } else if (!misses_.empty()) {
     text += ", and " + asked_.source + " asks for " + join(asked_.use, ", ");
   }

@@ -64,6 +64,7 @@ class Chooser {
 
   std::vector<Row> rows_;
   Preference asked_;
+  bool strict_ = false;
   std::vector<std::pair<std::string, std::string>> misses_;  ///< words that cannot serve, and why
   std::vector<Candidate> unknown_;
   std::vector<std::string> notes_;

@@ -117,7 +117,7 @@ std::vector<Chooser::Measured> Chooser::prepare_all(const std::vector<Row*>& row
     std::vector<std::string> configs;
     try {
       configs = row->kernel->configs(op_, device_, kMostConfigs);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       reject({}, error.what());
       continue;
     }
@@ -128,7 +128,7 @@ std::vector<Chooser::Measured> Chooser::prepare_all(const std::vector<Row*>& row
       std::shared_ptr<const Kernel> kernel;
       try {
         kernel = prepare(*row, config, why);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         why = Support::no(error.what());
       }
       if (kernel == nullptr) {

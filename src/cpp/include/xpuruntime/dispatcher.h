@@ -47,8 +47,9 @@ class CallSite {
  public:
   static constexpr std::size_t kMost = 8192;
 
-  /// `pin`: kernels that the call itself asks for, before the policy; `node` and `module` are the
-  /// names that rules may ask for.
+  /// `pin`: kernels that the call itself asks for, before the policy; when none of them can serve,
+  /// the call is refused, however strict the policy is. `node` and `module` are the names that
+  /// rules may ask for.
   CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> rules, std::string node = {},
            std::string module = {}, std::vector<std::string> pin = {});
   ~CallSite();

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "python_kernel.h"
+
+#include <pybind11/stl.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "convert.h"
+#include "op_dict.h"
+#include "xpuruntime/error.h"
+#include "xpuruntime/tensor.h"
+
+namespace py = pybind11;
+
+namespace xpuruntime::bindings {
+namespace {
+
+// A Python object that may be dropped on any thread.
+class Kept {
+ public:
+  explicit Kept(const py::object& object) : object_(object.inc_ref().ptr(), release_object) {}
+  py::handle get() const noexcept { return object_.get(); }
+
+ private:
+  std::shared_ptr<PyObject> object_;
+};
+
+// What is being thrown, as one line. Call inside `catch (...)`, with the GIL.
+std::string current_reason() {
+  try {
+    throw;
+  } catch (const py::error_already_set& error) {
+    try {
+      return std::string(py::str(error.type().attr("__name__"))) + ": " +
+             std::string(py::str(error.value()));
+    } catch (...) {
+      return "an error that cannot be shown";
+    }
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+// The C++ class of an error of xpuruntime.errors, so that it is treated as one of this library's;
+// anything else goes on as it is.
+[[noreturn]] void rethrow(const py::error_already_set& error, DeviceId device) {
+  const py::module_ errors = py::module_::import("xpuruntime.errors");
+  const std::string message = py::str(error.value());
+  const std::string where = to_string(device);
+  if (error.matches(errors.attr("UnsupportedOperationError"))) {
+    throw UnsupportedOperationError(message, where);
+  }
+  if (error.matches(PyExc_MemoryError)) throw OutOfMemoryError(message, where, 0);
+  if (error.matches(errors.attr("InputError"))) throw InputError(message, where);
+  if (error.matches(errors.attr("CudaError"))) {
+    const py::object status = py::getattr(error.value(), "status", py::none());
+    throw CudaError(message, where, py::isinstance<py::int_>(status) ? status.cast<int>() : 0);
+  }
+  throw py::error_already_set(error);
+}
+
+// "yes" or "no, because", as (bool, str).
+Support to_support(const py::object& answer, const std::string& who) {
+  if (py::isinstance<py::tuple>(answer) && py::len(answer) == 2) {
+    const auto pair = answer.cast<py::tuple>();
+    const bool ok = py::cast<bool>(pair[0]);
+    std::string reason = py::str(pair[1]);
+    if (!ok && reason.empty()) reason = "it refuses and gives no reason";
+    return {ok, std::move(reason)};
+  }
+  return Support::no(who + " answered " + std::string(py::str(py::repr(answer))) +
+                     " instead of (bool, reason)");
+}
+
+std::string required(const py::object& object, const char* name, const char* what) {
+  const py::object value = py::getattr(object, name, py::none());
+  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
+  throw InputError("the " + std::string(what) + " " + std::string(py::str(py::repr(object))) +
+                   " has no text as its '" + name + "'");
+}
+
+void require_callable(const py::object& object, const char* name, const char* what) {
+  if (PyCallable_Check(py::object(py::getattr(object, name, py::none())).ptr()) != 0) return;
+  throw InputError("the " + std::string(what) + " " + std::string(py::str(py::repr(object))) +
+                   " has no method '" + name + "'");
+}
+
+DeviceType device_type_of(const std::string& name) {
+  if (name == "cpu") return DeviceType::kCpu;
+  if (name == "cuda") return DeviceType::kCuda;
+  throw InputError("device_type of a kernel backend is '" + name + "'; expected 'cpu' or 'cuda'");
+}
+
+class PythonBackend final : public KernelBackend {
+ public:
+  explicit PythonBackend(const py::object& object)
+      : object_(object),
+        name_(required(object, "name", "kernel backend")),
+        device_type_(device_type_of(required(object, "device_type", "kernel backend"))) {
+    require_callable(object, "available", "kernel backend");
+    require_callable(object, "version", "kernel backend");
+  }
+  std::string_view name() const noexcept override { return name_; }
+  DeviceType device_type() const noexcept override { return device_type_; }
+  Support available() const noexcept override {
+    const py::gil_scoped_acquire locked;
+    try {
+      return to_support(object_.get().attr("available")(), name_ + ".available()");
+    } catch (...) {
+      return Support::no(name_ + ".available() failed: " + current_reason());
+    }
+  }
+  std::string version() const override {
+    const py::gil_scoped_acquire locked;
+    return py::str(object_.get().attr("version")());
+  }
+
+ private:
+  const Kept object_;
+  const std::string name_;
+  const DeviceType device_type_;
+};
+
+class PythonKernel final : public Kernel {
+ public:
+  PythonKernel(const py::object& function, const OpDesc& op)
+      : function_(function),
+        op_(op),
+        config_(py::str(py::getattr(function, "config", py::str()))),
+        repeatable_(py::cast<bool>(py::getattr(function, "repeatable", py::bool_(true)))) {}
+
+  std::string config() const override { return config_; }
+  bool repeatable() const noexcept override { return repeatable_; }
+
+  void launch(void* const* operands, void* /*workspace*/, StreamHandle stream) const override {
+    const py::gil_scoped_acquire locked;
+    try {
+      py::dict views;
+      for (std::size_t slot = 0; slot < op_.slots; ++slot) {
+        if (!op_.has(slot)) continue;
+        const TensorDesc& tensor = op_[slot];
+        views[py::str(slot_name(op_.kind, slot))] = py::cast(std::unique_ptr<Tensor, TensorDeleter>(
+            new Tensor(std::make_shared<Storage>(), operands[slot], tensor.dtype,
+                       Layout(std::span(tensor.shape).first(tensor.rank),
+                              std::span(tensor.strides).first(tensor.rank)),
+                       op_.device)));
+      }
+      function_.get()(views, stream);
+    } catch (py::error_already_set& error) {
+      rethrow(error, op_.device);
+    }
+  }
+
+ private:
+  const Kept function_;
+  const OpDesc op_;
+  const std::string config_;
+  const bool repeatable_;
+};
+
+class PythonDefinition final : public KernelDefinition {
+ public:
+  PythonDefinition(const py::object& backend, const py::object& object)
+      : backend_(backend),
+        object_(object),
+        id_(required(object, "id", "kernel")),
+        op_(parse_op_kind(required(object, "op", "kernel"))),
+        description_(required(object, "description", "kernel")),
+        limits_(required(object, "limits", "kernel")),
+        automatic_(py::cast<bool>(py::getattr(object, "automatic", py::bool_(true)))),
+        has_configs_(py::hasattr(object, "configs")) {
+    require_callable(object, "supports", "kernel");
+    require_callable(object, "prepare", "kernel");
+    for (const py::handle family : py::getattr(object, "families", py::tuple())) {
+      families_.emplace_back(py::str(family));
+    }
+  }
+
+  const KernelBackend& backend() const noexcept override { return backend_; }
+  std::string_view id() const noexcept override { return id_; }
+  OpKind op() const noexcept override { return op_; }
+  std::vector<std::string> families() const override { return families_; }
+  std::string description() const override { return description_; }
+  std::string limits() const override { return limits_; }
+  bool automatic() const noexcept override { return automatic_; }
+
+  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
+    const py::gil_scoped_acquire locked;
+    try {
+      return to_support(object_.get().attr("supports")(to_dict(op, &device)), id_ + ".supports()");
+    } catch (...) {
+      return Support::no(id_ + ".supports() failed: " + current_reason());
+    }
+  }
+
+  std::vector<std::string> configs(const OpDesc& op, const DeviceInfo& device,
+                                   std::size_t most) const override {
+    if (!has_configs_) return KernelDefinition::configs(op, device, most);
+    const py::gil_scoped_acquire locked;
+    try {
+      std::vector<std::string> all;
+      for (const py::handle config : object_.get().attr("configs")(to_dict(op, &device), most)) {
+        if (all.size() < most) all.emplace_back(py::str(config));
+      }
+      return all;
+    } catch (py::error_already_set& error) {
+      rethrow(error, op.device);
+    }
+  }
+
+  std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
+                                        const std::string& config) const override {
+    const py::gil_scoped_acquire locked;
+    try {
+      const py::object function = object_.get().attr("prepare")(to_dict(op, &device), config);
+      if (PyCallable_Check(function.ptr()) == 0) {
+        throw UnsupportedOperationError(id_ + ".prepare() gave " +
+                                        std::string(py::str(py::repr(function))) +
+                                        ", which cannot be called");
+      }
+      return std::make_unique<PythonKernel>(function, op);
+    } catch (py::error_already_set& error) {
+      rethrow(error, op.device);
+    }
+  }
+
+ private:
+  const PythonBackend backend_;
+  const Kept object_;
+  const std::string id_;
+  const OpKind op_;
+  const std::string description_, limits_;
+  const bool automatic_, has_configs_;
+  std::vector<std::string> families_;
+};
+
+class PythonStore final : public TuningStore {
+ public:
+  explicit PythonStore(const py::object& object) : object_(object) {
+    require_callable(object, "find", "tuning store");
+    require_callable(object, "put", "tuning store");
+  }
+
+  std::optional<TunedEntry> find(const std::string& key,
+                                 const std::map<std::string, std::string>& validators,
+                                 std::string& note) noexcept override {
+    const py::gil_scoped_acquire locked;
+    try {
+      const py::tuple answer = object_.get().attr("find")(key, validators);
+      note = py::str(answer[1]);
+      if (answer[0].is_none()) return std::nullopt;
+      const auto dict = answer[0].cast<py::dict>();
+      TunedEntry entry;
+      entry.validators = dict["validators"].cast<std::map<std::string, std::string>>();
+      for (const py::handle one : dict["times"]) {
+        const auto time = one.cast<py::dict>();
+        entry.times.push_back({time["kernel"].cast<std::string>(),
+                               time["config"].cast<std::string>(),
+                               time["microseconds"].cast<double>()});
+      }
+      return entry;
+    } catch (...) {
+      note = "the tuning store failed to find an entry: " + current_reason();
+      return std::nullopt;
+    }
+  }
+
+  void put(const std::string& key, const TunedEntry& entry, std::string& note) noexcept override {
+    const py::gil_scoped_acquire locked;
+    try {
+      py::list times;
+      for (const TunedTime& one : entry.times) {
+        py::dict time;
+        time["kernel"] = one.kernel;
+        time["config"] = one.config;
+        time["microseconds"] = one.microseconds;
+        times.append(time);
+      }
+      py::dict dict;
+      dict["times"] = times;
+      dict["validators"] = entry.validators;
+      note = py::str(object_.get().attr("put")(key, dict));
+    } catch (...) {
+      note = "the tuning store failed to keep an entry: " + current_reason();
+    }
+  }
+
+ private:
+  const Kept object_;
+};
+
+}  // namespace
+
+KernelRegistry::Definition make_python_kernel(const py::object& backend,
+                                              const py::object& definition) {
+  return std::make_shared<const PythonDefinition>(backend, definition);
+}
+
+std::shared_ptr<TuningStore> make_python_store(const py::object& store) {
+  return std::make_shared<PythonStore>(store);
+}
+
+}  // namespace xpuruntime::bindings
