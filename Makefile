@@ -31,7 +31,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install test test-python test-cpp test-gpu lint format bench bench-gpu docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers test test-python test-cpp test-gpu lint format bench bench-gpu docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -43,6 +43,8 @@ demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real
 	@$(VENV)/bin/xrt demo
 
 install: $(STAMPS)/install ## Create the environment, build the C++ core, install
+
+cuda-headers: $(STAMPS)/cuda-headers ## Install the headers of cuBLAS and cuDNN, so that `make install` builds with them
 
 # --- the environment -------------------------------------------------------------------------------------------------
 
@@ -59,7 +61,13 @@ $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs: pyproject.toml $(S
 	@$(PIP) install --quiet --quiet --group $(@F)
 	@touch $@
 
-$(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
+# Not needed where the CUDA toolkit has them. The wheels hold the libraries too, so that this is no part of `install`.
+$(STAMPS)/cuda-headers: pyproject.toml $(STAMPS)/venv
+	@echo "==> installing cuBLAS, cuDNN and cudnn-frontend for their headers (about 1 GB)"
+	@$(PIP) install --quiet --quiet --no-deps --group cuda-headers
+	@touch $@
+
+$(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build $(wildcard $(STAMPS)/cuda-headers)
 	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) --editable .

@@ -9,12 +9,22 @@ from typing import Any, TypeAlias, final
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
+from xpuruntime._core_kernels import *  # noqa: F403 - kernels have a page of their own
+
 #: A device name such as ``"cuda:0"``, a CUDA index, or any object whose ``str()`` is such a name.
 DeviceLike: TypeAlias = object
 #: A `Stream`, a stream of another library, or a ``cudaStream_t``.
 StreamLike: TypeAlias = Any
 
 __version__: str
+
+def build_info() -> dict[str, bool | str]:
+    """Return what was built into this module.
+
+    ``"cuda"``, ``"cublas"`` and ``"cudnn"`` say whether the CUDA core and the kernels of each library are in it;
+    ``"architectures"`` names the GPU architectures that device code was compiled for, as CMake does, and is empty
+    without CUDA.
+    """
 
 class Stream:
     """An in-order queue of work on one device.

@@ -15,8 +15,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from xpuruntime import _core
 from xpuruntime.runtime.doctor import CHECKS, Diagnosis, diagnose, examine
-from xpuruntime.runtime.doctor.facts import DriverFacts, Facts, OrtFacts, Package, driver_facts, ort_facts, packages
+from xpuruntime.runtime.doctor.facts import (
+    BuildFacts,
+    DriverFacts,
+    Facts,
+    OrtFacts,
+    Package,
+    build_facts,
+    driver_facts,
+    ort_facts,
+    packages,
+)
 from xpuruntime.runtime.doctor.packages import in_range, ort_wheel_for
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 
@@ -67,6 +78,7 @@ FOUND = {
     name.removeprefix("lib").split(".so")[0]: (lib(name, name.rsplit(".", 1)[1] + ".1"),)
     for name in (*ORT.linked, *ORT.later)
 }
+GPU_CORE = bool(_core.DeviceManager.built_with_cuda())
 HEALTHY = Facts(
     machine=GPU,
     packages=(NUMPY, ORT_GPU),
@@ -228,6 +240,31 @@ class TestDriver:
         found = only(facts(machine=msgspec.structs.replace(GPU, core_cuda=False, cuda=())), "warning")
         assert found.code == "core_without_cuda"
         assert "CUDACXX=" in found.fix
+
+    @pytest.mark.parametrize(("left_out", "header"), [("cublas", "cublasLt.h"), ("cudnn", "cudnn_frontend.h")])
+    def test_a_core_without_the_kernels_of_a_library(self, left_out: str, header: str) -> None:
+        whole = BuildFacts(cuda=True, cublas=True, cudnn=True, architectures="80-real 90-real")
+        assert examine(facts(build=whole)).findings == ()
+        part = msgspec.structs.replace(whole, **{left_out: False})
+        found = only(facts(build=part), "warning")
+        assert found.code == "core_without_backend"
+        assert left_out in found.what.lower()
+        assert header in found.why
+        assert "nvidia-cublas" in found.fix
+        assert "make cuda-headers" in found.fix
+        laptop = facts(machine=LAPTOP, driver=DriverFacts(), found={}, build=part)
+        assert {finding.severity for finding in examine(laptop).findings} == {"info"}
+
+    def test_what_was_built_is_shown(self) -> None:
+        build = BuildFacts(cuda=True, cublas=True, architectures="80-real 90-real")
+        assert "built with CUDA for 80-real 90-real, with kernels of cuBLAS" in str(examine(facts(build=build)))
+        assert "built without CUDA" in str(examine(facts(build=BuildFacts())))
+        assert examine(facts(build=build)).to_dict()["build"]["cublas"] is True
+
+    def test_the_core_says_what_was_built(self) -> None:
+        build = build_facts()
+        assert bool(build.architectures) == build.cuda == GPU_CORE
+        assert build.cuda or not (build.cublas or build.cudnn)
 
     def test_core_that_does_not_import(self) -> None:
         found = only(facts(core_error="undefined symbol: x"))

@@ -278,6 +278,10 @@ Support check_for_lt(const MatmulProblem& problem, const DeviceInfo& device) {
   if (problem.activation == Activation::kSilu) {
     return Support::no("cuBLASLt has no SiLU: apply it after the product");
   }
+  if (problem.activation == Activation::kGeluTanh && problem.out.element == Element::kFp64) {
+    return Support::no(
+        "the GELU of cuBLASLt is exact to ten digits only in float64: apply it after the product");
+  }
   if (problem.first.element != Element::kFp8E4m3) {
     if (problem.scale_a || problem.scale_b) return Support::no("only float8 inputs have scales");
     return Support::yes();

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import Facts
     from xpuruntime.runtime.machine import Library
 
-__all__ = ["check_core_build", "check_driver", "check_libraries", "check_loaded", "has_nvidia"]
+__all__ = ["check_backends", "check_core_build", "check_driver", "check_libraries", "check_loaded", "has_nvidia"]
 
 CUDA_EXTRA = 'python -m pip install "xpuruntime[cuda]"'
+#: Wheels with the headers that the core is built with.
+_HEADERS = "nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend"
+_REBUILD = "python -m pip install --force-reinstall --no-deps --no-binary xpuruntime xpuruntime"
 #: The first driver branch that serves each CUDA major version.
 _BRANCH = {11: 450, 12: 525, 13: 580}
 
@@ -104,11 +107,28 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
             what="the core module was built without CUDA"
             + (", and this machine has an NVIDIA device" if present else ""),
             why="nvcc was not found when it was built; CUDA streams, pools and tensors are not available",
-            fix="CUDACXX=/usr/local/cuda/bin/nvcc python -m pip install --force-reinstall --no-deps "
-            "--no-binary xpuruntime xpuruntime"
-            if present
-            else None,
+            fix=f"CUDACXX=/usr/local/cuda/bin/nvcc {_REBUILD}" if present else None,
         )
+
+
+def check_backends(facts: Facts) -> Iterator[Finding]:
+    """Check that a core with CUDA has the kernels of NVIDIA's libraries."""
+    if facts.build is None or not facts.build.cuda:
+        return
+    kinds = {
+        "cuBLAS": (facts.build.cublas, "cublasLt.h"),
+        "cuDNN": (facts.build.cudnn, "cudnn_graph.h or cudnn_frontend.h"),
+    }
+    for name, (built, header) in kinds.items():
+        if not built:
+            yield Finding(
+                code="core_without_backend",
+                severity="warning" if has_nvidia(facts) else "info",
+                what=f"the core module was built without the kernels of {name}",
+                why=f"{header} was not found when it was built; xpuruntime.ops does without {name}",
+                fix=f"python -m pip install --no-deps {_HEADERS} && {_REBUILD} "
+                "(in a checkout: make cuda-headers install)",
+            )
 
 
 def check_libraries(facts: Facts) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from xpuruntime.runtime.doctor.facts import BuildFacts
     from xpuruntime.runtime.machine import EngineFacts
     from xpuruntime.runtime.snapshot import Probed
 
@@ -64,6 +65,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  why: {finding.why}")
             if finding.fix:
                 lines.append(f"  fix: {finding.fix}")
+        if self.facts.build is not None:
+            lines.append(f"core: {_build_line(self.facts.build)}")
         lines.append(f"libraries loaded in this process: {len(self.facts.loaded) or 'none'}")
         lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
         return "\n".join(lines)
@@ -81,6 +84,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             if finding.fix:
                 text.append(f"\n  fix: {finding.fix}", style="bold")
             parts.append(text)
+        if self.facts.build is not None:
+            parts.append(Text(f"core: {_build_line(self.facts.build)}"))
         loaded = Table(title="libraries loaded in this process", title_justify="left")
         for column in ("library", "version", "path"):
             loaded.add_column(column, overflow="fold")
@@ -152,6 +157,13 @@ def check_environment(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _build_line(build: BuildFacts) -> str:
+    if not build.cuda:
+        return "built without CUDA"
+    kernels = [name for name, built in (("cuBLAS", build.cublas), ("cuDNN", build.cudnn)) if built]
+    return f"built with CUDA for {build.architectures}, with kernels of {' and '.join(kernels) or 'no vendor library'}"
+
+
 def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
@@ -171,6 +183,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     packages.check_copies,
     packages.check_versions,
     cuda.check_core_build,
+    cuda.check_backends,
     cuda.check_driver,
     cuda.check_libraries,
     cuda.check_loaded,

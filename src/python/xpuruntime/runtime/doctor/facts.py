@@ -22,7 +22,7 @@ from xpuruntime.runtime.machine import Library, Machine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DriverFacts", "Facts", "OrtFacts", "Package", "gather"]
+__all__ = ["BuildFacts", "DriverFacts", "Facts", "OrtFacts", "Package", "gather"]
 
 #: Variables that change what an engine does without being in any policy.
 _OVERRIDES = re.compile(r"(ORT_|NVIDIA_TF32_OVERRIDE$|CUBLAS_|CUDNN_|CUDA_VISIBLE_DEVICES$|CUDA_LAUNCH_BLOCKING$|OV_)")
@@ -96,6 +96,23 @@ class DriverFacts(_Fact, frozen=True, kw_only=True):
     cuda: tuple[int, int] | None = None
 
 
+class BuildFacts(_Fact, frozen=True, kw_only=True):
+    """What was built into our core module.
+
+    Attributes
+    ----------
+    cuda, cublas, cudnn : bool
+        Whether the CUDA core and the kernels of each library are in it.
+    architectures : str
+        The GPU architectures that device code was compiled for, as CMake names them; empty without CUDA.
+    """
+
+    cuda: bool = False
+    cublas: bool = False
+    cudnn: bool = False
+    architectures: str = ""
+
+
 class Facts(_Fact, frozen=True, kw_only=True):
     """Everything the checks read; they look at nothing else.
 
@@ -115,6 +132,8 @@ class Facts(_Fact, frozen=True, kw_only=True):
         Variables that matter.
     core_error : str or None
         Why our own core cannot be imported.
+    build : BuildFacts or None
+        What was built into it; ``None`` where it cannot be imported.
     searched : str
         The places searched for libraries.
     """
@@ -128,6 +147,7 @@ class Facts(_Fact, frozen=True, kw_only=True):
     loaded: tuple[Library, ...] = ()
     environment: dict[str, str] = {}
     core_error: str | None = None
+    build: BuildFacts | None = None
     searched: str = ""
 
 
@@ -148,8 +168,16 @@ def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[
         loaded=loaded_libraries(),
         environment={key: value for key, value in sorted(env.items()) if key in _PATHS or _OVERRIDES.match(key)},
         core_error=core_error,
+        build=build_facts() if core_error is None else None,
         searched=index.describe(),
     )
+
+
+def build_facts() -> BuildFacts:
+    """Ask our own core what was built into it."""
+    from xpuruntime import _core
+
+    return msgspec.convert(_core.build_info(), BuildFacts)
 
 
 def packages(paths: Sequence[str] | None = None) -> tuple[Package, ...]:
