@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What `xpuruntime._core` has for kernels; there is no module of this name, `_core` itself has all of it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from xpuruntime._core import Tensor
+
+#: An operation: ``{"op": "matmul", "phase": "infer", "device": "cuda:0", "operands": {"a": {"dtype": "float16",
+#: "shape": (16, 64), "strides": (64, 1), "alignment": 256}, ...}, "attributes": {"scale", "epsilon", "dropout_p",
+#: "activation", "causal" ("none", "top_left", "bottom_right"), "allow_tf32", "deterministic", "groups", "stride",
+#: "dilation", "padding" (top, left, bottom, right)}}``. Strides count elements; `alignment` is the largest power of two
+#: up to 256 that divides the address, in bytes. A kernel also finds ``"text"``, ``"compute_capability"``,
+#: ``"sm_count"`` and ``"device_name"``. Given by a caller, phase, strides, alignment and attributes may be left out.
+OpDict: TypeAlias = dict[str, Any]
+
+class KernelRules:
+    """A KernelPolicy, compiled; `xpuruntime.ops.rules.compile_rules` makes them. Immutable.
+
+    Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device,
+    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists).
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Sequence[dict[str, Any]] = (),
+        defaults: Sequence[dict[str, Any]] = (),
+        enforcement: str = "prefer",
+        auto_strategy: str = "first_supported",
+    ) -> None: ...
+    def choose(
+        self,
+        desc: OpDict,
+        *,
+        node: str = "",
+        module: str = "",
+        compute_capability: tuple[int, int] | None = None,
+    ) -> tuple[tuple[str, ...], str]:
+        """Return the kernels asked for an operation, in order, and the key that asks.
+
+        With `compute_capability` the device need not be there.
+        """
+
+class KernelRegistry:
+    """Knows which kernels there are."""
+
+    @staticmethod
+    def instance() -> KernelRegistry: ...
+    def kernels(self, op: str | None = None) -> list[dict[str, Any]]:
+        """Return the kernels in the order in which ``first_supported`` tries them. May open the vendors' libraries.
+
+        Each has ``id, op, backend, device_type, description, limits, families, automatic, available, reason, version``.
+        """
+
+    def find(self, op: str, word: str) -> list[str]:
+        """Return the ids of the kernels that a word of a KernelPolicy means."""
+
+    def remove(self, backend: str) -> int:
+        """Take out every kernel of a backend. Returns how many."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change."""
+
+class CallSite:
+    """One place that calls operations under one policy, and remembers what it chose.
+
+    Parameters
+    ----------
+    rules : KernelRules
+    node, module : str
+        Names that rules may ask for.
+    pin : sequence of str
+        Kernels that the call itself asks for, before the policy; when none of them can serve, the call is refused.
+    """
+
+    def __init__(self, rules: KernelRules, *, node: str = "", module: str = "", pin: Sequence[str] = ()) -> None: ...
+    def choose(self, desc: OpDict, stream: int = 0) -> dict[str, Any]:
+        """Choose and prepare the kernel for an operation. Returns the decision; see `Dispatcher.decisions`.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            When no kernel can serve, or none of those that are demanded; names every candidate and its reason.
+        """
+
+class Dispatcher:
+    """Chooses kernels, and keeps the log of decisions."""
+
+    @staticmethod
+    def instance() -> Dispatcher: ...
+    def plan(
+        self,
+        rules: KernelRules,
+        desc: OpDict,
+        *,
+        node: str = "",
+        module: str = "",
+        pin: Sequence[str] = (),
+        compute_capability: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """Decide without preparing or measuring anything. With `compute_capability` the device need not be there."""
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return the distinct decisions since the start or the last clear, oldest first.
+
+        Each has ``op, phase, device, dtype, shapes, description, node, module, asked, asked_by, candidates, chosen,
+        config, source`` (``pinned``, ``rule``, ``tuned``, ``first``, ``fallback``), ``notes, count, text``; a candidate
+        has ``id, config, accepted, reason, measured_us``.
+        """
+
+    @property
+    def dropped_decisions(self) -> int:
+        """Decisions that were not recorded because 10,000 are."""
+
+    def clear_decisions(self) -> None: ...
+    def set_tuning_store(self, store: TuningStore | None) -> None:
+        """Keep measured choices in an object with `find` and `put`; ``None``: in this process only."""
+
+    def forget_measurements(self) -> None:
+        """Forget what was measured in this process."""
+
+    def workspace_bytes(self) -> int:
+        """Return the bytes of scratch memory that are held for kernels."""
+
+    def clear_workspaces(self) -> None:
+        """Give scratch memory back that no graph holds."""
+
+class TuningStore(Protocol):
+    """Keeps what was measured; see `xpuruntime.ops.tuning_cache.TuningCache`. Called from any thread."""
+
+    def find(self, key: str, validators: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]: ...
+    def put(self, key: str, entry: Mapping[str, Any]) -> str: ...
+
+class PythonBackend(Protocol):
+    """A library of kernels, written in Python."""
+
+    @property
+    def name(self) -> str:
+        """The word before the dot of a kernel id."""
+
+    @property
+    def device_type(self) -> str:
+        """Either ``"cpu"`` or ``"cuda"``."""
+
+    def available(self) -> tuple[bool, str]:
+        """Return whether it can be used here, and if not why and what to install."""
+
+    def version(self) -> str:
+        """Return what decides how fast and how exact its kernels are."""
+
+class PythonKernel(Protocol):
+    """A kernel, written in Python. May also have `families`, `automatic` and ``configs(desc, most)``."""
+
+    @property
+    def id(self) -> str:
+        """Name of the form ``backend.name``."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def limits(self) -> str: ...
+    def supports(self, desc: OpDict) -> tuple[bool, str]:
+        """Return whether it can do exactly this, and if not why. Touches no device."""
+
+    def prepare(self, desc: OpDict, config: str) -> Callable[[dict[str, Tensor], int], None]:
+        """Return what does the work: called with the operands by name and the stream.
+
+        The tensors are views that are valid during the call only; inputs are not to be written. The callable may have
+        `config`, a text that `prepare` takes back, and `repeatable`. UnsupportedOperationError means that it cannot be
+        done after all.
+        """
+
+def register_python_kernel(
+    backend: PythonBackend, kernel: PythonKernel, *, registry: KernelRegistry | None = None
+) -> None:
+    """Register a kernel that Python objects define. Raises InputError for an object that lacks something."""
+
+def set_search_folders(folders: Iterable[str]) -> None:
+    """Set the folders in which vendors' libraries are looked for, in order."""
+
+def search_folders() -> list[str]: ...
