@@ -50,7 +50,8 @@ bool is_free_of_overlap(const Operand& operand) noexcept {
   std::array<std::pair<std::int64_t, std::int64_t>, Operand::kMaxRank> dims{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < operand.rank; ++i) {
-    if (operand.shape[i] <= 1) continue;
+    if (operand.shape[i] == 0) return true;
+    if (operand.shape[i] == 1) continue;
     const std::pair one{std::abs(operand.strides[i]), operand.shape[i]};
     std::size_t at = count++;
     for (; at > 0 && one < dims[at - 1]; --at) dims[at] = dims[at - 1];
