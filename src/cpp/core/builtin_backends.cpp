@@ -9,6 +9,9 @@
 #if defined(XPURUNTIME_WITH_CUDNN)
 #include "cudnn/register.h"
 #endif
+#if defined(XPURUNTIME_WITH_CUDA)
+#include "cuda_raw/register.h"
+#endif
 
 namespace xpuruntime {
 
@@ -19,6 +22,9 @@ void register_builtin_backends(KernelRegistry& registry) {
 #endif
 #if defined(XPURUNTIME_WITH_CUBLAS)
   register_cublas(registry);
+#endif
+#if defined(XPURUNTIME_WITH_CUDA)
+  register_cuda_raw(registry);
 #endif
   register_cpu(registry);
   register_null(registry);
