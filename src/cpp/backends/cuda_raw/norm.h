@@ -22,17 +22,17 @@ namespace xpuruntime::cuda_raw {
 // fp32 number overflow: such a row has rstd 0.
 //
 // Memory: every function only enqueues on the stream, allocates nothing, waits for nothing, and can
-// be captured in a CUDA graph. Results are the same bits from run to run on one device model.
+// be captured in a CUDA graph. Results have the same bits from run to run on
+// one model of device.
 //  * Forward: every input is read once and every output written once, with the row in registers, up
-//    to 65536 columns of fp16 and bf16 and 32768 of fp32 when rows are aligned (below), and up to
-//    16384 columns otherwise. Longer rows are read twice; the second read mostly finds the L2
+//    to 65536 columns of fp16 and bf16 and 32768 of fp32 when the rows are aligned (below), and up
+//    to 16384 columns otherwise. Longer rows are read twice; the second read mostly finds the L2
 //    cache.
-//  * Backward: once as well, up to 16384 columns of fp16 and bf16 and 8192 of fp32 when rows are
-//    aligned, and up to 4096 otherwise. Longer rows are read three times when gradients of weight
-//    or bias are wanted, twice otherwise.
-// Aligned: the number of columns, each row stride and each pointer are multiples of 16 bytes (for
-// weight, bias and their gradients: of 16 bytes or of the columns one access covers). Everything
-// else works too, with one element an access, more slowly.
+//  * Backward: once as well, up to 16384 columns when the rows are aligned and 4096 otherwise.
+//    Longer rows are read three times when gradients of weight or bias are wanted, else twice.
+// Aligned: the columns and each row stride are a whole number of 16 bytes, and each pointer but
+// those of mean, rstd, grad_weight and grad_bias is a multiple of 16 bytes. Everything else works
+// too, with one element an access, more slowly.
 //
 // Pointers are device pointers on the current device, aligned to their own element. Row strides
 // are in elements and at least `columns` (any value for one row); the columns of a row are
@@ -49,7 +49,7 @@ struct NormForwardArgs {
   const void* weight = nullptr;    ///< Or null: ones.
   const void* bias = nullptr;      ///< Or null: zeros. Layer norm only.
   void* y = nullptr;               ///< May alias x or residual.
-  void* sum_out = nullptr;         ///< Or null. x + residual; may alias x or residual.
+  void* sum_out = nullptr;         ///< Or null. May alias x or residual; needs a residual.
   float* mean = nullptr;           ///< Or null. One a row. Layer norm only.
   float* rstd = nullptr;           ///< Or null. One a row.
   std::int64_t rows = 0;           ///< 0 or more: with 0, nothing is enqueued.
@@ -91,7 +91,8 @@ std::string norm_refusal(const NormForwardArgs& args, int cc_major);
 std::string norm_refusal(const NormBackwardArgs& args, int cc_major);
 
 /// Bytes that norm_backward needs: fp32 partial sums of grad_weight and grad_bias, added up in a
-/// fixed order. 0 where neither is wanted. Pure.
+/// fixed order. 0 where neither is wanted. Pure: looks at rows, columns, type and whether the two
+/// are null, at no address and no stride.
 std::size_t norm_backward_workspace(const NormBackwardArgs& args, int sm_count);
 
 /// Enqueues on `stream`. The arguments must be ones that norm_refusal accepts. Throws CudaError

@@ -175,8 +175,8 @@ __device__ __forceinline__ float sum_warp(float value) {
   return value;
 }
 
-/// Threads of one block that share a row: whole warps, `threads` of them, side by side in x. Rows
-/// of one block are told apart by threadIdx.y.
+/// Threads of one block that share a row: whole warps, `threads` of them, side by side in x. Where
+/// a block has several rows, told apart by threadIdx.y, each has one warp.
 struct RowTeam {
   int threads;
   int warps;
@@ -191,17 +191,6 @@ struct RowTeam {
     warp = static_cast<int>(threadIdx.x) / kWarp;
     lane = static_cast<int>(threadIdx.x) % kWarp;
   }
-
-  /// Waits for the team; named barriers leave the other rows of the block alone.
-  __device__ __forceinline__ void wait() const {
-    if (blockDim.y == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("barrier.sync.aligned %0, %1;" ::"r"(static_cast<int>(threadIdx.y) + 1),
-                   "r"(threads)
-                   : "memory");
-    }
-  }
 };
 
 /// Mean of a row and the sum of squared distances from it.
@@ -211,12 +200,11 @@ struct Moments {
 };
 
 /// Joins what the warps of a team found; `scratch` has one place a warp. `count` is the number of
-/// elements that warp number lane % lanes holds, `columns` of the row. Two calls in turn need two
-/// scratches: the wait in the second call makes the first scratch free again.
+/// elements that warp number lane % lanes holds, `columns` of the row.
 __device__ __forceinline__ Moments join_warps(const RowTeam& team, Moments own, float count,
                                               float columns, float2* scratch) {
   if (team.lane == 0) scratch[team.warp] = make_float2(own.mean, own.squares);
-  team.wait();
+  __syncthreads();
   const int other = team.lane & (team.lanes - 1);
   const float2 found = other < team.warps ? scratch[other] : make_float2(0.0F, 0.0F);
   Moments all;

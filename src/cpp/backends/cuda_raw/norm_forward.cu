@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "cuda_raw/norm.h"
 #include "cuda_raw/norm_forward_kernels.cuh"
@@ -12,68 +12,63 @@ namespace norm {
 namespace {
 
 struct Plan {
-  int width = 1;     // elements an access
-  int packs = 0;     // accesses a thread; 0: rows too long for registers
-  int threads = 32;  // a row
-  int teams = 1;     // rows a block
+  bool wide = false;  // accesses of 16 bytes; otherwise of one element
+  bool few = false;   // rows, so that they cannot fill the device
+  int packs = 0;      // accesses a thread; 0: rows too long for registers
+  int threads = 0;    // a row
+  int teams = 1;      // rows a block
 };
 
-// Threads for a row of `packs` when each takes `each` of them, in whole warps.
-std::int64_t threads_for(std::int64_t packs, int each) {
-  return ceil_div(packs, each * kWarp) * kWarp;
-}
-
 Plan make_plan(const NormForwardArgs& args, int sm_count) {
-  Plan plan;
-  const bool wide = aligned(args.type, args.columns,
-                            {{args.x, args.x_row_stride},
-                             {args.residual, args.residual_row_stride},
-                             {args.y, args.y_row_stride},
-                             {args.sum_out, args.sum_row_stride},
-                             {args.weight, 0},
-                             {args.bias, 0}});
-  plan.width = wide ? kAccessBytes / size_of(args.type) : 1;
-  const std::int64_t packs = args.columns / plan.width;
   struct Choice {
     int packs;
-    int threads;
+    int most_threads;
   };
+  // Few rows: many threads for each. Otherwise whole rows in a warp where they fit, and 4 packs a
+  // thread where they do not, so that many blocks run at once and much is under way.
+  constexpr Choice few_choices[] = {{1, 512}, {2, 1024}};
   constexpr Choice wide_choices[] = {{1, 32}, {2, 32}, {3, 32}, {4, 512}, {8, 1024}};
   constexpr Choice narrow_choices[] = {{4, 512}, {16, 1024}};
-  // Few rows cannot fill the device: as many threads for each as there is work for.
-  if (wide && args.rows <= std::int64_t{sm_count} * 2 && packs <= 1024) {
-    plan.packs = 1;
-  } else if (wide) {
-    for (const Choice& choice : wide_choices) {
-      if (plan.packs == 0 && threads_for(packs, choice.packs) <= choice.threads)
-        plan.packs = choice.packs;
+  Plan plan;
+  plan.wide = aligned(args.type, args.columns,
+                      {{args.x, args.x_row_stride},
+                       {args.residual, args.residual_row_stride},
+                       {args.y, args.y_row_stride},
+                       {args.sum_out, args.sum_row_stride},
+                       {args.weight, 0},
+                       {args.bias, 0}});
+  const std::int64_t packs = args.columns / (plan.wide ? kAccessBytes / size_of(args.type) : 1);
+  auto choose = [&](std::span<const Choice> choices) {
+    for (const Choice& choice : choices) {
+      const std::int64_t threads = ceil_div(packs, choice.packs * kWarp) * kWarp;
+      if (threads > choice.most_threads) continue;
+      plan.packs = choice.packs;
+      plan.threads = static_cast<int>(threads);
+      return true;
     }
+    return false;
+  };
+  if (!plan.wide) {
+    choose(narrow_choices);
   } else {
-    for (const Choice& choice : narrow_choices) {
-      if (plan.packs == 0 && threads_for(packs, choice.packs) <= choice.threads)
-        plan.packs = choice.packs;
-    }
+    plan.few = args.rows <= std::int64_t{sm_count} * 2 && choose(few_choices);
+    if (!plan.few) choose(wide_choices);
   }
-  if (plan.packs == 0) {
-    plan.threads = kMostWarps * kWarp;
-    return plan;
-  }
-  plan.threads = static_cast<int>(threads_for(packs, plan.packs));
-  if (plan.threads == kWarp) plan.teams = 4;
+  if (plan.packs == 0) plan.threads = kMostWarps * kWarp;
+  if (plan.threads == kWarp && !plan.few) plan.teams = plan.packs == 1 ? 8 : 2;
   return plan;
 }
 
-template <typename T, int kWidth, int kPacks, int kThreads, int kBlocks, int kBlocksResidual>
+template <typename T, int kWidth, int kPacks, int kThreads, int kBlocks, int kResidualBlocks,
+          bool kEarly = false>
 void launch_rows(const NormForwardArgs& args, const Plan& plan, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(args.rows, plan.teams));
-  const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
-  if (args.residual == nullptr) {
-    launch({blocks}, block, 0, stream, false,
-           forward_rows<T, kWidth, kPacks, kThreads, kBlocks, false>, args);
-  } else {
-    launch({blocks}, block, 0, stream, false,
-           forward_rows<T, kWidth, kPacks, kThreads, kBlocksResidual, true>, args);
-  }
+  auto* const kernel =
+      args.residual == nullptr
+          ? forward_rows<T, kWidth, kPacks, kThreads, kBlocks, false, kEarly>
+          : forward_rows<T, kWidth, kPacks, kThreads, kResidualBlocks, true, kEarly>;
+  launch({static_cast<unsigned>(ceil_div(args.rows, plan.teams))},
+         {static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams)}, 0, stream, false,
+         kernel, args);
 }
 
 template <typename T>
@@ -81,19 +76,27 @@ void launch_any(const NormForwardArgs& args, const Plan& plan, cudaStream_t stre
   constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
   if (plan.packs == 0) {
     launch({static_cast<unsigned>(args.rows)}, {static_cast<unsigned>(plan.threads)}, 0, stream,
-           false, plan.width == 1 ? forward_long_rows<T, 1> : forward_long_rows<T, kWidth>, args);
-  } else if (plan.width == 1 && plan.packs == 4) {
-    launch_rows<T, 1, 4, 1024, 1, 1>(args, plan, stream);
-  } else if (plan.width == 1) {
-    launch_rows<T, 1, 16, 1024, 1, 1>(args, plan, stream);
+           false, plan.wide ? forward_long_rows<T, kWidth> : forward_long_rows<T, 1>, args);
+  } else if (!plan.wide) {
+    if (plan.packs == 4) {
+      launch_rows<T, 1, 4, 512, 2, 2>(args, plan, stream);
+    } else {
+      launch_rows<T, 1, 16, 1024, 1, 1>(args, plan, stream);
+    }
+  } else if (plan.few) {
+    if (plan.packs == 1) {
+      launch_rows<T, kWidth, 1, 512, 1, 1, true>(args, plan, stream);
+    } else {
+      launch_rows<T, kWidth, 2, 1024, 1, 1, true>(args, plan, stream);
+    }
   } else if (plan.packs == 1) {
-    launch_rows<T, kWidth, 1, 1024, 1, 1>(args, plan, stream);
+    launch_rows<T, kWidth, 1, 256, 5, 5>(args, plan, stream);
   } else if (plan.packs == 2) {
-    launch_rows<T, kWidth, 2, 128, 8, 8>(args, plan, stream);
+    launch_rows<T, kWidth, 2, 64, 20, 20>(args, plan, stream);
   } else if (plan.packs == 3) {
-    launch_rows<T, kWidth, 3, 128, 8, 8>(args, plan, stream);
+    launch_rows<T, kWidth, 3, 64, 20, 16>(args, plan, stream);
   } else if (plan.packs == 4) {
-    launch_rows<T, kWidth, 4, 512, 2, 2>(args, plan, stream);
+    launch_rows<T, kWidth, 4, 512, 3, 2>(args, plan, stream);
   } else {
     launch_rows<T, kWidth, 8, 1024, 1, 1>(args, plan, stream);
   }

@@ -22,26 +22,53 @@ __device__ __forceinline__ Pack<T, kWidth> add(const Pack<T, kWidth>& x,
   return pack_up<T, kWidth>(sum);
 }
 
+/// The weight and bias of one pack.
 template <typename T, int kWidth>
-__device__ __forceinline__ void finish_pack(const NormForwardArgs& args, std::int64_t row,
-                                            int index, const Pack<T, kWidth>& pack, float mean,
-                                            float rstd) {
-  const bool weight_is_fp32 = args.weight_type == NormType::fp32;
-  float value[kWidth];
+struct Affine {
   float weight[kWidth];
   float bias[kWidth];
-  load_weight<T, kWidth>(args.weight, weight_is_fp32, 1.0F, index, weight);
-  load_weight<T, kWidth>(args.bias, weight_is_fp32, 0.0F, index, bias);
-  unpack(pack, value);
+
+  __device__ __forceinline__ void load(const NormForwardArgs& args, int index) {
+    const bool is_fp32 = args.weight_type == NormType::fp32;
+    load_weight<T, kWidth>(args.weight, is_fp32, 1.0F, index, weight);
+    load_weight<T, kWidth>(args.bias, is_fp32, 0.0F, index, bias);
+  }
+  __device__ __forceinline__ Pack<T, kWidth> apply(const Pack<T, kWidth>& pack, float mean,
+                                                   float rstd) const {
+    float value[kWidth];
+    unpack(pack, value);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) value[i] = (value[i] - mean) * rstd * weight[i] + bias[i];
-  store_once(row_of<T, kWidth>(args.y, row, args.y_row_stride) + index, pack_up<T, kWidth>(value));
+    for (int i = 0; i < kWidth; ++i) value[i] = (value[i] - mean) * rstd * weight[i] + bias[i];
+    return pack_up<T, kWidth>(value);
+  }
+};
+
+/// As Affine does, but holds one of weight and bias at a time.
+template <typename T, int kWidth>
+__device__ __forceinline__ Pack<T, kWidth> apply_affine(const NormForwardArgs& args, int index,
+                                                        const Pack<T, kWidth>& pack, float mean,
+                                                        float rstd) {
+  const bool is_fp32 = args.weight_type == NormType::fp32;
+  float value[kWidth];
+  float factor[kWidth];
+  unpack(pack, value);
+  load_weight<T, kWidth>(args.weight, is_fp32, 1.0F, index, factor);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) value[i] = (value[i] - mean) * rstd * factor[i];
+  if (args.bias != nullptr) {
+    load_weight<T, kWidth>(args.bias, is_fp32, 0.0F, index, factor);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) value[i] += factor[i];
+  }
+  return pack_up<T, kWidth>(value);
 }
 
 /// A team of threads a row, kPacks packs of the row a thread, in registers. Blocks are many and
 /// short: in the order in which the device starts them, reads and writes stay close together in
-/// memory, which a loop over rows would not keep up.
-template <typename T, int kWidth, int kPacks, int kThreads, int kBlocks, bool kResidual>
+/// memory, which a loop over rows would not keep up. kEarly reads weight and bias before the sums
+/// are known: for calls of few rows, where nothing else hides the time that takes.
+template <typename T, int kWidth, int kPacks, int kThreads, int kBlocks, bool kResidual,
+          bool kEarly>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     forward_rows(const __grid_constant__ NormForwardArgs args) {
   using Item = Pack<T, kWidth>;
@@ -58,6 +85,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int p = 0; p < kPacks; ++p) {
     const int index = p * team.threads + first;
     held[p] = index < packs ? load_once(from + index) : Item{};
+  }
+  Affine<T, kWidth> affine[kEarly ? kPacks : 1];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int index = p * team.threads + first;
+      if (index < packs) affine[p].load(args, index);
+    }
   }
   if constexpr (kResidual) {
     const Item* more = row_of<T, kWidth>(args.residual, row, args.residual_row_stride);
@@ -121,11 +156,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (args.mean != nullptr) args.mean[row] = moments.mean;
     if (args.rstd != nullptr) args.rstd[row] = rstd;
   }
+  Item* const to = row_of<T, kWidth>(args.y, row, args.y_row_stride);
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const int index = p * team.threads + first;
     keep_packed(held[p]);
-    if (index < packs) finish_pack(args, row, index, held[p], moments.mean, rstd);
+    if (index >= packs) break;
+    if constexpr (kEarly) {
+      store_once(to + index, affine[p].apply(held[p], moments.mean, rstd));
+    } else {
+      store_once(to + index, apply_affine(args, index, held[p], moments.mean, rstd));
+    }
   }
 }
 
@@ -134,7 +175,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
     forward_long_rows(const __grid_constant__ NormForwardArgs args) {
   using Item = Pack<T, kWidth>;
-  constexpr int kChunk = 32 / kWidth;  // packs
+  constexpr int kChunk = kWidth == 1 ? 16 : 32 / kWidth;  // packs
   __shared__ float2 scratch[kMostWarps];
   __shared__ float counts[kMostWarps];
   const std::int64_t row = blockIdx.x;
@@ -202,7 +243,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
     if (args.sum_out != nullptr) {
       store_once(row_of<T, kWidth>(args.sum_out, row, args.sum_row_stride) + index, item);
     }
-    finish_pack(args, row, index, item, moments.mean, rstd);
+    store_once(row_of<T, kWidth>(args.y, row, args.y_row_stride) + index,
+               apply_affine(args, index, item, moments.mean, rstd));
   }
 }
 
