@@ -29,16 +29,21 @@ fe::DataType_t data_type(DType dtype) noexcept {
   return fe::DataType_t::FLOAT;
 }
 
-std::string one_line(std::string text) {
-  std::string line;
-  for (const char c : text) {
-    if (c != '\n') {
-      line += c;
-    } else if (!line.empty() && !line.ends_with("; ")) {
-      line += "; ";
-    }
+// cuDNN's text as part of a sentence, without the dumps of engines that it comes with.
+std::string one_line(const std::string& text) {
+  if (text.starts_with("No valid engine configs")) {
+    return "no engine takes these types, shapes, strides and fused operations together (with "
+           "CUDNN_LOGLEVEL_DBG=2 and CUDNN_LOGDEST_DBG=stderr it prints why, for each engine)";
   }
-  while (line.ends_with("; ")) line.resize(line.size() - 2);
+  constexpr std::size_t kMost = 400;
+  std::string line;
+  for (std::size_t start = 0; start < text.size();) {
+    const std::size_t end = std::min(text.find('\n', start), text.size());
+    const std::string_view part = std::string_view(text).substr(start, end - start);
+    if (!part.empty() && !part.starts_with('{')) line.append(line.empty() ? "" : "; ").append(part);
+    start = end + 1;
+  }
+  if (line.size() > kMost) line.replace(kMost, std::string::npos, "...");
   return line;
 }
 
@@ -130,6 +135,19 @@ struct Graph::State {
     return bind(slot, dims, strides);
   }
 
+  /// One row for all queries is said by a stride of 0: cuDNN's backward misreads a size of 1.
+  Tensor bind_mask(std::size_t slot) {
+    auto shape = op[slot].shape;
+    auto strides = op[slot].strides;
+    if (shape[2] == 1) {
+      shape[2] = op[op.kind == OpKind::kAttention ? std::size_t{slots::Attention::kQ}
+                                                  : std::size_t{slots::AttentionBackward::kQ}]
+                     .shape[2];
+      strides[2] = 0;
+    }
+    return bind(slot, shape, strides);
+  }
+
   /// Seed (at byte 0) or offset (at byte 8).
   Tensor bind_rng(std::size_t slot, std::size_t offset) {
     const std::array<std::int64_t, 4> ones{1, 1, 1, 1};
@@ -166,7 +184,7 @@ struct Graph::State {
   void set_extras(Attributes& attributes, std::size_t mask, std::size_t rng) {
     attributes.set_attn_scale(op.attributes.scale);
     set_causal(attributes);
-    if (op.has(mask)) attributes.set_bias(bind(mask));
+    if (op.has(mask)) attributes.set_bias(bind_mask(mask));
     if (op.attributes.dropout_p > 0.0F) {
       Tensor seed = bind_rng(rng, 0);
       Tensor offset = bind_rng(rng, sizeof(std::int64_t));
@@ -337,9 +355,9 @@ void Graph::execute(std::size_t plan, Handle handle, void* const* operands, void
     reason = error.what();
   }
   const std::string device = to_string(state_->op.device);
-  throw CudaError("cuDNN could not launch " + describe(state_->op) + " on " + device + ": " +
-                      one_line(std::move(reason)),
-                  device, 0);
+  throw CudaError(
+      "cuDNN could not launch " + describe(state_->op) + " on " + device + ": " + one_line(reason),
+      device, 0);
 }
 
 }  // namespace xpuruntime::cudnn
