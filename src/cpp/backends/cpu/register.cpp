@@ -3,9 +3,15 @@
 #include "cpu/register.h"
 
 #include <memory>
+#include <string>
 
+#include "cpu/blas.h"
 #include "cpu/definition.h"
+#include "cpu/open_blas.h"
 #include "cpu/reference.h"
+#include "cpu/vector_code.h"
+#include "cpu/vectorised.h"
+#include "xpuruntime/error.h"
 #include "xpuruntime/kernel_registry.h"
 
 namespace xpuruntime {
@@ -17,8 +23,67 @@ class CpuBackend final : public KernelBackend {
   std::string_view name() const noexcept override { return "cpu"; }
   DeviceType device_type() const noexcept override { return DeviceType::kCpu; }
   Support available() const noexcept override { return Support::yes(); }
-  std::string version() const override { return "cpu " XPURUNTIME_VERSION; }
+  std::string version() const override {
+    return std::string("cpu " XPURUNTIME_VERSION " ") + cpu::vector_code().instructions;
+  }
 };
+
+/// Those that need OpenBLAS.
+class BlasBackend final : public KernelBackend {
+ public:
+  std::string_view name() const noexcept override { return "cpu"; }
+  DeviceType device_type() const noexcept override { return DeviceType::kCpu; }
+  Support available() const noexcept override {
+    try {
+      cpu::OpenBlas::get();
+      return Support::yes();
+    } catch (const Error& error) {
+      return Support::no(error.what());
+    }
+  }
+  std::string version() const override {
+    try {
+      return "cpu " XPURUNTIME_VERSION ", " + cpu::OpenBlas::get().version;
+    } catch (const UnsupportedOperationError&) {
+      return {};
+    }
+  }
+};
+
+void add_blas(KernelRegistry& registry, const std::shared_ptr<const KernelBackend>& backend) {
+  registry.add(cpu::define(
+      backend, {.id = "cpu.blas",
+                .op = OpKind::kMatmul,
+                .description = "OpenBLAS on all cores, bias and activation while in the cache",
+                .limits = "fp64, fp32; either of the last two strides 1; cpu",
+                .families = {"blas", "openblas"},
+                .supports = cpu::blas_matmul_supports,
+                .prepare = cpu::blas_matmul}));
+  registry.add(cpu::define(
+      backend, {.id = "cpu.gemm_conv",
+                .op = OpKind::kConv,
+                .description = "convolution as matrix products by OpenBLAS",
+                .limits = "fp64, fp32; any x, contiguous weight and rows of images; cpu",
+                .families = {"blas", "openblas", "gemm"},
+                .supports = cpu::gemm_conv_supports,
+                .prepare = cpu::gemm_conv}));
+}
+
+void add_vectorised(KernelRegistry& registry, const std::shared_ptr<const KernelBackend>& backend) {
+  for (const OpKind op : {OpKind::kLayerNorm, OpKind::kRmsNorm, OpKind::kLayerNormBackward,
+                          OpKind::kRmsNormBackward}) {
+    const bool forward = op == OpKind::kLayerNorm || op == OpKind::kRmsNorm;
+    registry.add(cpu::define(
+        backend, {.id = "cpu.vectorised",
+                  .op = op,
+                  .description = "one pass over memory with the widest vectors of the processor",
+                  .limits = "fp32, fp16, bf16; columns next to each other; cpu",
+                  .families = {"vectorised"},
+                  .supports = forward ? cpu::vectorised_norm_supports
+                                      : cpu::vectorised_norm_backward_supports,
+                  .prepare = forward ? cpu::vectorised_norm : cpu::vectorised_norm_backward}));
+  }
+}
 
 void add_references(KernelRegistry& registry, const std::shared_ptr<const KernelBackend>& backend) {
   struct Entry {
@@ -54,6 +119,8 @@ void add_references(KernelRegistry& registry, const std::shared_ptr<const Kernel
 
 void register_cpu(KernelRegistry& registry) {
   const auto backend = std::make_shared<const CpuBackend>();
+  add_blas(registry, std::make_shared<const BlasBackend>());
+  add_vectorised(registry, backend);
   add_references(registry, backend);
 }
 

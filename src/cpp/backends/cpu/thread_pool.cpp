@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -17,6 +18,9 @@
 
 namespace xpuruntime::cpu {
 namespace {
+
+// How long a thread looks out for the next call before it sleeps.
+constexpr std::chrono::microseconds kLookOut{200};
 
 struct Job {
   detail::Task work = nullptr;
@@ -36,8 +40,8 @@ class ThreadPool {
       start();
       job_ = job;
       next_.store(0, std::memory_order_relaxed);
-      ++generation_;
       open_ = true;
+      generation_.fetch_add(1, std::memory_order_release);
     }
     arrived_.notify_all();
     take_tasks(job, 0);
@@ -69,8 +73,13 @@ class ThreadPool {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
-      arrived_.wait(lock, [&] { return open_ && generation_ != seen; });
-      seen = generation_;
+      if (generation_.load(std::memory_order_relaxed) == seen) {
+        lock.unlock();
+        look_out(seen);
+        lock.lock();
+      }
+      arrived_.wait(lock, [&] { return open_ && generation_.load() != seen; });
+      seen = generation_.load();
       const Job job = job_;
       ++active_;
       lock.unlock();
@@ -80,6 +89,23 @@ class ThreadPool {
       open_ = false;
       if (--active_ == 0) finished_.notify_one();
     }
+  }
+
+  // Calls often follow each other closely, and waking a thread that sleeps takes long.
+  void look_out(std::uint64_t seen) const {
+    const auto end = std::chrono::steady_clock::now() + kLookOut;
+    while (generation_.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < 32; ++i) pause();
+      if (std::chrono::steady_clock::now() > end) return;
+    }
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
   }
 
   void take_tasks(const Job& job, int worker) {
@@ -95,7 +121,7 @@ class ThreadPool {
   bool started_ = false;
   bool open_ = false;
   int active_ = 0;
-  std::uint64_t generation_ = 0;
+  std::atomic<std::uint64_t> generation_{0};
   Job job_;
   std::atomic<std::int64_t> next_{0};
   // Of the parent process: given up, because its mutex may be held by a thread that is not here.

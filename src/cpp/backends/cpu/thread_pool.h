@@ -16,9 +16,9 @@ namespace xpuruntime::cpu {
 // thread. So there are never more threads at work than callers plus `thread_count` - 1, and nothing
 // waits for anything but its own tasks.
 //
-// The threads start with the first call that has more than one task, sleep between calls, take no
-// signals, and are never joined: the process may exit at any time. A child made by fork starts
-// its own when it needs them.
+// The threads start with the first call that has more than one task, look out for the next one for
+// 0.2 ms and then sleep, take no signals, and are never joined: the process may exit at any time. A
+// child made by fork starts its own when it needs them.
 
 /// How many threads a call may use: the cores that this process may use (its affinity, and the
 /// limit of its control group, when first asked), or XPURUNTIME_CPU_THREADS where that is set. The
