@@ -207,21 +207,16 @@ std::vector<Candidate> Chooser::verdicts() {
     const Support fit = row.fit ? *row.fit : fit_without_library(row);
     if (!fit.ok) {
       all.push_back({id, {}, false, fit.reason, {}});
-    } else if (chosen_ != nullptr) {
-      const std::string why =
-          row.kernel->automatic() ? "" : "is taken only where it is asked for; ";
-      all.push_back({id,
-                     {},
-                     false,
-                     why + "was not needed: " + std::string(chosen_->kernel->id()) + " serves",
-                     {}});
     } else {
-      all.push_back({id,
-                     {},
-                     true,
-                     row.kernel->automatic() ? "can serve, and is not what is asked for"
-                                             : "can serve, and is taken only where it is asked for",
-                     {}});
+      const std::string by_name = "is taken only where it is asked for";
+      const bool automatic = row.kernel->automatic();
+      const bool needed = chosen_ == nullptr;
+      std::string why = needed ? (automatic ? "can serve, and is not what is asked for"
+                                            : "can serve, and " + by_name)
+                        : automatic
+                            ? "was not needed: " + std::string(chosen_->kernel->id()) + " serves"
+                            : by_name;
+      all.push_back({id, {}, needed, std::move(why), {}});
     }
   }
   all.insert(all.end(), unknown_.begin(), unknown_.end());

@@ -24,8 +24,8 @@
 namespace xpuruntime {
 namespace {
 
-constexpr std::size_t kMostLaunches = 1024;  // in one run of one candidate
-constexpr double kRunMicroseconds = 300;     // of one run at least
+constexpr std::size_t kMostLaunches = 1024;           // in one run of one candidate
+constexpr double kLeastRun = 300, kMostRun = 20'000;  // microseconds of one run
 constexpr double kTie = 1.01, kHopeless = 2.0;
 constexpr std::size_t kRoundsBeforeStop = 3;
 
@@ -61,12 +61,7 @@ class Runner {
   void prepare() {
     launch(0);
     stream_.synchronize();
-    const double once = cuda() ? timed([&] { launch(1); }) : timed_here(1);
-    const std::size_t sets = operands_.sets();
-    const double wanted = std::ceil(kRunMicroseconds / std::max(once, 0.5));
-    const auto turns = static_cast<std::size_t>(std::ceil(
-        std::min(wanted, static_cast<double>(kMostLaunches)) / static_cast<double>(sets)));
-    launches_ = std::max(std::min(turns * sets, kMostLaunches / sets * sets), sets);
+    launches_ = count_launches(cuda() ? timed([&] { launch(1); }) : timed_here(1));
     if (!cuda()) return;
     graph_.begin_capture(stream_);
     for (std::size_t i = 0; i < launches_; ++i) launch(i);
@@ -82,6 +77,18 @@ class Runner {
   }
 
  private:
+  // On CUDA all sets in turn, for a run always begins with the first one; unless that takes so long
+  // that reading the sets again, all of them in less than a thousandth of kMostRun, does not show.
+  std::size_t count_launches(double once) const {
+    once = std::max(once, 0.5);
+    const auto wanted = std::min(static_cast<std::size_t>(kLeastRun / once) + 1, kMostLaunches);
+    if (!cuda()) return wanted;
+    const std::size_t sets = operands_.sets();
+    const auto most = std::max<std::size_t>(static_cast<std::size_t>(kMostRun / once), 2);
+    if (most < sets) return most;
+    return std::max(std::min((wanted + sets - 1) / sets * sets, kMostLaunches / sets * sets), sets);
+  }
+
   bool cuda() const { return stream_.device().type == DeviceType::kCuda; }
 
   void launch(std::size_t index) const {
@@ -102,6 +109,7 @@ class Runner {
     return Event::elapsed_us(start, end);
   }
 
+  // Goes on with the set at which it stopped.
   double timed_here(std::size_t launches) {
     const Clock::time_point start = Clock::now();
     for (std::size_t i = 0; i < launches; ++i) launch(next_++);
