@@ -60,6 +60,7 @@ class TestSearchOrder:
         site, home, extra = tmp_path / "site", tmp_path / "cuda", tmp_path / "extra"
         for folder in (site / "nvidia/cu13/lib", site / "nvidia/cublas/lib", site / "tensorrt_libs"):
             folder.mkdir(parents=True)
+        (site / "scipy_openblas32/lib").mkdir(parents=True)
         (home / "lib64").mkdir(parents=True)
         extra.mkdir()
         env = {"CUDA_HOME": str(home), "CUDA_PATH": str(tmp_path / "gone"), "LD_LIBRARY_PATH": f"{extra}::/nowhere"}
@@ -68,6 +69,7 @@ class TestSearchOrder:
             (str(site / "nvidia/cu13/lib"), "wheel"),
             (str(site / "nvidia/cublas/lib"), "wheel"),
             (str(site / "tensorrt_libs"), "wheel"),
+            (str(site / "scipy_openblas32/lib"), "wheel"),
             (str(home / "lib64"), "CUDA_HOME"),
             (str(extra), "LD_LIBRARY_PATH"),
         ]

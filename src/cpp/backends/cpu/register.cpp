@@ -56,7 +56,7 @@ void add_blas(KernelRegistry& registry, const std::shared_ptr<const KernelBacken
                 .op = OpKind::kMatmul,
                 .description = "OpenBLAS on all cores, bias and activation while in the cache",
                 .limits = "fp64, fp32; either of the last two strides 1; cpu",
-                .families = {"blas", "openblas"},
+                .families = {},
                 .supports = cpu::blas_matmul_supports,
                 .prepare = cpu::blas_matmul}));
   registry.add(cpu::define(
@@ -64,7 +64,7 @@ void add_blas(KernelRegistry& registry, const std::shared_ptr<const KernelBacken
                 .op = OpKind::kConv,
                 .description = "convolution as matrix products by OpenBLAS",
                 .limits = "fp64, fp32; any x, contiguous weight and rows of images; cpu",
-                .families = {"blas", "openblas", "gemm"},
+                .families = {},
                 .supports = cpu::gemm_conv_supports,
                 .prepare = cpu::gemm_conv}));
 }
@@ -78,7 +78,7 @@ void add_vectorised(KernelRegistry& registry, const std::shared_ptr<const Kernel
                   .op = op,
                   .description = "one pass over memory with the widest vectors of the processor",
                   .limits = "fp32, fp16, bf16; columns next to each other; cpu",
-                  .families = {"vectorised"},
+                  .families = {},
                   .supports = forward ? cpu::vectorised_norm_supports
                                       : cpu::vectorised_norm_backward_supports,
                   .prepare = forward ? cpu::vectorised_norm : cpu::vectorised_norm_backward}));
@@ -109,7 +109,7 @@ void add_references(KernelRegistry& registry, const std::shared_ptr<const Kernel
                               .op = entry.op,
                               .description = "the definition, in double precision: slow and exact",
                               .limits = entry.limits,
-                              .families = {"reference"},
+                              .families = {},
                               .supports = [](const OpDesc&) { return Support::yes(); },
                               .prepare = entry.prepare}));
   }

@@ -27,6 +27,7 @@ VENDOR_PATTERNS = (
     "libcuda*", "libcublas*", "libcudnn*", "libcufft*", "libcurand*", "libcusolver*", "libcusparse*", "libcupti*",
     "libnvrtc*", "libnvJitLink*", "libnvinfer*", "libnvonnxparser*", "libnccl*", "libonnxruntime*",
     "onnxruntime_pybind11_state*", "libopenvino*", "libQnn*", "libtensorrt*", "libtorch*", "libamdhip*", "libmigraphx*",
+    "libscipy_openblas.*",
 )  # fmt: skip
 #: Families of libraries that a vendor ships apart from the driver, and that `preload` follows.
 _FAMILIES = re.compile(
@@ -171,7 +172,7 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
         origin = "system"
         if "site-packages" in path or "dist-packages" in path:
             origin = "package"
-        if "/nvidia/" in path or "/tensorrt_libs/" in path:
+        if any(f"/{package}/" in path for package in ("nvidia", "tensorrt_libs", "scipy_openblas32")):
             wheels = wheel_versions() if wheels is None else wheels
             if real in wheels:
                 version, origin = wheels[real], "wheel"

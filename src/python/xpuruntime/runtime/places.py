@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "cached_libraries", "search_places", "wheel_versions"]
 
-#: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT.
-_WHEELS = ("nvidia", "tensorrt_libs")
+#: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT,
+#: and OpenBLAS, which the kernels for the CPU use.
+_WHEELS = ("nvidia", "tensorrt_libs", "scipy_openblas32")
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 
 
@@ -61,7 +62,7 @@ def _wheel_folders(paths: Sequence[str] | None, platform: str) -> Iterator[tuple
         spec = PathFinder.find_spec(package, None if paths is None else list(paths))
         for root in (spec.submodule_search_locations or ()) if spec else ():
             if package != "nvidia":
-                yield Path(root), "wheel"
+                yield Path(root, "lib") if package == "scipy_openblas32" else Path(root), "wheel"
                 continue
             try:
                 parts = sorted(Path(root).iterdir())
@@ -99,7 +100,7 @@ def wheel_versions(paths: Sequence[str] | None = None) -> dict[str, str]:
     """Map the real path of every shared library in a vendor's wheel to the version of that wheel."""
     found: dict[str, str] = {}
     for wheel in distributions(paths):
-        if not wheel.name.startswith(("nvidia-", "tensorrt")):
+        if not wheel.name.startswith(("nvidia-", "tensorrt", "scipy-openblas")):
             continue
         for file in wheel.files() or ():
             if ".so" in file or file.lower().endswith((".dll", ".dylib")):
