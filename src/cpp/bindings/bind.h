@@ -14,6 +14,7 @@ void bind_build(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
+void bind_ops(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

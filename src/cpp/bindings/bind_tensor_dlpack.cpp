@@ -10,6 +10,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "exchange.h"
 #include "xpuruntime/dlpack_exchange.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/stream_manager.h"
@@ -97,12 +98,7 @@ Tensor import_capsule(py::handle capsule, py::handle stream) {
                    "__dlpack__() returns");
 }
 
-// What a type says once about DLPack's table of C functions.
-struct Exchange {
-  PyTypeObject* type = nullptr;
-  const DLPackExchangeAPI* api = nullptr;
-  bool has_gradients = false;
-};
+}  // namespace
 
 // The table of a type, or nothing. Types that have one are remembered, and kept alive by that. Of
 // the others only the address of the last few is: should it be another type by now, that one is
@@ -134,6 +130,8 @@ const Exchange* find_exchange(PyTypeObject* type) {
            PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0};
   return &entry;
 }
+
+namespace {
 
 // The C table does not ask what __dlpack__ asks: whether a gradient would be lost, or a conjugation
 // is still pending.
@@ -217,6 +215,8 @@ DLDevice device_of(py::handle object) {
   return to_dl_device(py::reinterpret_steal<py::object>(result).ptr());
 }
 
+}  // namespace
+
 Tensor import_object(py::handle object, py::handle stream) {
   if (PyCapsule_CheckExact(object.ptr()) != 0) return import_capsule(object, stream);
   if (const Exchange* const exchange = find_exchange(Py_TYPE(object.ptr()))) {
@@ -232,6 +232,8 @@ Tensor import_object(py::handle object, py::handle stream) {
   const StreamHandle number = order.handle() == 0 ? 1 : order.handle();
   return import_capsule(call_dlpack(object, number), py::cast(order));
 }
+
+namespace {
 
 // `__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)`. Written against
 // Python's own calling convention: consumers always pass keywords, which cost more through pybind11

@@ -8,6 +8,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "exchange.h"
 #include "xpuruntime/error.h"
 
 namespace py = pybind11;
@@ -31,9 +32,11 @@ DType from_numpy_dtype(const py::dtype& dtype) {
   return parse_typestr(dtype.attr("str").cast<std::string>());
 }
 
-py::dtype to_numpy_dtype(const Tensor& tensor) {
-  const std::string name = to_string(tensor.dtype());
-  const std::string typestr = to_typestr(tensor.dtype());
+}  // namespace
+
+py::dtype to_numpy_dtype(DType type) {
+  const std::string name = to_string(type);
+  const std::string typestr = to_typestr(type);
   if (!typestr.empty()) return py::dtype(typestr);
   py::object package;
   try {
@@ -52,7 +55,7 @@ py::dtype to_numpy_dtype(const Tensor& tensor) {
   return py::dtype::from_args(package.attr(name.c_str()));
 }
 
-Tensor from_numpy(const py::object& object) {
+Tensor import_numpy(const py::object& object) {
   if (!py::isinstance<py::array>(object)) {
     throw InputError("from_numpy takes a numpy.ndarray, and this is of type " +
                      std::string(Py_TYPE(object.ptr())->tp_name) +
@@ -80,10 +83,12 @@ Tensor from_numpy(const py::object& object) {
   return tensor;
 }
 
+namespace {
+
 py::array to_numpy(const py::object& self) {
   const auto& tensor = self.cast<const Tensor&>();
   tensor.require_host_readable("read as a NumPy array");
-  const py::dtype dtype = to_numpy_dtype(tensor);
+  const py::dtype dtype = to_numpy_dtype(tensor.dtype());
   const auto itemsize = static_cast<py::ssize_t>(tensor.dtype().itemsize());
   std::vector<py::ssize_t> shape(tensor.layout().shape().begin(), tensor.layout().shape().end());
   std::vector<py::ssize_t> strides;
@@ -112,7 +117,7 @@ py::object to_array(const py::object& self, const py::object& dtype, const py::o
 }  // namespace
 
 void bind_tensor_numpy(TensorClass& tensor) {
-  tensor.def_static("from_numpy", from_numpy, "array"_a, "Share the memory of a NumPy array.")
+  tensor.def_static("from_numpy", import_numpy, "array"_a, "Share the memory of a NumPy array.")
       .def("numpy", to_numpy, "A NumPy array on the same memory; CPU tensors only.")
       .def("__array__", to_array, "dtype"_a = py::none(), "copy"_a = py::none());
 }

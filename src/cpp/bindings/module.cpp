@@ -13,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
   bind_stream(module);
   bind_tensor(module);
   bind_kernels(module);
+  bind_ops(module);
 }

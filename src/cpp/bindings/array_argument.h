@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "convert.h"
+#include "exchange.h"
+#include "xpuruntime/operand.h"
+#include "xpuruntime/stream.h"
+#include "xpuruntime/tensor.h"
+
+namespace xpuruntime::bindings {
+
+/// One array argument of an operation, of whatever library, seen as an Operand. Valid for as long
+/// as the Python object is; call with the GIL.
+class ArrayArgument {
+ public:
+  /// Where the array comes from, which is where results go.
+  enum class Kind : std::uint8_t { kTable, kNumpy, kTensor, kOther };
+
+  /// None is an argument that was left out. Throws InputError for what is no array, and
+  /// UnsupportedOperationError for a tensor whose gradient would be lost.
+  ArrayArgument(PyObject* object, const char* name);
+
+  const Operand& operand() const noexcept { return operand_; }
+  bool given() const noexcept { return !operand_.absent; }
+  Kind kind() const noexcept { return kind_; }
+  PyObject* object() const noexcept { return object_; }
+
+  /// The stream that its library works on now; nothing where it has no such notion.
+  std::optional<StreamHandle> current_stream() const;
+  /// Work on `stream` from here on sees what was written before.
+  void order_before(const Stream& stream) const;
+  /// Called after work that reads (or with `written` writes) it was given to `stream`.
+  void order_after(const Stream& stream, bool written) const;
+
+  /// A new array of the same library, in the order of `stream`: of the first argument's kind.
+  pybind11::object make_like(const OutputSpec& spec, const std::optional<Stream>& stream,
+                             std::optional<ArrayArgument>& view) const;
+  /// What the caller gets: `made` itself, or where its library has to be asked, its array on the
+  /// same memory.
+  pybind11::object hand_over(pybind11::object made) const;
+
+ private:
+  void take_table();
+  void take_tensor(const Tensor& tensor);
+  pybind11::object make_by_table(const OutputSpec& spec) const;
+
+  Operand operand_;
+  Kind kind_ = Kind::kTensor;
+  PyObject* object_ = nullptr;
+  const DLPackExchangeAPI* api_ = nullptr;
+  bool has_gradients_ = false;
+  const Tensor* tensor_ = nullptr;  // all but kTable
+  std::optional<Tensor> imported_;  // kNumpy, kOther
+};
+
+}  // namespace xpuruntime::bindings

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "array_argument.h"
+#include "bind.h"
+#include "op_arguments.h"
+#include "xpuruntime/attention_op.h"
+#include "xpuruntime/conv_op.h"
+#include "xpuruntime/matmul_op.h"
+#include "xpuruntime/norm_op.h"
+
+namespace py = pybind11;
+
+namespace xpuruntime::bindings {
+namespace {
+
+py::object matmul(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 13, "matmul");
+  CallSite& site = args.next_site();
+  const ArrayArgument a(args.next(), "a");
+  const ArrayArgument b(args.next(), "b");
+  const ArrayArgument bias(args.next(), "bias");
+  const ArrayArgument scale_a(args.next(), "scale_a");
+  const ArrayArgument scale_b(args.next(), "scale_b");
+  PyObject* const out = args.next();
+  MatmulOptions options;
+  options.activation = args.next_activation();
+  options.out_dtype = args.next_dtype();
+  options.allow_tf32 = args.next_flag();
+  options.deterministic = args.next_flag();
+  options.phase = args.next_phase();
+  OpCall call = make_matmul(
+      {a.operand(), b.operand(), bias.operand(), scale_a.operand(), scale_b.operand()}, options);
+  return run_call(site, call, {&a, &b, &bias, &scale_a, &scale_b}, {out}, args.next());
+}
+
+AttentionOptions attention_options(PositionalArguments& args) {
+  AttentionOptions options;
+  options.causal = args.next_causal();
+  options.scale = args.next_optional_float("scale");
+  options.dropout_p = args.next_float("dropout_p");
+  options.allow_tf32 = args.next_flag();
+  options.deterministic = args.next_flag();
+  return options;
+}
+
+py::object attention(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 15, "attention");
+  CallSite& site = args.next_site();
+  const ArrayArgument q(args.next(), "q");
+  const ArrayArgument k(args.next(), "k");
+  const ArrayArgument v(args.next(), "v");
+  const ArrayArgument mask(args.next(), "mask");
+  const ArrayArgument rng(args.next(), "rng");
+  PyObject* const out = args.next();
+  PyObject* const lse = args.next();
+  AttentionOptions options = attention_options(args);
+  options.want_lse = lse != Py_False && lse != Py_None;
+  options.phase = args.next_phase();
+  OpCall call = make_attention(
+      {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()}, options);
+  PyObject* const lse_out = lse == Py_True || lse == Py_False ? Py_None : lse;
+  return run_call(site, call, {&q, &k, &v, &mask, &rng}, {out, lse_out}, args.next());
+}
+
+py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 18, "attention_backward");
+  CallSite& site = args.next_site();
+  const ArrayArgument grad_out(args.next(), "grad_out");
+  const ArrayArgument q(args.next(), "q");
+  const ArrayArgument k(args.next(), "k");
+  const ArrayArgument v(args.next(), "v");
+  const ArrayArgument out(args.next(), "out");
+  const ArrayArgument lse(args.next(), "lse");
+  const ArrayArgument mask(args.next(), "mask");
+  const ArrayArgument rng(args.next(), "rng");
+  PyObject* const grad_q = args.next();
+  PyObject* const grad_k = args.next();
+  PyObject* const grad_v = args.next();
+  const AttentionOptions options = attention_options(args);
+  OpCall call = make_attention_backward(
+      grad_out.operand(), {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()},
+      out.operand(), lse.operand(), options);
+  return run_call(site, call, {&grad_out, &q, &k, &v, &out, &lse, &mask, &rng},
+                  {grad_q, grad_k, grad_v}, args.next());
+}
+
+// Outputs that are not asked for have no place in `outputs`, which follows the call's own order.
+py::object norm(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 13, "norm");
+  CallSite& site = args.next_site();
+  NormOptions options;
+  options.rms = args.next_flag();
+  const ArrayArgument x(args.next(), "x");
+  const ArrayArgument residual(args.next(), "residual");
+  const ArrayArgument weight(args.next(), "weight");
+  const ArrayArgument bias(args.next(), "bias");
+  PyObject* const out = args.next();
+  PyObject* const sum_out = args.next();
+  options.want_sum = args.next_flag();
+  options.want_stats = args.next_flag();
+  options.epsilon = args.next_float("eps");
+  options.phase = args.next_phase();
+  OpCall call =
+      make_norm({x.operand(), residual.operand(), weight.operand(), bias.operand()}, options);
+  return run_call(site, call, {&x, &residual, &weight, &bias},
+                  {out, options.want_sum ? sum_out : Py_None}, args.next());
+}
+
+py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 12, "norm_backward");
+  CallSite& site = args.next_site();
+  NormBackwardOptions options;
+  options.rms = args.next_flag();
+  const ArrayArgument grad_y(args.next(), "grad_out");
+  const ArrayArgument x(args.next(), "x");
+  const ArrayArgument weight(args.next(), "weight");
+  const ArrayArgument mean(args.next(), "mean");
+  const ArrayArgument rstd(args.next(), "rstd");
+  const ArrayArgument grad_sum(args.next(), "grad_sum");
+  PyObject* const grad_x = args.next();
+  options.want_weight = args.next_flag();
+  options.want_bias = args.next_flag();
+  options.bias_dtype = x.operand().dtype;
+  OpCall call = make_norm_backward({grad_y.operand(), x.operand(), weight.operand(), mean.operand(),
+                                    rstd.operand(), grad_sum.operand()},
+                                   options);
+  return run_call(site, call, {&grad_y, &x, &weight, &mean, &rstd, &grad_sum}, {grad_x},
+                  args.next());
+}
+
+py::object conv(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 14, "conv2d");
+  CallSite& site = args.next_site();
+  const ArrayArgument x(args.next(), "x");
+  const ArrayArgument weight(args.next(), "weight");
+  const ArrayArgument bias(args.next(), "bias");
+  PyObject* const out = args.next();
+  ConvOptions options;
+  options.stride = args.next_integers<2>("stride");
+  options.padding = args.next_integers<4>("padding");
+  options.dilation = args.next_integers<2>("dilation");
+  options.groups = args.next_integers<1>("groups")[0];
+  options.activation = args.next_activation();
+  options.allow_tf32 = args.next_flag();
+  options.deterministic = args.next_flag();
+  options.phase = args.next_phase();
+  OpCall call = make_conv({x.operand(), weight.operand(), bias.operand()}, options);
+  return run_call(site, call, {&x, &weight, &bias}, {out}, args.next());
+}
+
+template <py::object (*kFunction)(PyObject* const*, Py_ssize_t)>
+PyObject* guarded(PyObject*, PyObject* const* values, Py_ssize_t count) noexcept {
+  try {
+    return kFunction(values, count).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+template <py::object (*kFunction)(PyObject* const*, Py_ssize_t)>
+PyCFunction as_method() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(guarded<kFunction>));
+}
+
+PyMethodDef methods[] = {
+    {"op_matmul", as_method<matmul>(), METH_FASTCALL, "For xpuruntime.ops.matmul."},
+    {"op_attention", as_method<attention>(), METH_FASTCALL, "For xpuruntime.ops.attention."},
+    {"op_attention_backward", as_method<attention_backward>(), METH_FASTCALL,
+     "For xpuruntime.ops.attention_backward."},
+    {"op_norm", as_method<norm>(), METH_FASTCALL, "For the norms of xpuruntime.ops."},
+    {"op_norm_backward", as_method<norm_backward>(), METH_FASTCALL,
+     "For the norms of xpuruntime.ops."},
+    {"op_conv2d", as_method<conv>(), METH_FASTCALL, "For xpuruntime.ops.conv2d."},
+};
+
+}  // namespace
+
+void bind_ops(py::module_& module) {
+  for (PyMethodDef& method : methods) {
+    module.attr(method.ml_name) =
+        py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr));
+  }
+}
+
+}  // namespace xpuruntime::bindings

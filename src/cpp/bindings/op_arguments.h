@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "array_argument.h"
+#include "xpuruntime/dispatcher.h"
+#include "xpuruntime/operand.h"
+
+namespace xpuruntime::bindings {
+
+/// Runs one checked call on arrays of Python: settles the stream, makes the outputs that were not
+/// given, orders the work of several libraries, and hands the results over. Call with the GIL; it
+/// is released while the kernel is chosen and launched.
+///
+/// `inputs`: the first that is given decides what kind of arrays come back. `outputs`: one for each
+/// output of the call, null or None where a new array is to be made. Returns the array, or a tuple
+/// of them where `call` has several outputs.
+pybind11::object run_call(CallSite& site, OpCall& call,
+                          std::initializer_list<const ArrayArgument*> inputs,
+                          std::initializer_list<PyObject*> outputs, PyObject* stream);
+
+/// The positional arguments of a function of CPython's own calling convention, which is what makes
+/// operations cheap to call. The Python functions of xpuruntime.ops are the only callers, so
+/// nothing but types is checked.
+class PositionalArguments {
+ public:
+  PositionalArguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected,
+                      const char* function);
+
+  PyObject* next() { return values_[at_++]; }
+  CallSite& next_site();
+  bool next_flag() { return next() == Py_True; }
+  float next_float(const char* name);
+  std::optional<float> next_optional_float(const char* name);
+  Activation next_activation();
+  std::optional<DType> next_dtype();
+  Phase next_phase();
+  Causal next_causal();
+  template <std::size_t kCount>
+  std::array<std::int32_t, kCount> next_integers(const char* name) {
+    std::array<std::int32_t, kCount> values{};
+    read_integers(values, name);
+    return values;
+  }
+
+ private:
+  void read_integers(std::span<std::int32_t> values, const char* name);
+
+  PyObject* const* values_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace xpuruntime::bindings

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Single operations on arrays of any library, by the kernel that a policy asks for.
+
+Every function takes NumPy, PyTorch, CuPy and other DLPack arrays and `Tensor`, and gives back arrays of the library of
+its first argument. Nothing is converted or copied: what does not fit is refused by name. Which kernel runs is decided
+by the call's own ``kernel=``, the ``policy=`` given, or the ambient policy of `use_policy`; `decisions` says what was
+decided, and why.
+"""
+
+from __future__ import annotations
+
+from xpuruntime.ops.ambient import current_policy, use_policy
+from xpuruntime.ops.attention import attention, attention_backward
+from xpuruntime.ops.conv import conv2d
+from xpuruntime.ops.decisions import clear_decisions, decisions
+from xpuruntime.ops.listing import KernelInfo, kernels
+from xpuruntime.ops.matmul import matmul
+from xpuruntime.ops.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+
+__all__ = [
+    "KernelInfo",
+    "attention",
+    "attention_backward",
+    "clear_decisions",
+    "conv2d",
+    "current_policy",
+    "decisions",
+    "kernels",
+    "layer_norm",
+    "layer_norm_backward",
+    "matmul",
+    "rms_norm",
+    "rms_norm_backward",
+    "use_policy",
+]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the dispatcher decided: which kernel serves an operation, and why."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from xpuruntime import _core
+
+__all__ = ["Candidate", "Decision", "clear_decisions", "decisions"]
+
+Source = Literal["pinned", "rule", "tuned", "first", "fallback"]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel that could have run, and what became of it.
+
+    Attributes
+    ----------
+    id : str
+        ``backend.name``.
+    config : str
+        What was settled inside the kernel, such as a library's algorithm; empty: its default choice.
+    accepted : bool
+    reason : str
+        One sentence; empty only for what was accepted.
+    measured_us : float or None
+        Microseconds, where it was measured.
+    """
+
+    id: str
+    config: str
+    accepted: bool
+    reason: str
+    measured_us: float | None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one operation, on tensors of given types, shapes and strides, runs by the kernel it does.
+
+    Attributes
+    ----------
+    op : str
+        ``"matmul"``, ``"attention_backward"`` and so on.
+    description : str
+        One line: operation, shapes, dtype, device.
+    shapes : dict
+        Operand to shape.
+    dtype, device, phase : str
+    node, module : str
+        Names of the place that called, where it has one.
+    asked : tuple of str
+        Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
+    asked_by : str
+        Who asked: ``"kernels.matmul"``, ``"kernels.rules[0]"``, ``"kernel="`` or ``"default"``.
+    candidates : tuple of Candidate
+        Every kernel that is registered for the operation.
+    chosen, config : str
+        What runs. ``chosen@config`` as a kernel replays exactly that.
+    source : {"pinned", "rule", "tuned", "first", "fallback"}
+        By the policy's short form or the call itself; by a rule; the fastest measured; the first that can serve; in place
+        of what was asked for and cannot serve.
+    notes : tuple of str
+        What one should know besides: a replacement and its reason, a measurement that was not possible.
+    count : int
+        Calls served so far.
+    text : str
+        All of it for people, in several lines; also ``str(decision)``.
+    """
+
+    op: str
+    description: str
+    shapes: dict[str, tuple[int, ...]]
+    dtype: str
+    device: str
+    phase: str
+    node: str
+    module: str
+    asked: tuple[str, ...]
+    asked_by: str
+    candidates: tuple[Candidate, ...]
+    chosen: str
+    config: str
+    source: Source
+    notes: tuple[str, ...]
+    count: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def kernel(self) -> str:
+        """The kernel with its configuration, as a policy or ``kernel=`` takes it to replay exactly this."""
+        return f"{self.chosen}@{self.config}" if self.config else self.chosen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def decisions() -> tuple[Decision, ...]:
+    """Return the distinct decisions of this process, oldest first.
+
+    At most 10,000 are kept; ``_core`` serves later ones without recording them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import xpuruntime as xrt
+    >>> xrt.ops.clear_decisions()
+    >>> out = xrt.ops.matmul(np.ones((2, 3)), np.ones((3, 4)), kernel="cpu.reference")
+    >>> xrt.decisions()[-1].chosen
+    'cpu.reference'
+    """
+    return tuple(msgspec.convert(one, Decision) for one in _core.Dispatcher.instance().decisions())
+
+
+def clear_decisions() -> None:
+    """Forget the decisions recorded so far. Choices that were made still hold; they are recorded when made anew."""
+    _core.Dispatcher.instance().clear_decisions()
