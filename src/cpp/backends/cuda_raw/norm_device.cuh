@@ -207,6 +207,8 @@ __device__ __forceinline__ Moments join_warps(const RowTeam& team, Moments own, 
   __syncthreads();
   const int other = team.lane & (team.lanes - 1);
   const float2 found = other < team.warps ? scratch[other] : make_float2(0.0F, 0.0F);
+  // Lanes without a warp hold nothing, whatever the caller counts for them.
+  if (other >= team.warps) count = 0.0F;
   Moments all;
   all.mean = sum_lanes(count * found.x, team.lanes) / columns;
   const float apart = found.x - all.mean;
