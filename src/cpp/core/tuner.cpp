@@ -78,7 +78,7 @@ class Runner {
 
  private:
   // On CUDA all sets in turn, for a run always begins with the first one; unless that takes so long
-  // that reading the sets again, all of them in less than a thousandth of kMostRun, does not show.
+  // that reading them from memory, all together in some hundredths of a millisecond, does not show.
   std::size_t count_launches(double once) const {
     once = std::max(once, 0.5);
     const auto wanted = std::min(static_cast<std::size_t>(kLeastRun / once) + 1, kMostLaunches);

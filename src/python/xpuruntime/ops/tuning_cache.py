@@ -36,7 +36,7 @@ class _Time(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    times: Annotated[tuple[_Time, ...], msgspec.Meta(min_length=1)]
+    times: Annotated[list[_Time], msgspec.Meta(min_length=1)]
     validators: dict[str, str]
 
 

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from xpuruntime.ops import tuning_cache
+from xpuruntime.ops.tuning_cache import SCHEMA, TuningCache, tuning_path
+
+VALID = {"device": "NVIDIA H200 sm90", "driver": "13.0", "cublas": "cublasLt 13.0.2"}
+
+
+def entry(kernel: str = "cublas.cublasLt", microseconds: float = 12.5, **validators: str) -> dict:
+    return {
+        "times": [{"kernel": kernel, "config": "algo=3", "microseconds": microseconds}],
+        "validators": {**VALID, **validators},
+    }
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path / "deep" / "tuning.json")
+
+
+def test_round_trip_in_another_object(cache: TuningCache) -> None:
+    assert cache.find("k", VALID) == (None, "")
+    assert cache.put("k", entry()) == ""
+    assert cache.find("k", VALID) == (entry(), "")
+    other = TuningCache(cache.path)
+    assert other.find("k", VALID) == (entry(), "")
+    assert other.find("other", VALID) == (None, "")
+    assert other.put("k", entry(microseconds=2.0)) == ""
+    assert cache.find("k", VALID) == (entry(microseconds=2.0), ""), "a file that changed is read again"
+    document = json.loads(cache.path.read_text())
+    assert document["schema"] == SCHEMA
+    assert list(document["entries"]) == ["k"]
+
+
+@pytest.mark.parametrize(
+    ("validators", "said"),
+    [
+        ({**VALID, "driver": "13.1"}, "driver was '13.0' and is '13.1'"),
+        (
+            {name: value for name, value in VALID.items() if name != "cublas"},
+            "cublas was 'cublasLt 13.0.2' and is 'not",
+        ),
+        ({**VALID, "cudnn": "9.1"}, "cudnn was 'not there' and is '9.1'"),
+    ],
+)
+def test_a_stale_entry_is_dropped_and_said(cache: TuningCache, validators: dict, said: str) -> None:
+    cache.put("k", entry())
+    cache.put("other", entry())
+    found, note = cache.find("k", validators)
+    assert found is None
+    assert "stale" in note
+    assert said in note
+    assert cache.find("k", validators) == (None, ""), "said once"
+    assert cache.find("other", VALID) == (entry(), ""), "only its own row"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"schema": 3, "entries": {}}',
+        '{"schema": "xpuruntime.tuning/1", "entries": [1]}',
+        '{"schema": "something/1", "entries": {}}',
+        '{"schema": "xpuruntime.tuning/0", "entries": {}}',
+        "\x00" * 100,
+    ],
+)
+def test_a_damaged_file_is_said_and_replaced(cache: TuningCache, text: str) -> None:
+    cache.path.parent.mkdir()
+    cache.path.write_text(text)
+    found, note = cache.find("k", VALID)
+    assert found is None
+    assert str(cache.path) in note
+    note = cache.put("k", entry())
+    assert "begun anew" in note
+    assert cache.find("k", VALID) == (entry(), "")
+    assert TuningCache(cache.path).find("k", VALID) == (entry(), "")
+
+
+def test_a_file_cut_at_any_place(cache: TuningCache) -> None:
+    for key in "abc":
+        cache.put(key, entry(key + ".k"))
+    whole = cache.path.read_bytes()
+    for length in range(0, len(whole) - 1, 7):
+        cache.path.write_bytes(whole[:length])
+        reader = TuningCache(cache.path)
+        found, note = reader.find("b", VALID)
+        assert found is None, length
+        assert "not used" in note
+        assert "begun anew" in reader.put("d", entry())
+    cache.path.write_bytes(b"\xff\xfe" + whole)
+    assert "not used" in TuningCache(cache.path).find("a", VALID)[1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"times": [], "validators": VALID},
+        {"times": [{"kernel": "a.b", "config": "", "microseconds": -1}], "validators": VALID},
+        {"times": [{"kernel": "", "config": "", "microseconds": 1}], "validators": VALID},
+        {"times": [{"kernel": "a.b", "config": 3, "microseconds": 1}], "validators": VALID},
+        {"times": [{"kernel": "a.b", "config": "", "microseconds": 1}]},
+        {"times": "fast", "validators": VALID},
+        None,
+        7,
+    ],
+)
+def test_a_damaged_entry_is_dropped_alone(cache: TuningCache, damage: object) -> None:
+    cache.put("good", entry())
+    document = json.loads(cache.path.read_text())
+    document["entries"]["bad"] = damage
+    cache.path.write_text(json.dumps(document))
+    found, note = cache.find("bad", VALID)
+    assert found is None
+    assert "damaged entry" in note
+    assert cache.find("bad", VALID) == (None, "")
+    assert cache.find("good", VALID) == (entry(), "")
+
+
+def test_a_file_of_a_later_release_is_left_alone(cache: TuningCache) -> None:
+    cache.path.parent.mkdir()
+    cache.path.write_text('{"schema": "xpuruntime.tuning/2", "entries": {}, "more": 1}')
+    found, note = cache.find("k", VALID)
+    assert found is None
+    assert "later release" in note
+    assert "later release" in cache.put("k", entry())
+    assert "tuning/2" in cache.path.read_text()
+
+
+def test_what_is_no_entry_is_not_kept(cache: TuningCache) -> None:
+    assert "not kept" in cache.put("k", {"times": [], "validators": {}})
+    assert not cache.path.exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = TuningCache(tmp_path / "file" / "tuning.json")
+    assert cache.find("k", VALID)[0] is None
+    assert "not kept" in cache.put("k", entry())
+    folder = TuningCache(tmp_path)
+    assert folder.find("k", VALID)[0] is None
+    assert "not used" in folder.find("k", VALID)[1]
+    assert "not kept" in folder.put("k", entry())
+
+
+def test_a_full_disk(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.put("k", entry())
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tuning_cache.os, "fsync", full)
+    assert "No space left" in cache.put("l", entry())
+    monkeypatch.undo()
+    assert cache.find("k", VALID) == (entry(), "")
+    assert sorted(path.name for path in cache.path.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
+
+
+def test_who_holds_the_lock_too_long(cache: TuningCache) -> None:
+    cache.put("k", entry())
+    waiting = TuningCache(cache.path, lock_seconds=0.05)
+    with cache._locked():
+        assert "another process has held" in waiting.put("l", entry())
+        assert waiting.find("k", VALID) == (entry(), ""), "reading waits for nobody"
+    assert waiting.put("l", entry()) == ""
+
+
+def test_the_oldest_go_when_there_are_too_many(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_cache, "_MAX_ENTRIES", 3)
+    for key in "abcda":
+        cache.put(key, entry())
+    assert list(json.loads(cache.path.read_text())["entries"]) == ["c", "d", "a"]
+
+
+HAMMER = """
+import sys
+from xpuruntime.ops.tuning_cache import TuningCache
+cache, who = TuningCache(sys.argv[1], lock_seconds=60), sys.argv[2]
+for i in range(60):
+    entry = {"times": [{"kernel": f"{who}.k", "config": str(i), "microseconds": 1.0}], "validators": {"v": "1"}}
+    note = cache.put(f"{who}-{i}", entry)
+    assert note == "", note
+    found, note = cache.find(f"{who}-{i}", {"v": "1"})
+    assert found == entry and note == "", (found, note)
+"""
+
+
+def test_two_processes_at_once_lose_nothing(cache: TuningCache) -> None:
+    cache.path.parent.mkdir()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", HAMMER, str(cache.path), who], stderr=subprocess.PIPE) for who in "xy"
+    ]
+    for process in processes:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error.decode()
+    assert len(json.loads(cache.path.read_text())["entries"]) == 120
+    for who in "xy":
+        for i in range(60):
+            found, note = cache.find(f"{who}-{i}", {"v": "1"})
+            assert note == ""
+            assert found is not None
+            assert found["times"][0]["config"] == str(i)
+
+
+def test_sixteen_threads(cache: TuningCache) -> None:
+    notes: list[str] = []
+
+    def work(who: int) -> None:
+        for i in range(10):
+            notes.append(cache.put(f"{who}-{i}", entry()))
+            notes.append(cache.find(f"{who}-{i}", VALID)[1])
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(notes) == {""}
+    assert len(json.loads(cache.path.read_text())["entries"]) == 160
+
+
+def test_a_writer_that_dies_leaves_the_lock_free(cache: TuningCache) -> None:
+    cache.path.parent.mkdir()
+    code = HAMMER.split("for i in")[0] + "\nimport os\nwith cache._locked():\n    os._exit(3)\n"
+    assert subprocess.run([sys.executable, "-c", code, str(cache.path), "x"], check=False).returncode == 3
+    assert cache.put("k", entry()) == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the XDG folders are not Windows'")
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert tuning_path({}) == Path("/nowhere/.cache/xpuruntime/tuning.json")
+    assert tuning_path({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/xpuruntime/tuning.json")
+    assert tuning_path({"XDG_CACHE_HOME": "relative"}) == Path("/nowhere/.cache/xpuruntime/tuning.json")
+    assert tuning_path({"XPURUNTIME_TUNING_CACHE": "~/t.json"}) == Path("/nowhere/t.json")
+    for off in ("off", "OFF", " off "):
+        assert tuning_path({"XPURUNTIME_TUNING_CACHE": off}) is None
