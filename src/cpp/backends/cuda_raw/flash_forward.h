@@ -63,11 +63,8 @@ struct FlashForwardArgs {
 /// Which of the kernels serves a call. Both compute the same function.
 enum class FlashPath {
   kMma,    ///< mma.sync: any GPU from compute capability 8.0, everything above
-  kWgmma,  ///< wgmma and the bulk copy engine: compute capability 9.0, no mask, no dropout
+  kWgmma,  ///< wgmma and the bulk copy engine: compute capability 9.0, no negative strides
 };
-
-/// The largest head_dim that FlashPath::kWgmma serves.
-inline constexpr int kFlashWgmmaHeadDim = 128;
 
 /// Why the arguments cannot be served on a GPU of that compute capability: one sentence naming the
 /// thing and the fix, empty when they can be. Reads no device memory and calls no CUDA function.

@@ -6,8 +6,8 @@
 
 #include "cuda/check.h"
 #include "flash_forward.h"
+#include "flash_forward_mask.cuh"
 #include "mma.cuh"
-#include "philox.cuh"
 
 // One block of four warps computes kRows query rows of one head; each warp owns kRows / 4 of them.
 // Keys and values pass through shared memory kColumns rows at a time, last tile first: while one of
@@ -17,8 +17,6 @@ namespace xpuruntime::cuda_raw {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 template <int kHeadDim>
 struct Tile {
@@ -51,30 +49,11 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, const std::uint16_
   }
 }
 
-// Adds the mask to scores in units of log2, and turns the excluded ones to -infinity.
-template <bool kBfloat16>
-__device__ __forceinline__ float masked(const FlashForwardArgs& args, std::int64_t mask_head,
-                                        float score, int row, int column) {
-  if (row >= args.q_length || column >= args.kv_length) return score;
-  const std::int64_t at = mask_head + row * args.mask_strides[2] + column * args.mask_strides[3];
-  if (args.mask_kind == kMaskBoolean) {
-    return static_cast<const std::uint8_t*>(args.mask)[at] != 0 ? score : -INFINITY;
-  }
-  float bias;
-  if (args.mask_kind == kMaskFloat32) {
-    bias = static_cast<const float*>(args.mask)[at];
-  } else if constexpr (kBfloat16) {
-    bias = __bfloat162float(static_cast<const __nv_bfloat16*>(args.mask)[at]);
-  } else {
-    bias = __half2float(static_cast<const __half*>(args.mask)[at]);
-  }
-  return score + bias * kLog2E;
-}
-
 // kGeneral: with a mask, dropout or a scale that is not positive.
 template <int kHeadDim, bool kBfloat16, bool kGeneral>
 __global__ void __launch_bounds__(kThreads, 2)
-    forward(const __grid_constant__ FlashForwardArgs args, int row_blocks) {
+    forward(const __grid_constant__ FlashForwardArgs args,
+            const __grid_constant__ FlashExtras extras, int row_blocks) {
   using T = Tile<kHeadDim>;
   constexpr int kRows = T::kRows;
   constexpr int kColumns = T::kColumns;
@@ -102,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::uint16_t* const q = start(args.q, args.q_strides, head);
   const std::uint16_t* const k = start(args.k, args.k_strides, kv_head);
   const std::uint16_t* const v = start(args.v, args.v_strides, kv_head);
-  const std::int64_t mask_head = batch * args.mask_strides[0] + head * args.mask_strides[1];
+  const std::int64_t mask_head = batch * extras.mask_strides[0] + head * extras.mask_strides[1];
 
   // Row r attends to columns below r + diagonal.
   const int diagonal = 1 + (args.causal_bottom_right ? kv_length - q_length : 0);
@@ -120,16 +99,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const float to_log2 = args.scale * kLog2E;
   const float factor = kGeneral ? 1.0f : to_log2;
-  std::int64_t seed = 0;
-  std::int64_t offset = 0;
-  std::uint32_t threshold = 0;
-  if constexpr (kGeneral) {
-    if (args.dropout_p > 0.0f) {
-      seed = args.rng[0];
-      offset = args.rng[1];
-      threshold = dropout_threshold(args.dropout_p);
-    }
-  }
+  const Dropout dropout = kGeneral ? Dropout(extras) : Dropout();
 
   const int seven = lane & 7;
   const std::uint32_t q_row =
@@ -194,16 +164,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
           for (int e = 0; e < 4; ++e) score[t][n][e] *= to_log2;
         }
-        if (args.mask_kind != kMaskNone) {
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const int column = first_column + n * 8 + lane % 4 * 2 + e % 2;
-              score[t][n][e] =
-                  masked<kBfloat16>(args, mask_head, score[t][n][e], row + e / 2 * 8, column);
-            }
-          }
+        if (extras.mask_kind != kMaskNone) {
+          mask_scores<kColumns / 2, kBfloat16>(score[t][0], extras, mask_head, row,
+                                               first_column + lane % 4 * 2, q_length, kv_length);
         }
       }
       if (cut) {
@@ -252,17 +215,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
       if constexpr (kGeneral) {
-        if (threshold != 0) {
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n) {
-            const PhiloxWords words =
-                dropout_words(seed, offset, bh, static_cast<std::uint32_t>(row),
-                              static_cast<std::uint32_t>(first_column + n * 8 + lane % 4 * 2));
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              if (words.word[e] < threshold) score[t][n][e] = 0.0f;
-            }
-          }
+        if (dropout.threshold != 0) {
+          drop_weights<kColumns / 2>(score[t][0], dropout, bh, row, first_column + lane % 4 * 2);
         }
       }
     }
@@ -294,7 +248,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 
   // The result passes through the part of the query's tile that this warp alone has read.
-  const float keep = args.dropout_p > 0.0f ? 1.0f / (1.0f - args.dropout_p) : 1.0f;
 #pragma unroll
   for (int t = 0; t < T::kRowTiles; ++t) {
 #pragma unroll
@@ -302,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       float sum = row_sum[t][half];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const float weight = sum == 0.0f ? 0.0f : keep / sum;
+      const float weight = sum == 0.0f ? 0.0f : dropout.keep_scale / sum;
       const int row = warp_row + t * 16 + half * 8 + lane / 4;
       if (args.lse != nullptr && lane % 4 == 0 && row < q_length) {
         args.lse[static_cast<std::int64_t>(bh) * q_length + row] =
@@ -346,7 +299,8 @@ void launch(const FlashForwardArgs& args, cudaStream_t stream) {
   using T = Tile<kHeadDim>;
   FlashForwardArgs copy = args;
   int row_blocks = static_cast<int>((args.q_length + T::kRows - 1) / T::kRows);
-  void* parameters[] = {&copy, &row_blocks};
+  FlashExtras extras = flash_extras(args);
+  void* parameters[] = {&copy, &extras, &row_blocks};
   const void* kernel = reinterpret_cast<const void*>(&forward<kHeadDim, kBfloat16, kGeneral>);
   check_launch(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes),
