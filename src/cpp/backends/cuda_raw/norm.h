@@ -22,8 +22,7 @@ namespace xpuruntime::cuda_raw {
 // fp32 number overflow: such a row has rstd 0.
 //
 // Memory: every function only enqueues on the stream, allocates nothing, waits for nothing, and can
-// be captured in a CUDA graph. Results have the same bits from run to run on
-// one model of device.
+// be captured in a CUDA graph. Results have the same bits from run to run on one model of device.
 //  * Forward: every input is read once and every output written once, with the row in registers, up
 //    to 65536 columns of fp16 and bf16 and 32768 of fp32 when the rows are aligned (below), and up
 //    to 16384 columns otherwise. Longer rows are read twice; the second read mostly finds the L2
@@ -34,10 +33,10 @@ namespace xpuruntime::cuda_raw {
 // those of mean, rstd, grad_weight and grad_bias is a multiple of 16 bytes. Everything else works
 // too, with one element an access, more slowly.
 //
-// Pointers are device pointers on the current device, aligned to their own element. Row strides
-// are in elements and at least `columns` (any value for one row); the columns of a row are
-// adjacent. Outputs may alias an input exactly (same pointer, same stride) where said below and may
-// not overlap in any other way.
+// Pointers are device pointers on the current device, aligned to their own element. The columns of
+// a row are adjacent. Row strides are in elements: any for an input (0 repeats one row), at least
+// `columns` in size for an output. Outputs may alias an input exactly (same pointer, same stride)
+// where said below and may not overlap in any other way.
 
 /// Element type of x, residual, y, sum_out and their gradients; weight and bias have this type too,
 /// or fp32.

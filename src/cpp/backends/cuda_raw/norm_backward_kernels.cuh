@@ -202,7 +202,10 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kTeams, Shape::kBlocks
   }
   int stage = 0;
   int turn = 0;
-  for (; row < args.rows; row += step) {
+  // The teams of a block take equally many turns, so that they meet at the same barriers; one that
+  // is past the last row holds no pack.
+  for (; row - team < args.rows; row += step) {
+    const int held_packs = row < args.rows ? packs : 0;
     Item* const lie = mine + stage * kStageItems;
     float weighted[kHeld ? kPacks : 1][kWidth];
     float xhat[kHeld ? kPacks : 1][kWidth];
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kTeams, Shape::kBlocks
     for (int p = 0; p < kPacks; ++p) {
       const int index = p * kThreads + first;
       const int at = kHeld ? p : 0;
-      if (index >= packs) break;
+      if (index >= held_packs) break;
       float g[kWidth];
       float value[kWidth];
       unpack(fetch(lie, 0, p), g);
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kTeams, Shape::kBlocks
     for (int p = 0; p < kPacks; ++p) {
       const int index = p * kThreads + first;
       const int at = kHeld ? p : 0;
-      if (index >= packs) break;
+      if (index >= held_packs) break;
       if constexpr (!kHeld) {
         float g[kWidth];
         float value[kWidth];

@@ -200,7 +200,7 @@ struct Moments {
 };
 
 /// Joins what the warps of a team found; `scratch` has one place a warp. `count` is the number of
-/// elements that warp number lane % lanes holds, `columns` of the row.
+/// elements that warp number lane % lanes holds where there is such a warp, `columns` of the row.
 __device__ __forceinline__ Moments join_warps(const RowTeam& team, Moments own, float count,
                                               float columns, float2* scratch) {
   if (team.lane == 0) scratch[team.warp] = make_float2(own.mean, own.squares);

@@ -90,7 +90,7 @@ void launch_any(const NormForwardArgs& args, const Plan& plan, cudaStream_t stre
       launch_rows<T, kWidth, 2, 1024, 1, 1, true>(args, plan, stream);
     }
   } else if (plan.packs == 1) {
-    launch_rows<T, kWidth, 1, 256, 5, 5>(args, plan, stream);
+    launch_rows<T, kWidth, 1, 256, 8, 6>(args, plan, stream);
   } else if (plan.packs == 2) {
     launch_rows<T, kWidth, 2, 64, 20, 20>(args, plan, stream);
   } else if (plan.packs == 3) {

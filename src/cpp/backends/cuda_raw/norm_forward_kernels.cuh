@@ -43,14 +43,29 @@ struct Affine {
   }
 };
 
-/// As Affine does, but holds one of weight and bias at a time.
-template <typename T, int kWidth>
+/// As Affine does, but in few registers: both as they lie in memory where kTogether and their type
+/// allow it, else one after the other.
+template <bool kTogether, typename T, int kWidth>
 __device__ __forceinline__ Pack<T, kWidth> apply_affine(const NormForwardArgs& args, int index,
                                                         const Pack<T, kWidth>& pack, float mean,
                                                         float rstd) {
   const bool is_fp32 = args.weight_type == NormType::fp32;
   float value[kWidth];
   float factor[kWidth];
+  if constexpr (kTogether && Pack<T, kWidth>::kPairs) {
+    if (!is_fp32 && args.weight != nullptr && args.bias != nullptr) {
+      const uint4 weight = __ldg(static_cast<const uint4*>(args.weight) + index);
+      const uint4 bias = __ldg(static_cast<const uint4*>(args.bias) + index);
+      unpack(pack, value);
+      unpack(__builtin_bit_cast(Pack<T, kWidth>, weight), factor);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) value[i] = (value[i] - mean) * rstd * factor[i];
+      unpack(__builtin_bit_cast(Pack<T, kWidth>, bias), factor);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) value[i] += factor[i];
+      return pack_up<T, kWidth>(value);
+    }
+  }
   unpack(pack, value);
   load_weight<T, kWidth>(args.weight, is_fp32, 1.0F, index, factor);
 #pragma unroll
@@ -165,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if constexpr (kEarly) {
       store_once(to + index, affine[p].apply(held[p], moments.mean, rstd));
     } else {
-      store_once(to + index, apply_affine(args, index, held[p], moments.mean, rstd));
+      store_once(to + index, apply_affine<!kResidual>(args, index, held[p], moments.mean, rstd));
     }
   }
 }
@@ -244,7 +259,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
       store_once(row_of<T, kWidth>(args.sum_out, row, args.sum_row_stride) + index, item);
     }
     store_once(row_of<T, kWidth>(args.y, row, args.y_row_stride) + index,
-               apply_affine(args, index, item, moments.mean, rstd));
+               apply_affine<false>(args, index, item, moments.mean, rstd));
   }
 }
 

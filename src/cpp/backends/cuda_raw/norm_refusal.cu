@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "cuda_raw/norm.h"
@@ -23,7 +24,10 @@ std::string refuse_sizes(std::int64_t rows, std::int64_t columns, int cc_major) 
   return {};
 }
 
+enum class Role { kInput, kOutput };
+
 struct Named {
+  Role role;
   const char* name;
   const void* pointer;
   std::int64_t stride;
@@ -40,9 +44,9 @@ std::string refuse_tensor(const Named& tensor, std::int64_t rows, std::int64_t c
     return name + " is not aligned to its own element of " + std::to_string(tensor.size) +
            " bytes: copy it to aligned memory";
   }
-  if (rows > 1 && tensor.stride < columns) {
-    return name + " has row stride " + std::to_string(tensor.stride) + ", less than its " +
-           std::to_string(columns) + " columns: make it contiguous";
+  if (tensor.role == Role::kOutput && rows > 1 && std::abs(tensor.stride) < columns) {
+    return name + " is written with row stride " + std::to_string(tensor.stride) + ", less than " +
+           std::to_string(columns) + " columns, so that rows overlap: make it contiguous";
   }
   return {};
 }
@@ -78,14 +82,15 @@ std::string norm_refusal(const NormForwardArgs& args, int cc_major) {
   if (!(args.epsilon >= 0.0F)) return "epsilon is negative or not a number: give 0 or more";
   const int size = norm::size_of(args.type);
   const int weight_size = norm::size_of(args.weight_type);
-  const Named tensors[] = {{"x", args.x, args.x_row_stride, size, true},
-                           {"residual", args.residual, args.residual_row_stride, size, false},
-                           {"y", args.y, args.y_row_stride, size, true},
-                           {"sum_out", args.sum_out, args.sum_row_stride, size, false},
-                           {"weight", args.weight, kNoRows, weight_size, false},
-                           {"bias", args.bias, kNoRows, weight_size, false},
-                           {"mean", args.mean, kNoRows, 4, false},
-                           {"rstd", args.rstd, kNoRows, 4, false}};
+  const Named tensors[] = {
+      {Role::kInput, "x", args.x, args.x_row_stride, size, true},
+      {Role::kInput, "residual", args.residual, args.residual_row_stride, size, false},
+      {Role::kOutput, "y", args.y, args.y_row_stride, size, true},
+      {Role::kOutput, "sum_out", args.sum_out, args.sum_row_stride, size, false},
+      {Role::kInput, "weight", args.weight, kNoRows, weight_size, false},
+      {Role::kInput, "bias", args.bias, kNoRows, weight_size, false},
+      {Role::kOutput, "mean", args.mean, kNoRows, 4, false},
+      {Role::kOutput, "rstd", args.rstd, kNoRows, 4, false}};
   return refuse_tensors(tensors, args.rows, args.columns);
 }
 
@@ -98,15 +103,16 @@ std::string norm_refusal(const NormBackwardArgs& args, int cc_major) {
   }
   const int size = norm::size_of(args.type);
   const int weight_size = norm::size_of(args.weight_type);
-  const Named tensors[] = {{"grad_y", args.grad_y, args.grad_y_row_stride, size, true},
-                           {"x", args.x, args.x_row_stride, size, true},
-                           {"grad_sum", args.grad_sum, args.grad_sum_row_stride, size, false},
-                           {"grad_x", args.grad_x, args.grad_x_row_stride, size, true},
-                           {"weight", args.weight, kNoRows, weight_size, false},
-                           {"grad_weight", args.grad_weight, kNoRows, weight_size, false},
-                           {"grad_bias", args.grad_bias, kNoRows, weight_size, false},
-                           {"mean", args.mean, kNoRows, 4, !args.rms},
-                           {"rstd", args.rstd, kNoRows, 4, true}};
+  const Named tensors[] = {
+      {Role::kInput, "grad_y", args.grad_y, args.grad_y_row_stride, size, true},
+      {Role::kInput, "x", args.x, args.x_row_stride, size, true},
+      {Role::kInput, "grad_sum", args.grad_sum, args.grad_sum_row_stride, size, false},
+      {Role::kOutput, "grad_x", args.grad_x, args.grad_x_row_stride, size, true},
+      {Role::kInput, "weight", args.weight, kNoRows, weight_size, false},
+      {Role::kOutput, "grad_weight", args.grad_weight, kNoRows, weight_size, false},
+      {Role::kOutput, "grad_bias", args.grad_bias, kNoRows, weight_size, false},
+      {Role::kInput, "mean", args.mean, kNoRows, 4, !args.rms},
+      {Role::kInput, "rstd", args.rstd, kNoRows, 4, true}};
   return refuse_tensors(tensors, args.rows, args.columns);
 }
 
