@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/check.h"
@@ -35,12 +36,13 @@ std::string misplaced(const char* name, const void* pointer, const std::int64_t 
 FlashBackwardWorkspace::FlashBackwardWorkspace(const FlashBackwardArgs& args) {
   const int dim = args.head_dim;
   columns = dim <= 64 ? 64 : dim <= 96 ? 96 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+  const std::size_t most_columns = columns == 96 ? 128 : static_cast<std::size_t>(columns);
   rows = (args.q_length + kFlashRowTile - 1) / kFlashRowTile * kFlashRowTile;
   const auto all_rows = static_cast<std::size_t>(args.batch * args.heads * rows);
   lse = 0;
   delta = lse + align(all_rows * sizeof(float));
   sums = delta + align(all_rows * sizeof(float));
-  turns = sums + align(all_rows * static_cast<std::size_t>(columns) * sizeof(float));
+  turns = sums + align(all_rows * most_columns * sizeof(float));
   ticket = turns + align(all_rows / 32 * sizeof(int));
   bytes = ticket + align(sizeof(int));
 }
@@ -101,7 +103,8 @@ std::string flash_backward_refusal(const FlashBackwardArgs& args,
            std::to_string(device.shared_memory) + ": use a smaller head_dim or another kernel";
   }
   if (args.batch * args.kv_heads * ((args.kv_length + 63) / 64) > kMostBlocks ||
-      args.batch * args.heads * (workspace.rows / 8) > kMostBlocks) {
+      args.batch * args.heads * (workspace.rows / 8) > kMostBlocks ||
+      args.heads / std::max<std::int64_t>(args.kv_heads, 1) * (workspace.rows / 32) > kMostBlocks) {
     return "batch * heads * length is too large for one launch: split the batch";
   }
   return {};
@@ -124,6 +127,12 @@ void flash_backward(const FlashBackwardArgs& args, void* workspace,
   params.kv_length = static_cast<int>(args.kv_length);
   params.heads = static_cast<int>(args.heads);
   params.group = args.heads == 0 ? 1 : static_cast<int>(args.heads / args.kv_heads);
+  // Heads side by side while q, grad_out and the sums of grad_q of them stay in the L2 cache.
+  constexpr std::int64_t kCacheBytes = std::int64_t{64} << 20;
+  constexpr std::int64_t kMostHeads = 16;
+  const std::int64_t head_bytes = params.group * places.rows * places.columns * 8;
+  params.section = static_cast<int>(
+      std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, kMostHeads));
   params.shift = args.causal_bottom_right ? params.kv_length - params.q_length : 0;
   params.scale_log2 = args.scale * 1.4426950408889634F;
 
@@ -134,7 +143,11 @@ void flash_backward(const FlashBackwardArgs& args, void* workspace,
         "cudaMemsetAsync");
     flash_backward_rows(params, stream);
   }
-  flash_backward_mma(params, device.shared_memory, stream);
+  if (flash_backward_sm90_serves(args, device)) {
+    flash_backward_sm90(params, stream);
+  } else {
+    flash_backward_mma(params, device.shared_memory, stream);
+  }
   if (any_rows) flash_backward_grad_q(params, stream);
 }
 

@@ -15,7 +15,7 @@ int flash_backward_mma_shared_memory(int columns) {
     case 192:
       return FlashBackwardMmaSmall192::kBytes;
     default:
-      return FlashBackwardMma256::kBytes;
+      return FlashBackwardMmaSmall256::kBytes;
   }
 }
 

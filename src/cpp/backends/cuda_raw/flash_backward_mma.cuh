@@ -4,6 +4,7 @@
 
 #include "flash_backward_params.cuh"
 #include "flash_backward_scores.cuh"
+#include "flash_backward_work.cuh"
 #include "mma.cuh"
 
 namespace xpuruntime::cuda_raw {
@@ -98,27 +99,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int group = warp / kSplit;
   const int part = warp % kSplit;
 
-  // A turn is waited for only from blocks with a smaller ticket, and those run already.
-  int work = static_cast<int>(blockIdx.x);
-  if (p.args.deterministic) {
-    if (thread == 0) *reinterpret_cast<int*>(memory) = atomicAdd(p.ticket, 1);
-    __syncthreads();
-    work = *reinterpret_cast<int*>(memory);
-    __syncthreads();
-  }
-  int kv_block = work % p.kv_blocks;
-  if (p.args.deterministic) kv_block = p.kv_blocks - 1 - kv_block;
-  const int batch_head = work / p.kv_blocks;
-  const int kv_heads = p.heads / p.group;
-  const int batch = batch_head / kv_heads;
-  const int kv_head = batch_head % kv_heads;
-  const int key0 = kv_block * kKeys;
+  const FlashBackwardWork work(p, flash_backward_number(p, shared), kKeys, kRows);
+  const int batch = work.batch;
+  const int key0 = work.key0;
   const int head_dim = p.args.head_dim;
   const int pieces = head_dim / 8;
-
-  const int row_tiles = (p.q_length + kRows - 1) / kRows;
-  const int first_tile = p.args.causal ? max(0, key0 - p.shift) / kRows : 0;
-  const int tiles = max(0, row_tiles - first_tile) * p.group;
 
   auto load_tile = [&](int stage, int head, int tile) {
     const int row0 = tile * kRows;
@@ -149,14 +134,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   float grad_k[kKeyTiles][4] = {};
   float grad_v[kKeyTiles][4] = {};
 
-  int head = kv_head * p.group;
-  int tile = first_tile;
-  if (tiles > 0) {
+  int head = work.kv_head * p.group;
+  int tile = work.first_tile;
+  if (work.tiles > 0) {
     const char* k = static_cast<const char*>(p.args.k) +
-                    2 * (batch * p.args.k_strides[0] + kv_head * p.args.k_strides[1] +
+                    2 * (batch * p.args.k_strides[0] + work.kv_head * p.args.k_strides[1] +
                          key0 * p.args.k_strides[2]);
     const char* v = static_cast<const char*>(p.args.v) +
-                    2 * (batch * p.args.v_strides[0] + kv_head * p.args.v_strides[1] +
+                    2 * (batch * p.args.v_strides[0] + work.kv_head * p.args.v_strides[1] +
                          key0 * p.args.v_strides[2]);
     load_rows<kPitch, Shape::kColumns, Shape::kThreads>(shared, k, 2 * p.args.k_strides[2], kKeys,
                                                         p.kv_length - key0, pieces);
@@ -200,17 +185,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       static_cast<std::uint32_t>((lane & 15) * kPitch + (((2 * column_part + high) ^ low) << 4));
 
   int stage = 0;
-  for (int step = 0; step < tiles; ++step) {
+  for (int step = 0; step < work.tiles; ++step) {
     copy_async_wait<0>();
     __syncthreads();
     const int row0 = tile * kRows;
     const int this_head = head;
-    const bool last_of_head = ++tile == row_tiles;
+    const bool last_of_head = ++tile == work.row_tiles;
     if (last_of_head) {
-      tile = first_tile;
+      tile = work.first_tile;
       ++head;
     }
-    if (Shape::kStages == 2 && step + 1 < tiles) {
+    if (Shape::kStages == 2 && step + 1 < work.tiles) {
       load_tile(stage ^ 1, head, tile);
       copy_async_commit();
     }
@@ -331,7 +316,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if constexpr (kSplit == 1) __syncthreads();
     add_keys(grad_k, score_grads, 0, q_stage);
 
-    if (Shape::kStages == 1 && step + 1 < tiles) {
+    if (Shape::kStages == 1 && step + 1 < work.tiles) {
       __syncthreads();
       load_tile(0, head, tile);
       copy_async_commit();
@@ -355,7 +340,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         (static_cast<std::int64_t>(batch) * p.heads + this_head) * (p.rows / 16) + row0 / 16 +
         row_group;
     float* sums = p.sums + row_piece * 16 * p.columns + lane * 4;
-    const FlashBackwardTurn turn(p, batch, this_head, row0, kRows, kKeys, kv_block);
+    const FlashBackwardTurn turn(p, batch, this_head, row0, kRows, kKeys, work.kv_block, 0);
     if (p.args.deterministic) {
       if (thread == 0) turn.wait();
       __syncthreads();
@@ -381,13 +366,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int key = key0 + 16 * group + quad;
   const int column = 16 * part + 2 * (lane & 3);
   store_keys<kBfloat16>(static_cast<std::uint16_t*>(p.args.grad_k) +
-                            batch * p.args.grad_k_strides[0] + kv_head * p.args.grad_k_strides[1],
+                            batch * p.args.grad_k_strides[0] +
+                            work.kv_head * p.args.grad_k_strides[1],
                         p.args.grad_k_strides[2], grad_k, column, 16 * kSplit, p.args.scale, key,
                         p.kv_length, head_dim);
-  store_keys<kBfloat16>(static_cast<std::uint16_t*>(p.args.grad_v) +
-                            batch * p.args.grad_v_strides[0] + kv_head * p.args.grad_v_strides[1],
-                        p.args.grad_v_strides[2], grad_v, column, 16 * kSplit, 1.0F, key,
-                        p.kv_length, head_dim);
+  store_keys<kBfloat16>(
+      static_cast<std::uint16_t*>(p.args.grad_v) + batch * p.args.grad_v_strides[0] +
+          work.kv_head * p.args.grad_v_strides[1],
+      p.args.grad_v_strides[2], grad_v, column, 16 * kSplit, 1.0F, key, p.kv_length, head_dim);
 }
 
 }  // namespace xpuruntime::cuda_raw

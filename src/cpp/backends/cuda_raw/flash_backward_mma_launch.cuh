@@ -7,15 +7,17 @@
 namespace xpuruntime::cuda_raw {
 
 // Two variants of a width: rows of q prefetched, for devices with the shared memory for it, and a
-// smaller one for the others (compute capability 8.6, 8.9 and 12: 99 KB).
+// smaller one for the others: compute capability 8.6, 8.9 and 12 (99 KB), and for 256 columns 8.0
+// and 8.7 (163 KB).
 using FlashBackwardMma64 = FlashBackwardMmaShape<64, 64, 2>;
 using FlashBackwardMma96 = FlashBackwardMmaShape<96, 64, 2>;
 using FlashBackwardMma128 = FlashBackwardMmaShape<128, 64, 2>;
-using FlashBackwardMma192 = FlashBackwardMmaShape<192, 64, 1>;
-using FlashBackwardMma256 = FlashBackwardMmaShape<256, 64, 1>;
+using FlashBackwardMma192 = FlashBackwardMmaShape<192, 64, 2>;
+using FlashBackwardMma256 = FlashBackwardMmaShape<256, 64, 2>;
 using FlashBackwardMmaSmall96 = FlashBackwardMmaShape<96, 32, 1>;
 using FlashBackwardMmaSmall128 = FlashBackwardMmaShape<128, 32, 1>;
 using FlashBackwardMmaSmall192 = FlashBackwardMmaShape<192, 32, 1>;
+using FlashBackwardMmaSmall256 = FlashBackwardMmaShape<256, 64, 1>;
 
 template <bool kBfloat16, typename Shape, bool kGeneral>
 void launch_flash_backward_mma(FlashBackwardParams params, cudaStream_t stream) {
@@ -53,7 +55,7 @@ void choose_flash_backward_mma(const FlashBackwardParams& params, int shared_mem
     case 192:
       return run.template operator()<FlashBackwardMma192, FlashBackwardMmaSmall192>();
     default:
-      return run.template operator()<FlashBackwardMma256, FlashBackwardMma256>();
+      return run.template operator()<FlashBackwardMma256, FlashBackwardMmaSmall256>();
   }
 }
 

@@ -12,10 +12,10 @@
 namespace xpuruntime::cuda_raw {
 
 /// Rows of grad_q are summed in tiles of this many rows; lengths are padded to it in the workspace.
-inline constexpr int kFlashRowTile = 64;
+inline constexpr int kFlashRowTile = 128;
 
 /// Where the pieces of the workspace lie. `columns` is head_dim rounded up to what the kernels
-/// compute with: 64, 96, 128, 192 or 256.
+/// compute with: 64, 96 (128 on sm_90, for which there is room too), 128, 192 or 256.
 ///
 /// The fp32 sums of grad_q are kept in the order of matrix fragments, so that a warp adds 512
 /// adjacent bytes at a time: [batch * heads][rows / 16][columns / 8][lane 32][4], where lane l and
@@ -49,6 +49,7 @@ struct FlashBackwardParams {
   int heads;
   int group;      ///< query heads that share a key head
   int kv_blocks;  ///< thread blocks along the keys
+  int section;    ///< key heads whose blocks run side by side
   int shift;      ///< causal: row i sees keys up to i + shift
   float scale_log2;
 };
@@ -58,6 +59,12 @@ void flash_backward_mma(const FlashBackwardParams& params, int shared_memory, cu
 
 /// Bytes of shared memory a block needs there at least, for the padded head_dim `columns`.
 int flash_backward_mma_shared_memory(int columns);
+
+/// Whether `flash_backward_sm90` serves the call: compute capability 9.0, no mask, no dropout,
+/// head_dim up to 128, strides that the bulk copy engine takes.
+bool flash_backward_sm90_serves(const FlashBackwardArgs& args, const FlashBackwardDevice& device);
+/// Sets params.columns to what it computes with, which the later kernels need.
+void flash_backward_sm90(FlashBackwardParams& params, cudaStream_t stream);
 
 /// Fills lse and delta of the workspace.
 void flash_backward_rows(const FlashBackwardParams& params, cudaStream_t stream);
