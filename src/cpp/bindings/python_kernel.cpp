@@ -108,11 +108,15 @@ class PythonBackend final : public KernelBackend {
   std::string_view name() const noexcept override { return name_; }
   DeviceType device_type() const noexcept override { return device_type_; }
   Support available() const noexcept override {
-    const py::gil_scoped_acquire locked;
     try {
-      return to_support(object_.get().attr("available")(), name_ + ".available()");
+      const py::gil_scoped_acquire locked;
+      try {
+        return to_support(object_.get().attr("available")(), name_ + ".available()");
+      } catch (...) {
+        return Support::no(name_ + ".available() failed: " + current_reason());
+      }
     } catch (...) {
-      return Support::no(name_ + ".available() failed: " + current_reason());
+      return {false, {}};  // not even that could be said
     }
   }
   std::string version() const override {
@@ -249,8 +253,7 @@ class PythonStore final : public TuningStore {
   std::optional<TunedEntry> find(const std::string& key,
                                  const std::map<std::string, std::string>& validators,
                                  std::string& note) noexcept override {
-    const py::gil_scoped_acquire locked;
-    try {
+    return guarded("find", note, [&]() -> std::optional<TunedEntry> {
       const py::tuple answer = object_.get().attr("find")(key, validators);
       note = py::str(answer[1]);
       if (answer[0].is_none()) return std::nullopt;
@@ -264,15 +267,11 @@ class PythonStore final : public TuningStore {
                                time["microseconds"].cast<double>()});
       }
       return entry;
-    } catch (...) {
-      note = "the tuning store failed to find an entry: " + current_reason();
-      return std::nullopt;
-    }
+    });
   }
 
   void put(const std::string& key, const TunedEntry& entry, std::string& note) noexcept override {
-    const py::gil_scoped_acquire locked;
-    try {
+    (void)guarded("put", note, [&] {
       py::list times;
       for (const TunedTime& one : entry.times) {
         py::dict time;
@@ -285,12 +284,27 @@ class PythonStore final : public TuningStore {
       dict["times"] = times;
       dict["validators"] = entry.validators;
       note = py::str(object_.get().attr("put")(key, dict));
-    } catch (...) {
-      note = "the tuning store failed to keep an entry: " + current_reason();
-    }
+      return true;
+    });
   }
 
  private:
+  // What `body` gives, with the GIL; nothing, and a note, where it raises.
+  template <typename Body>
+  static auto guarded(const char* what, std::string& note, const Body& body) noexcept
+      -> decltype(body()) {
+    try {
+      const py::gil_scoped_acquire locked;
+      try {
+        return body();
+      } catch (...) {
+        note = std::string("the tuning store's ") + what + " failed: " + current_reason();
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): not even that could be said
+    }
+    return {};
+  }
+
   const Kept object_;
 };
 

@@ -271,6 +271,7 @@ std::shared_ptr<const Choice> CallSite::decide(const OpDesc& op, std::size_t has
     const auto other = std::find_if(cache.flights.begin(), cache.flights.end(),
                                     [&](const auto& one) { return one->op == op; });
     if (other == cache.flights.end()) break;
+    // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the list changes meanwhile
     const std::shared_ptr<Flight> awaited = *other;
     if (awaited->owner == flight->owner) {
       throw UnsupportedOperationError("a kernel that is being prepared for " + describe(op) +

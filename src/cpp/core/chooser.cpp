@@ -233,7 +233,7 @@ void Chooser::refuse() {
   } else if (!misses_.empty()) {
     text += ", and " + asked_.source + " asks for " + join(asked_.use, ", ");
   }
-  text += ":";
+  text += ':';
   bool any = false;
   for (const Candidate& one : verdicts()) {
     text.append("\n  ").append(one.id).append(one.config.empty() ? "" : "@").append(one.config);

@@ -133,10 +133,11 @@ std::string_view to_string(Phase phase) noexcept {
 
 bool operator==(const OpDesc& left, const OpDesc& right) noexcept {
   if (left.kind != right.kind || left.phase != right.phase || left.slots != right.slots ||
-      left.device != right.device ||
-      std::memcmp(&left.attributes, &right.attributes, sizeof(OpAttributes)) != 0) {
+      left.device != right.device) {
     return false;
   }
+  // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): floats by their bits, as promised
+  if (std::memcmp(&left.attributes, &right.attributes, sizeof(OpAttributes)) != 0) return false;
   for (std::size_t i = 0; i < left.slots; ++i) {
     if (!left.has(i) && !right.has(i)) continue;
     if (std::memcmp(&left.tensors[i], &right.tensors[i], sizeof(TensorDesc)) != 0) return false;

@@ -31,8 +31,8 @@ std::string last_error() {
 
 std::string path_of(void* handle, const std::string& name) {
   link_map* map = nullptr;
-  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name != nullptr &&
-      *map->l_name != '\0') {
+  if (dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 && map != nullptr &&
+      map->l_name != nullptr && *map->l_name != '\0') {
     return map->l_name;
   }
   return name;
@@ -71,7 +71,8 @@ SharedLibrary SharedLibrary::open(const std::vector<std::string>& names, std::st
   const std::vector<std::string> searched = search_folders();
   for (const std::string& folder : searched) {
     for (const std::string& name : names) {
-      const std::string path = folder + "/" + name;
+      std::string path = folder;
+      path.append("/").append(name);
       if (access(path.c_str(), F_OK) != 0) continue;
       if (take(dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL), path)) return library;
       failures.push_back(last_error());

@@ -199,6 +199,7 @@ TunerResult Tuner::measure(const OpDesc& op,
       running[i].runner = std::make_unique<Runner>(*candidates[i], operands, stream);
       attempt(running[i].runner, result.times[i], [&] { running[i].runner->prepare(); });
     }
+    // NOLINTNEXTLINE(bugprone-random-generator-seed): the same order every time
     std::mt19937 random(20'260'101);
     std::vector<std::size_t> order(candidates.size());
     std::iota(order.begin(), order.end(), std::size_t{0});

@@ -110,6 +110,7 @@ TunerOperands::TunerOperands(const OpDesc& op, const OperandPlan& plan, std::siz
 
 // Noise is made once a dtype, brought to the device into the first set, and copied on from there.
 void TunerOperands::fill(const OpDesc& op, const OperandPlan& plan, const Stream& stream) {
+  // NOLINTNEXTLINE(bugprone-random-generator-seed): the same values every time
   Random random(20'260'101);
   const bool cuda = stream.device().type == DeviceType::kCuda;
   std::vector<std::vector<std::byte>> sources;
