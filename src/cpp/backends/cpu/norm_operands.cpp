@@ -15,7 +15,10 @@ Support check_norm_operands(const OpDesc& op, std::size_t x,
   }
   if (op[x].shape[1] == 0) return Support::no("needs at least one column");
   for (const std::size_t slot : matrices) {
-    if (!op.has(slot) || op[slot].shape[1] == 1 || op[slot].strides[1] == 1) continue;
+    if (!op.has(slot) || elements(op[slot]) == 0 || op[slot].shape[1] == 1 ||
+        op[slot].strides[1] == 1) {
+      continue;
+    }
     return Support::no("needs the columns of '" + std::string(slot_name(op.kind, slot)) +
                        "' next to each other, and they are " + std::to_string(op[slot].strides[1]) +
                        " elements apart");

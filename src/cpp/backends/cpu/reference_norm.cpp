@@ -39,7 +39,11 @@ class ReferenceNorm final : public Kernel {
         s[j] = x.get(row, j) + (residual ? residual.get(row, j) : 0.0);
         total += s[j];
       }
-      const double middle = centred ? total / count : 0.0;
+      double middle = centred ? total / count : 0.0;
+      // The mean of what is left corrects the rounding of a long sum.
+      double rest = 0;
+      for (std::int64_t j = 0; j < columns_; ++j) rest += s[j] - middle;
+      if (centred) middle += rest / count;
       double squares = 0;
       for (std::int64_t j = 0; j < columns_; ++j) squares += (s[j] - middle) * (s[j] - middle);
       const double factor =

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""For authors of engines: the conformance suite that every engine here passes, and the small models it runs."""
+"""For authors of engines and kernels: the conformance suites that those here pass, and what they run."""
 
 from __future__ import annotations
 
 from xpuruntime.testing.conformance import EngineSuite
+from xpuruntime.testing.op_arrays import NumpyArrays, TorchArrays
+from xpuruntime.testing.op_cases import op_cases
+from xpuruntime.testing.op_suite import OpSuite, check_kernel
 
-__all__ = ["EngineSuite"]
+__all__ = ["EngineSuite", "NumpyArrays", "OpSuite", "TorchArrays", "check_kernel", "op_cases"]

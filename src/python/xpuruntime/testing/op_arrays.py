@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""How the op cases are handed to a kernel: as arrays of a library, in a layout, with poison where results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from xpuruntime.errors import InputError
+
+__all__ = ["Arrays", "Input", "NumpyArrays", "TorchArrays"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a case.
+
+    Attributes
+    ----------
+    values : array
+        float64, bool or int64, rounded to `dtype` before.
+    dtype : str
+    order : tuple of int, optional
+        Dimensions from the slowest in memory to the fastest; default as they are.
+    gap : int
+        Elements left out between neighbours of the fastest dimension.
+    pad : int
+        Elements left out after each run of the fastest dimension.
+    reverse : bool
+        The first dimension runs backwards in memory.
+    repeat : bool
+        Every index of the first dimension means the same memory: a broadcast view.
+    """
+
+    values: np.ndarray[Any, Any]
+    dtype: str
+    order: tuple[int, ...] | None = None
+    gap: int = 0
+    pad: int = 0
+    reverse: bool = False
+    repeat: bool = False
+
+
+class Arrays(Protocol):
+    """Makes arrays of one library on one device."""
+
+    #: Whether the library has views that run backwards.
+    reverses: bool
+
+    def make(self, one: Input) -> Any:
+        """Return the values in the dtype and layout asked for."""
+
+    def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
+        """Return an array full of 0xFF, which is NaN in every floating-point type."""
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return the values as float64, bool or int64, after all work on them."""
+
+    def dtype(self, array: Any) -> str:
+        """Return the name of the dtype."""
+
+
+def _spread(shape: tuple[int, ...], one: Input) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[int, ...]]:
+    """Return the shape of the memory, what of it is used, and how its dimensions are then ordered."""
+    order = one.order or tuple(range(len(shape)))
+    memory = [shape[i] for i in order]
+    used = [slice(None)] * len(memory)
+    if memory and (one.gap or one.pad):
+        step = one.gap + 1
+        used[-1] = slice(0, memory[-1] * step, step)
+        memory[-1] = memory[-1] * step + one.pad
+    back = tuple(order.index(i) for i in range(len(order)))
+    return tuple(memory), tuple(used), back
+
+
+class NumpyArrays:
+    """NumPy arrays on the CPU; bfloat16 and float8 need ``ml_dtypes``."""
+
+    reverses = True
+
+    def make(self, one: Input) -> Any:
+        """Return the values in the dtype and layout asked for."""
+        shape = one.values.shape[1:] if one.repeat else one.values.shape
+        values = one.values[0] if one.repeat else one.values
+        memory, used, back = _spread(shape, one)
+        array = self._full(memory, one.dtype)[used].transpose(back)
+        if one.reverse:
+            array = array[::-1]
+        with np.errstate(over="ignore"):
+            array[...] = values.astype(array.dtype)
+        return np.broadcast_to(array, one.values.shape) if one.repeat else array
+
+    def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
+        """Return an array full of 0xFF."""
+        memory, used, back = _spread(shape, Input(np.empty(0), dtype, order=order))
+        return self._full(memory, dtype)[used].transpose(back)
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return the values as float64, bool or int64."""
+        found = np.asarray(array)
+        return found.copy() if found.dtype.kind in "biu" else found.astype(np.float64)
+
+    def dtype(self, array: Any) -> str:
+        """Return the name of the dtype."""
+        return str(np.asarray(array).dtype)
+
+    @staticmethod
+    def _full(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+        plain: Any = dtype
+        if dtype in ("bfloat16", "float8_e4m3fn"):
+            try:
+                import ml_dtypes
+            except ImportError as error:
+                msg = f"NumPy has no {dtype} without ml_dtypes: pip install ml_dtypes"
+                raise InputError(msg) from error
+            plain = getattr(ml_dtypes, dtype)
+        array = np.empty(shape, plain)
+        array.reshape(-1).view(np.uint8)[...] = 0xFF
+        return array
+
+
+class TorchArrays:
+    """PyTorch tensors on one device."""
+
+    reverses = False
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.device = device
+
+    def make(self, one: Input) -> Any:
+        """Return the values in the dtype and layout asked for."""
+        import torch
+
+        if one.reverse:
+            raise InputError("PyTorch has no views that run backwards")
+        shape = one.values.shape[1:] if one.repeat else one.values.shape
+        values = one.values[0] if one.repeat else one.values
+        memory, used, back = _spread(shape, one)
+        array = self._full(memory, one.dtype)[used].permute(back)
+        array.copy_(torch.from_numpy(np.ascontiguousarray(values)).to(self.device))
+        return array.expand(one.values.shape) if one.repeat else array
+
+    def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
+        """Return an array full of 0xFF."""
+        memory, used, back = _spread(shape, Input(np.empty(0), dtype, order=order))
+        return self._full(memory, dtype)[used].permute(back)
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return the values as float64, bool or int64."""
+        import torch
+
+        plain = array.double() if array.dtype.is_floating_point else array
+        found: np.ndarray[Any, Any] = torch.asarray(plain).cpu().numpy().copy()
+        return found
+
+    def dtype(self, array: Any) -> str:
+        """Return the name of the dtype."""
+        return str(array.dtype).removeprefix("torch.")
+
+    def _full(self, shape: tuple[int, ...], dtype: str) -> Any:
+        import torch
+
+        array = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+        if array.numel():
+            array.reshape(-1).view(torch.uint8).fill_(0xFF)
+        return array
