@@ -15,6 +15,7 @@
 #include "python_kernel.h"
 #include "xpuruntime/dispatcher.h"
 #include "xpuruntime/kernel_registry.h"
+#include "xpuruntime/plugin_library.h"
 #include "xpuruntime/shared_library.h"
 #include "xpuruntime/workspaces.h"
 
@@ -258,6 +259,13 @@ void bind_kernels(py::module_& module) {
       },
       "backend"_a, "kernel"_a, py::kw_only(), "registry"_a = py::none(),
       "Register a kernel that Python objects define.");
+  module.def(
+      "register_plugin_library",
+      [](const std::string& path) {
+        const py::gil_scoped_release unlocked;
+        return register_plugin_library(KernelRegistry::instance(), path);
+      },
+      "path"_a, "Register the kernels of a shared library; see kernel_plugin.h. Returns their ids.");
   module.def("set_search_folders", &SharedLibrary::set_search_folders, "folders"_a,
              "Folders in which vendors' libraries are looked for, in order.");
   module.def("search_folders", &SharedLibrary::search_folders);

@@ -29,10 +29,12 @@ from xpuruntime.errors import (
 )
 
 if TYPE_CHECKING:
+    from xpuruntime import ops
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
     from xpuruntime.demo import demo_images, demo_model_path
     from xpuruntime.evidence import Report
     from xpuruntime.inference import InferenceSession, plan
+    from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import AccuracyPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
     from xpuruntime.runtime.device import (
@@ -80,15 +82,19 @@ __all__ = [
     "XpuRuntimeError",
     "XpuRuntimeWarning",
     "__version__",
+    "clear_decisions",
+    "decisions",
     "demo_images",
     "demo_model_path",
     "get_all_devices",
     "get_current_device",
     "get_device_count",
     "get_version",
+    "ops",
     "plan",
     "set_current_device",
     "synchronize",
+    "use_policy",
 ]
 
 #: Public name to the module that has it; loaded on first use.
@@ -111,6 +117,8 @@ _LAZY = {
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
+    "clear_decisions": "ops",
+    "decisions": "ops",
     "demo_images": "demo",
     "demo_model_path": "demo",
     "get_all_devices": "runtime.device",
@@ -119,6 +127,7 @@ _LAZY = {
     "plan": "inference",
     "set_current_device": "runtime.device",
     "synchronize": "runtime.device",
+    "use_policy": "ops",
 }
 
 
@@ -128,6 +137,8 @@ def get_version() -> str:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return importlib.import_module("xpuruntime.ops")
     module = _LAZY.get(name)
     if module is None:
         msg = f"module {__name__!r} has no attribute {name!r}"

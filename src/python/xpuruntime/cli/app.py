@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, demo, machine, plan, policy, run
+from xpuruntime.cli import bench, demo, kernels, machine, plan, policy, run
 
 __all__ = ["app"]
 
@@ -50,6 +50,7 @@ def _version(value: bool) -> None:
 
 app.command("devices", epilog=EXIT_CODES)(machine.devices)
 app.command("doctor", epilog=EXIT_CODES)(machine.doctor)
+app.command("kernels", epilog=EXIT_CODES)(kernels.kernels)
 app.command("run", epilog=EXIT_CODES)(run.run)
 app.command("bench", epilog=EXIT_CODES)(bench.bench)
 app.command("plan", epilog=EXIT_CODES)(plan.plan)

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 #: The place of the innermost `use_policy`; nothing outside of all of them.
 ambient: ContextVar[Place | None] = ContextVar("xpuruntime_policy", default=None)
-_ready = threading.Lock()
+_ready = threading.RLock()
 _prepared = False
 
 
@@ -44,12 +44,14 @@ def prepare() -> None:
     with _ready:
         if _prepared:
             return
+        _prepared = True  # before the plugins, which may call operations themselves
         from xpuruntime.ops.libraries import use_vendor_libraries
+        from xpuruntime.ops.plugins import load_plugins
         from xpuruntime.ops.tuning_cache import use_tuning_cache
 
         use_vendor_libraries()
         use_tuning_cache()
-        _prepared = True
+        load_plugins()
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "xpuruntime/plugin_library.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "xpuruntime/error.h"
+#include "xpuruntime/kernel.h"
+#include "xpuruntime/kernel_plugin.h"
+#include "xpuruntime/kernel_registry.h"
+
+namespace xpuruntime {
+namespace {
+
+constexpr const char* kEntry = "xpuruntime_kernels";
+
+XpuOpDescription to_c(const OpDesc& op, const DeviceInfo& device) {
+  XpuOpDescription out{};
+  out.size = sizeof(XpuOpDescription);
+  out.op = static_cast<std::int32_t>(op.kind);
+  out.phase = static_cast<std::int32_t>(op.phase);
+  out.device_type = op.device.type == DeviceType::kCuda ? XPU_CUDA : XPU_CPU;
+  out.device_index = op.device.index;
+  out.compute_capability = device.compute_capability.first * 10 + device.compute_capability.second;
+  out.sm_count = device.sm_count;
+  out.operand_count = op.slots;
+  for (std::size_t slot = 0; slot < op.slots; ++slot) {
+    const TensorDesc& from = op[slot];
+    XpuTensor& to = out.operands[slot];
+    to.present = from.present;
+    to.code = from.dtype.code;
+    to.bits = from.dtype.bits;
+    to.lanes = from.dtype.lanes;
+    to.rank = from.rank;
+    to.alignment = 1 << from.alignment;
+    std::copy(from.shape.begin(), from.shape.end(), to.shape);
+    std::copy(from.strides.begin(), from.strides.end(), to.strides);
+  }
+  const OpAttributes& given = op.attributes;
+  out.scale = given.scale;
+  out.epsilon = given.epsilon;
+  out.dropout_p = given.dropout_p;
+  out.activation = static_cast<std::int32_t>(given.activation);
+  out.causal = static_cast<std::int32_t>(given.causal);
+  out.allow_tf32 = given.allow_tf32 ? 1 : 0;
+  out.deterministic = given.deterministic ? 1 : 0;
+  out.groups = given.groups;
+  std::copy(given.stride.begin(), given.stride.end(), out.stride);
+  std::copy(given.dilation.begin(), given.dilation.end(), out.dilation);
+  std::copy(given.padding.begin(), given.padding.end(), out.padding);
+  return out;
+}
+
+// Room for what a plugin has to say.
+class Said {
+ public:
+  XpuText text() noexcept { return {room_.data(), room_.size()}; }
+  std::string str(const char* otherwise) {
+    room_.back() = '\0';
+    return room_.front() == '\0' ? otherwise : room_.data();
+  }
+
+ private:
+  std::array<char, 512> room_{};
+};
+
+class PluginBackend final : public KernelBackend {
+ public:
+  PluginBackend(std::string name, DeviceType type, std::string version)
+      : name_(std::move(name)), version_(std::move(version)), type_(type) {}
+  std::string_view name() const noexcept override { return name_; }
+  DeviceType device_type() const noexcept override { return type_; }
+  Support available() const noexcept override { return Support::yes(); }
+  std::string version() const override { return version_; }
+
+ private:
+  const std::string name_, version_;
+  const DeviceType type_;
+};
+
+class PluginKernel final : public Kernel {
+ public:
+  PluginKernel(const XpuKernel& kernel, void* prepared, std::size_t workspace, DeviceId device)
+      : kernel_(kernel), prepared_(prepared), workspace_(workspace), device_(device) {}
+  ~PluginKernel() override { kernel_.destroy(prepared_); }
+  PluginKernel(const PluginKernel&) = delete;
+  PluginKernel& operator=(const PluginKernel&) = delete;
+
+  std::size_t workspace_bytes() const noexcept override { return workspace_; }
+  bool repeatable() const noexcept override { return kernel_.repeatable != 0; }
+  void launch(void* const* operands, void* workspace, StreamHandle stream) const override {
+    Said error;
+    const std::int32_t status = kernel_.launch(prepared_, operands, workspace,
+                                               reinterpret_cast<void*>(stream), error.text());
+    if (status == 0) return;
+    const std::string message = std::string(kernel_.id) + " failed with " + std::to_string(status) +
+                                ": " + error.str("it gives no reason");
+    if (device_.type == DeviceType::kCuda) throw CudaError(message, to_string(device_), status);
+    throw Error(message, to_string(device_));
+  }
+
+ private:
+  const XpuKernel& kernel_;
+  void* const prepared_;
+  const std::size_t workspace_;
+  const DeviceId device_;
+};
+
+class PluginDefinition final : public KernelDefinition {
+ public:
+  PluginDefinition(const XpuKernel& kernel, std::shared_ptr<const KernelBackend> backend)
+      : kernel_(kernel), backend_(std::move(backend)) {}
+  const KernelBackend& backend() const noexcept override { return *backend_; }
+  std::string_view id() const noexcept override { return kernel_.id; }
+  OpKind op() const noexcept override { return static_cast<OpKind>(kernel_.op); }
+  std::string description() const override { return kernel_.description; }
+  std::string limits() const override { return kernel_.limits; }
+  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
+    const XpuOpDescription described = to_c(op, device);
+    Said reason;
+    if (kernel_.supports(&described, reason.text()) != 0) return Support::yes();
+    return Support::no(reason.str("it refuses and gives no reason"));
+  }
+  std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
+                                        const std::string& config) const override {
+    if (!config.empty()) {
+      throw InputError(std::string(kernel_.id) + " has no configurations, and '" + config +
+                       "' is asked for");
+    }
+    const XpuOpDescription described = to_c(op, device);
+    Said error;
+    std::size_t workspace = 0;
+    void* const prepared = kernel_.prepare(&described, &workspace, error.text());
+    if (prepared == nullptr) {
+      throw UnsupportedOperationError(
+          std::string(kernel_.id) + " cannot be prepared: " + error.str("it gives no reason"),
+          to_string(op.device));
+    }
+    try {
+      return std::make_unique<PluginKernel>(kernel_, prepared, workspace, op.device);
+    } catch (...) {
+      kernel_.destroy(prepared);
+      throw;
+    }
+  }
+
+ private:
+  const XpuKernel& kernel_;
+  const std::shared_ptr<const KernelBackend> backend_;
+};
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw InputError("the kernel library " + path + " " + why);
+}
+
+void check(const std::string& path, const XpuKernel& kernel, std::size_t index) {
+  const std::string which = "describes kernel " + std::to_string(index);
+  if (kernel.size < sizeof(XpuKernel)) {
+    refuse(path, which + " with a struct of " + std::to_string(kernel.size) + " bytes instead of " +
+                     std::to_string(sizeof(XpuKernel)) + ": build it with this kernel_plugin.h");
+  }
+  if (kernel.id == nullptr || kernel.description == nullptr || kernel.limits == nullptr ||
+      kernel.version == nullptr || kernel.supports == nullptr || kernel.prepare == nullptr ||
+      kernel.launch == nullptr || kernel.destroy == nullptr) {
+    refuse(path, which + " with a text or a function missing");
+  }
+  if (kernel.op < 0 || kernel.op >= static_cast<std::int32_t>(kOpKinds)) {
+    refuse(path, which + " for the unknown operation " + std::to_string(kernel.op));
+  }
+  if (kernel.device_type != XPU_CPU && kernel.device_type != XPU_CUDA) {
+    refuse(path, which + " for the unknown device type " + std::to_string(kernel.device_type));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> register_plugin_library(KernelRegistry& registry,
+                                                 const std::string& path) {
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) refuse(path, "cannot be opened: " + std::string(dlerror()));
+  const auto entry = reinterpret_cast<XpuKernels>(dlsym(handle, kEntry));
+  if (entry == nullptr) {
+    dlclose(handle);
+    refuse(path, std::string("exports no function ") + kEntry + "; see kernel_plugin.h");
+  }
+  std::size_t count = 0;
+  const XpuKernel* const kernels = entry(XPURUNTIME_KERNEL_ABI, &count);
+  if (kernels == nullptr || count == 0) {
+    refuse(path, "has no kernels for version " + std::to_string(XPURUNTIME_KERNEL_ABI) +
+                     " of kernel_plugin.h: build it with this one");
+  }
+  std::vector<KernelRegistry::Definition> made;
+  std::shared_ptr<const KernelBackend> backend;
+  std::vector<std::string> ids;
+  for (std::size_t i = 0; i < count; ++i) {
+    const XpuKernel& kernel = kernels[i];
+    check(path, kernel, i);
+    const std::string id = kernel.id;
+    const auto known = registry.kernels(static_cast<OpKind>(kernel.op));
+    const auto same = [&](const auto& other) {
+      return other->id() == id && static_cast<std::int32_t>(other->op()) == kernel.op;
+    };
+    if (std::any_of(known.begin(), known.end(), same) ||
+        std::any_of(made.begin(), made.end(), same)) {
+      refuse(path, "brings " + id + ", which is registered already");
+    }
+    const std::string name = id.substr(0, id.find('.'));
+    const auto type = kernel.device_type == XPU_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
+    if (backend == nullptr) {
+      backend = std::make_shared<PluginBackend>(name, type, kernel.version);
+    } else if (backend->name() != name || backend->device_type() != type) {
+      refuse(path, "has kernels of several backends or device types, " + ids.front() + " and " +
+                       id + ": make a library for each");
+    }
+    made.push_back(std::make_shared<PluginDefinition>(kernel, backend));
+    ids.push_back(id);
+  }
+  for (auto& definition : made) registry.add(std::move(definition));
+  return ids;
+}
+
+}  // namespace xpuruntime

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace xpuruntime {
+
+class KernelRegistry;
+
+/// Registers the kernels of a shared library that exports `xpuruntime_kernels`; its contract is
+/// kernel_plugin.h. The library is never closed. Returns the ids.
+///
+/// Throws InputError when the file cannot be opened, exports no such function, speaks another
+/// version, or describes a kernel that makes no sense, or one that is registered already; then none
+/// of its kernels is registered.
+std::vector<std::string> register_plugin_library(KernelRegistry& registry, const std::string& path);
+
+}  // namespace xpuruntime
