@@ -269,6 +269,26 @@ TEST_F(CudnnBackend, ServesOrdinaryConvolution) {
                        "no element"));
 }
 
+TEST_F(CudnnBackend, NeedsAlignedAddressesToFuse) {
+  const auto why = [this](DType dtype, std::uintptr_t bias_address, bool allow_tf32, bool fused) {
+    ConvInputs inputs;
+    const std::uintptr_t odd = fused ? 0 : dtype.itemsize();
+    inputs.x = operand("x", dtype, {2, 16, 9, 9}, packed({2, 16, 9, 9}), 0x10000 + odd);
+    inputs.weight = operand("weight", dtype, {8, 16, 3, 3});
+    if (fused) inputs.bias = operand("bias", dtype, {8}, {1}, bias_address);
+    ConvOptions options;
+    options.allow_tf32 = allow_tf32;
+    OpCall call = make_conv(inputs, options);
+    set_all(call);
+    return why_not(call.desc);
+  };
+  EXPECT_EQ(why(kHalf, 0x20000, false, true), "supported");
+  EXPECT_TRUE(contains(why(kHalf, 0x20008, false, true), "address of 'bias' is a multiple of 8"));
+  EXPECT_TRUE(contains(why(kSingle, 0x20004, true, true), "address of 'bias' is a multiple of 4"));
+  EXPECT_EQ(why(kSingle, 0x20004, false, true), "supported");
+  EXPECT_EQ(why(kHalf, 0, false, false), "supported");
+}
+
 TEST_F(CudnnBackend, SettlesTheLayoutThatDimensionsOfOneLeaveOpen) {
   const Dims x{2, 16, 9, 9};
   // A kernel of 1 x 1 lies both ways: it follows x.

@@ -48,6 +48,9 @@ Support check_conv(const OpDesc& op, const DeviceInfo& device) {
   if (dtype == DType{4, 16, 1} && device.compute_capability.first < 8) {
     return Support::no("bfloat16 needs a device of compute capability 8.0 or newer");
   }
+  // Engines that fuse read in pieces of 16 bytes, and fault where cuDNN does not check that.
+  const bool fused = op.has(Slot::kBias) || op.attributes.activation != Activation::kNone;
+  const bool in_pieces = fused && (is_half(dtype) || op.attributes.allow_tf32);
   for (const std::size_t slot : {Slot::kX, Slot::kWeight, Slot::kBias, Slot::kOut}) {
     if (!op.has(slot)) continue;
     const std::string name = "'" + std::string(slot_name(op.kind, slot)) + "'";
@@ -55,6 +58,11 @@ Support check_conv(const OpDesc& op, const DeviceInfo& device) {
     if (!has_elements(op[slot])) return Support::no(name + " has no element");
     if (!has_positive_strides(op[slot])) {
       return Support::no(strides_of(op, slot) + ": cuDNN needs positive ones");
+    }
+    if (in_pieces && alignment_of(op[slot]) < 16) {
+      return Support::no("the address of " + name + " is a multiple of " +
+                         std::to_string(alignment_of(op[slot])) +
+                         " bytes; with a bias or an activation cuDNN needs 16");
     }
   }
   if (op.has(Slot::kBias) && !is_packed(op[Slot::kBias])) {

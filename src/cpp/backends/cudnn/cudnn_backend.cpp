@@ -63,7 +63,8 @@ class SdpaDefinition final : public CudnnDefinition {
   std::string_view id() const noexcept override { return "cudnn.sdpa"; }
   OpKind op() const noexcept override { return op_; }
   std::string description() const override {
-    return "cuDNN's fused attention, the fastest on Hopper and later for long sequences";
+    return "cuDNN's fused attention, fast for long sequences; a new shape takes some 50 ms to "
+           "prepare";
   }
   std::string limits() const override {
     return op_ == OpKind::kAttention
