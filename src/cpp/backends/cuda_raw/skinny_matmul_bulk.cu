@@ -83,8 +83,8 @@ void launch(const SkinnyMatmulArgs& args, const Plan& plan, cudaStream_t stream)
   maps.b_batched = b.batched();
   maps.a_by_panels = make_map(maps.a, a, p.m, S::kChunk, args.bfloat16);
   maps.b_by_panels = make_map(maps.b, b, S::kRows, S::kRowLength, args.bfloat16);
-  enqueue(p, args.batch, S::kColumns, S::kThreads + 32, bulk_shared_bytes<S>(p.stages, p.split),
-          true, stream, multiply_bulk<T, S>, p, maps);
+  enqueue<multiply_bulk<T, S>>(p, args.batch, S::kColumns, S::kThreads + 32,
+                               bulk_shared_bytes<S>(p.stages, p.split), true, stream, p, maps);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace {
 template <typename T, typename S>
 void launch(const SkinnyMatmulArgs& args, const Plan& plan, bool hopper, cudaStream_t stream) {
   const Problem p = problem_of(args, plan, gather_fixed_bytes<S>(plan.split));
-  enqueue(p, args.batch, S::kColumns, S::kThreads, gather_shared_bytes<S>(p.split), hopper, stream,
-          multiply_gathered<T, S>, p);
+  enqueue<multiply_gathered<T, S>>(p, args.batch, S::kColumns, S::kThreads,
+                                   gather_shared_bytes<S>(p.split), hopper, stream, p);
 }
 
 }  // namespace

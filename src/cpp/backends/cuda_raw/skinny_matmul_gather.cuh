@@ -38,27 +38,34 @@ __device__ __forceinline__ uint4 keep_elements(uint4 v, int count) {
   return make_uint4(keep(v.x, 0), keep(v.y, 1), keep(v.z, 2), keep(v.w, 3));
 }
 
-/// The granule at `address`, a multiple of 16. What of it lies outside [first, last) is not read
-/// and zero.
-__device__ __forceinline__ uint4 load_granule(std::uintptr_t address, std::uintptr_t first,
-                                              std::uintptr_t last) {
-  uint4 v;
-  if (address >= first && address + 16 <= last) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-    return v;
-  }
+// Not inlined: it is for the first and the last granule of an operand.
+inline __device__ __noinline__ uint4 load_granule_partly(std::uintptr_t address,
+                                                         std::uintptr_t first,
+                                                         std::uintptr_t last) {
   std::uint32_t words[4] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const std::uintptr_t element = address + 2 * i;
     if (element >= first && element + 2 <= last) {
-      const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(element);
+      const std::uint32_t bits = *reinterpret_cast<const volatile std::uint16_t*>(element);
       words[i / 2] |= bits << (16 * (i % 2));
     }
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// The granule at `address`, a multiple of 16. What of it lies outside [first, last) is not read
+/// and zero. Not through the non-coherent path: work that was still running when this kernel
+/// started may have written it.
+__device__ __forceinline__ uint4 load_granule(std::uintptr_t address, std::uintptr_t first,
+                                              std::uintptr_t last) {
+  if (address < first || address + 16 > last) return load_granule_partly(address, first, last);
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
 }
 
 /// kRowsOf rows of kLength elements on their way from device to shared memory. The lanes of a warp
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kMTiles <= 2 ? 2 : 1)
     multiply_chunk<T, S>(acc, place, place + S::kBytesB, end - begin - chunk * S::kChunk, S::kMaxM);
   }
   __syncthreads();
-  reduce_and_write<T, S>(p, acc, receive, first_column, rank);
+  reduce_and_write<T, S>(p, acc, reinterpret_cast<float4*>(ring), receive, first_column, rank);
 }
 
 }  // namespace xpuruntime::cuda_raw::skinny

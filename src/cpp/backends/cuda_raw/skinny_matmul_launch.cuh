@@ -62,18 +62,16 @@ inline Problem problem_of(const SkinnyMatmulArgs& args, const Plan& plan, int ri
   p.stages = plan.stages;
   p.split = plan.split;
   p.ring_offset = ring_offset;
-  p.hints = 2;
-  p.trigger = -1;
+  p.prefetch = plan.prefetch;
   p.weights_are_constant = args.weights_are_constant;
   return p;
 }
 
-/// `kernel` on a grid of all tiles; `hopper`: with clusters of `split` blocks, and it waits by
+/// kKernel on a grid of all tiles; `hopper`: with clusters of `split` blocks, and it waits by
 /// itself for the work ahead of it on the stream.
-template <typename... Parameters>
+template <auto kKernel, typename... Parameters>
 void enqueue(const Problem& p, std::int64_t batch, int columns, int threads, int shared,
-             bool hopper, cudaStream_t stream, void (*kernel)(Parameters...),
-             const Parameters&... parameters) {
+             bool hopper, cudaStream_t stream, const Parameters&... parameters) {
   // Devices, by number, on which the kernel may have as much as it asks for. One bit is set twice
   // by two threads at worst; devices beyond 63 set the limit each time.
   static std::atomic<std::uint64_t> allowed{0};
@@ -83,7 +81,7 @@ void enqueue(const Problem& p, std::int64_t batch, int columns, int threads, int
     int limit = 0;
     check_launch(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
                  "cudaDeviceGetAttribute");
-    check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+    check_launch(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
                  "cudaFuncSetAttribute");
     allowed.fetch_or(bit, std::memory_order_release);
   }
@@ -102,7 +100,7 @@ void enqueue(const Problem& p, std::int64_t batch, int columns, int threads, int
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = !hopper ? 0 : p.split == 1 ? 1 : 2;
-  check_launch(cudaLaunchKernelEx(&config, kernel, parameters...), "cudaLaunchKernelEx");
+  check_launch(cudaLaunchKernelEx(&config, kKernel, parameters...), "cudaLaunchKernelEx");
 }
 
 }  // namespace xpuruntime::cuda_raw::skinny

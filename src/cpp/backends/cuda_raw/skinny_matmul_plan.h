@@ -21,9 +21,10 @@ struct Facts {
 };
 
 struct Plan {
-  bool bulk;   // by the copy engine, else by all threads
-  int stages;  // chunks in flight, for the former
-  int split;   // blocks of a cluster that share the k of one tile
+  bool bulk;     // by the copy engine, else by all threads
+  int stages;    // chunks in flight, for the former
+  int split;     // blocks of a cluster that share the k of one tile
+  int prefetch;  // bytes of each row of b to bring into the L2 cache early
 };
 
 /// Calls `body` with the shape of the kernel that uses the copy engine.
@@ -85,6 +86,7 @@ inline Plan choose_plan(const Facts& facts) {
       if (stages < 2) stages = (facts.shared_memory_limit - fixed) / S::kStageBytes;
       plan.stages = static_cast<int>(
           std::min({per_block, static_cast<std::int64_t>(stages), std::int64_t{kMaxStages}}));
+      plan.prefetch = facts.transposed && plan.split == 1 ? 1024 : 0;
       plan.bulk = plan.stages >= 1 &&
                   bulk_shared_bytes<S>(plan.stages, plan.split) <= facts.shared_memory_limit;
     });

@@ -73,21 +73,6 @@ __device__ __forceinline__ void synchronize_first(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-/// Loads 16 bytes that this SM reads once. Not the non-coherent path: work that was still running
-/// when this kernel started may have written them.
-__device__ __forceinline__ uint4 load_once(const void* address) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address)
-               : "memory");
-  return v;
-}
-/// A hint: brings the line into the L2 cache, which stays coherent with later writes.
-__device__ __forceinline__ void prefetch_line(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
-}
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // Programmatic dependent launch. Both do nothing in a kernel launched without it.
@@ -175,16 +160,6 @@ __device__ __forceinline__ void prefetch_bulk(const void* source, int bytes, std
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-/// A hint: brings a box into the L2 cache, which stays coherent with later writes.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int x, int y, int z, int w,
-                                             std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(
-          map),
-      "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
-      : "memory");
-}
-
 #endif
 
 }  // namespace xpuruntime::cuda_raw::skinny

@@ -28,43 +28,47 @@ struct Shape {
   static constexpr int kBytesB = 2 * kRows * kRowLength;
   static constexpr int kBytesA = 2 * kMaxM * kChunk;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kFragments = kRowTiles * kMTiles;  // of a warp
+  static constexpr int kFragments = kRowTiles * kMTiles;  // that a warp accumulates
+  static constexpr int kFragmentsOfWarp = (kFragments + kWarpsK - 1) / kWarpsK;  // and sums up
   static_assert(kChunk % (32 * kWarpsK) == 0 && kRowLength % kPanel == 0 && kChunk % kPanel == 0);
 };
 
-/// 16-byte units of shared memory in which a block receives partial sums: one for each lane, warp
-/// and block of the cluster that adds to one of its fragments.
+/// Shared memory for the partial sums of a block's warps.
 template <typename S>
-constexpr int receive_bytes(int split) {
-  return 16 * S::kWarpsN * ((S::kFragments + split - 1) / split) * split * S::kWarpsK * 32;
+constexpr int partial_bytes() {
+  return S::kWarps * S::kFragments * 512;
 }
 
-// Of the kernel that uses the copy engine. Without a cluster, sums are received where the ring was.
+/// Shared memory in which a block receives the partial sums of its cluster.
+template <typename S>
+constexpr int receive_bytes(int split) {
+  return split == 1 ? 0 : S::kWarps * ((S::kFragmentsOfWarp + split - 1) / split) * split * 512;
+}
+
+// Of the kernel that uses the copy engine. Partial sums lie where the ring was.
 constexpr int kBarrierBytes = 1024;
 constexpr int kMaxStages = 16;
 
 /// Shared memory of a block before its ring.
 template <typename S>
 constexpr int bulk_fixed_bytes(int split) {
-  return kBarrierBytes + (split == 1 ? 0 : receive_bytes<S>(split));
+  return kBarrierBytes + receive_bytes<S>(split);
 }
 template <typename S>
 constexpr int bulk_shared_bytes(int stages, int split) {
   const int ring = stages * S::kStageBytes;
-  const int receive = split == 1 ? receive_bytes<S>(1) : 0;
-  return bulk_fixed_bytes<S>(split) + (ring > receive ? ring : receive);
+  return bulk_fixed_bytes<S>(split) + (ring > partial_bytes<S>() ? ring : partial_bytes<S>());
 }
 
 /// Of the kernel that does not; the same.
 template <typename S>
 constexpr int gather_fixed_bytes(int split) {
-  return split == 1 ? 0 : receive_bytes<S>(split);
+  return receive_bytes<S>(split);
 }
 template <typename S>
 constexpr int gather_shared_bytes(int split) {
   const int ring = 2 * S::kStageBytes;
-  const int receive = split == 1 ? receive_bytes<S>(1) : 0;
-  return gather_fixed_bytes<S>(split) + (ring > receive ? ring : receive);
+  return gather_fixed_bytes<S>(split) + (ring > partial_bytes<S>() ? ring : partial_bytes<S>());
 }
 
 }  // namespace xpuruntime::cuda_raw::skinny

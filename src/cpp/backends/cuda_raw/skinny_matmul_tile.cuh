@@ -32,9 +32,7 @@ struct Problem {
   int stages;
   int split;        // blocks of a cluster that share one tile, each with a part of k
   int ring_offset;  // of the chunks in a block's shared memory
-  int hints;
-  int ahead;
-  int trigger;
+  int prefetch;     // bytes of each row of a transposed b to bring into the L2 cache early
   bool weights_are_constant;
 };
 
@@ -93,19 +91,22 @@ __device__ __forceinline__ void multiply_chunk(Accumulator<S>& acc, std::uint32_
   }
 }
 
-__device__ __forceinline__ float activate(float x, int activation) {
+// Not inlined: a kernel that runs for microseconds waits for each line of its code once.
+inline __device__ __noinline__ float activate_smoothly(float x, int activation) {
   switch (activation) {
-    case 1:
-      return x < 0.0f ? 0.0f : x;  // keeps NaN
     case 2:
       return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
     case 3:
       return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case 4:
-      return x / (1.0f + expf(-x));
     default:
-      return x;
+      return x / (1.0f + expf(-x));
   }
+}
+
+__device__ __forceinline__ float activate(float x, int activation) {
+  if (activation == 0) return x;
+  if (activation == 1) return x < 0.0f ? 0.0f : x;  // keeps NaN
+  return activate_smoothly(x, activation);
 }
 
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
@@ -126,82 +127,98 @@ __device__ __forceinline__ void finish(const Problem& p, T* out, int row, int co
   if (row + 1 < p.m) from_float(activate(lower + bias, p.activation), place[p.ldout]);
 }
 
-/// Adds up the partial sums of the block's warps and of the cluster's blocks, always in the same
-/// order, and writes the tile. Called by all S::kThreads threads.
+/// Adds up the partial sums of the block's warps, then those of the cluster's blocks, always in the
+/// same order, and writes the tile. Called by all S::kThreads threads once no chunk is read any
+/// more.
 ///
-/// A fragment is what one instruction accumulates, 16 columns of 8 rows, four sums a lane. Fragment
-/// f of every warp is summed up by block f % split of the cluster, for which all send it there in
-/// the order in which they hold it. `receive` has receive_bytes() bytes that nothing else uses.
-/// With split > 1 the block has arrived at the cluster's barrier once before.
+/// A fragment is what one instruction accumulates, 16 columns of 8 rows, four sums a lane. Of warps
+/// side by side over k, each sums up every kWarpsK-th fragment of all of them; of those, each block
+/// of the cluster every split-th one. `partial` (partial_bytes()) may lie where chunks lay,
+/// `receive` (receive_bytes()) may not. With split > 1 the block has arrived at the cluster's
+/// barrier once before.
 template <typename T, typename S>
 __device__ __forceinline__ void reduce_and_write(const Problem& p, const Accumulator<S>& acc,
-                                                 float4* receive, int first_column, int rank) {
+                                                 float4* partial, float4* receive, int first_column,
+                                                 int rank) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warp_n = warp % S::kWarpsN;
   const int warp_k = warp / S::kWarpsN;
-  const int share = (S::kFragments + p.split - 1) / p.split;
-  const int sources = p.split * S::kWarpsK;
-  // Of fragment number `slot` of those this block sums up, what source 0 sent.
-  const auto place = [&](int slot) {
-    return receive + (warp_n * share + slot) * sources * 32 + lane;
+  const auto sum_up = [&](const float4* from, int count) {
+    float4 sum = from[lane];
+    for (int i = 1; i < count; ++i) {
+      const float4 v = from[32 * i + lane];
+      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+    return sum;
   };
-#if __CUDA_ARCH__ >= 900
-  if (p.split > 1) cluster_wait();  // every block of the cluster is there to be written to
-#endif
-  int owner = 0;
-  int slot = 0;
+  T* out = static_cast<T*>(p.out) + blockIdx.y * p.out_batch;
+  const auto write = [&](int fragment, float4 sum) {
+    const int row = 8 * (fragment % S::kMTiles) + 2 * (lane % 4);
+    const int column =
+        first_column + lane / 4 + 16 * (warp_n * S::kRowTiles + fragment / S::kMTiles);
+    finish<T>(p, out, row, column, sum.x, sum.y);
+    finish<T>(p, out, row, column + 8, sum.z, sum.w);
+  };
+
+  float4* own = partial + warp_n * S::kFragments * S::kWarpsK * 32;
 #pragma unroll
   for (int i = 0; i < S::kRowTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < S::kMTiles; ++j) {
-      const float4 sum = make_float4(acc[i][j][0], acc[i][j][1], acc[i][j][2], acc[i][j][3]);
-      float4* to = place(slot) + (rank * S::kWarpsK + warp_k) * 32;
-      if (owner == rank) {
-        *to = sum;
-      } else {
-#if __CUDA_ARCH__ >= 900
-        store_cluster(shared_address(to), owner, sum);
-#endif
+      if (8 * j < p.m) {
+        own[((i * S::kMTiles + j) * S::kWarpsK + warp_k) * 32 + lane] =
+            make_float4(acc[i][j][0], acc[i][j][1], acc[i][j][2], acc[i][j][3]);
       }
+    }
+  }
+  synchronize_first(S::kThreads);
+#if __CUDA_ARCH__ >= 900
+  if (p.split > 1) {
+    const int share = (S::kFragmentsOfWarp + p.split - 1) / p.split;
+    float4* mine = receive + (warp_n * S::kWarpsK + warp_k) * share * p.split * 32;
+    cluster_wait();  // every block of the cluster is there to be written to
+    int owner = 0;   // of fragment i: i % split
+    int base = rank;
+#pragma unroll 1
+    for (int i = 0; i < S::kFragmentsOfWarp; ++i) {
+      const int fragment = i * S::kWarpsK + warp_k;
+      if (fragment >= S::kFragments) break;
+      const float4 sum = sum_up(own + fragment * S::kWarpsK * 32, S::kWarpsK);
+      store_cluster(shared_address(mine + base * 32 + lane), owner, sum);
       if (++owner == p.split) {
         owner = 0;
-        ++slot;
+        base += p.split;
       }
     }
-  }
-  if (p.split == 1) {
-    synchronize_first(S::kThreads);
-  } else {
-#if __CUDA_ARCH__ >= 900
     cluster_arrive();
     cluster_wait();
-#endif
-  }
-  T* out = static_cast<T*>(p.out) + blockIdx.y * p.out_batch;
-  for (slot = warp_k; slot < share; slot += S::kWarpsK) {
-    const int fragment = slot * p.split + rank;
-    if (fragment >= S::kFragments) break;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (int source = 0; source < sources; ++source) {
-      const float4 v = place(slot)[32 * source];
-      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+#pragma unroll 1
+    for (int i = rank; i < S::kFragmentsOfWarp; i += p.split) {
+      const int fragment = i * S::kWarpsK + warp_k;
+      if (fragment >= S::kFragments) break;
+      write(fragment, sum_up(mine + (i - rank) * 32, p.split));
     }
-    const int row = 8 * (fragment % S::kMTiles) + 2 * (lane % 4);
-    const int column =
-        first_column + 16 * (warp_n * S::kRowTiles + fragment / S::kMTiles) + lane / 4;
-    finish<T>(p, out, row, column, sum.x, sum.y);
-    finish<T>(p, out, row, column + 8, sum.z, sum.w);
+    return;
+  }
+#endif
+#pragma unroll 1
+  for (int fragment = warp_k; fragment < S::kFragments; fragment += S::kWarpsK) {
+    if (8 * (fragment % S::kMTiles) >= p.m) continue;
+    write(fragment, sum_up(own + fragment * S::kWarpsK * 32, S::kWarpsK));
   }
 }
 
 /// The part of k that block `rank` of the cluster takes: [begin, end), on borders of chunks.
 template <typename S>
 __device__ __forceinline__ void part_of_k(const Problem& p, int rank, int& begin, int& end) {
-  const std::int64_t chunks = (static_cast<std::int64_t>(p.k) + S::kChunk - 1) / S::kChunk;
-  const std::int64_t k = p.k;
-  begin = static_cast<int>(min(k, chunks * rank / p.split * S::kChunk));
-  end = static_cast<int>(min(k, chunks * (rank + 1) / p.split * S::kChunk));
+  // At most 2^31 / 64 chunks and 8 blocks: 32 bits suffice.
+  const unsigned chunks = (static_cast<unsigned>(p.k) + S::kChunk - 1) / S::kChunk;
+  const unsigned split = static_cast<unsigned>(p.split);
+  const unsigned first = chunks * static_cast<unsigned>(rank) / split;
+  const unsigned last = chunks * static_cast<unsigned>(rank + 1) / split;
+  begin = static_cast<int>(min(first * S::kChunk, static_cast<unsigned>(p.k)));
+  end = static_cast<int>(min(last * S::kChunk, static_cast<unsigned>(p.k)));
 }
 
 }  // namespace xpuruntime::cuda_raw::skinny
