@@ -94,16 +94,19 @@ bool Chooser::fits(Row& row) {
   return row.fit->ok;
 }
 
+void Chooser::outside_capture(const std::function<void()>& body) const {
+  if (op_.device.type == DeviceType::kCuda) {
+    cuda::outside_capture(op_.device.index, body);
+  } else {
+    body();
+  }
+}
+
 std::shared_ptr<const Kernel> Chooser::prepare(const Row& row, const std::string& config,
                                                Support& why) {
   std::shared_ptr<const Kernel> kernel;
-  const auto body = [&] { kernel = row.kernel->prepare(op_, device_, config); };
   try {
-    if (op_.device.type == DeviceType::kCuda) {
-      cuda::outside_capture(op_.device.index, body);
-    } else {
-      body();
-    }
+    outside_capture([&] { kernel = row.kernel->prepare(op_, device_, config); });
   } catch (const UnsupportedOperationError& error) {
     why = Support::no(error.what());
     return nullptr;

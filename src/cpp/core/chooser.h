@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,6 +36,8 @@ class Chooser {
 
   Support fit_without_library(const Row& row) const;
   bool fits(Row& row);
+  // Another stream of this thread may be captured: that is not to be disturbed.
+  void outside_capture(const std::function<void()>& body) const;
   std::shared_ptr<const Kernel> prepare(const Row& row, const std::string& config, Support& why);
   bool take(Row& row, const std::string& config);
   bool take_named(const std::string& word);

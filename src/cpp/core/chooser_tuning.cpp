@@ -116,7 +116,7 @@ std::vector<Chooser::Measured> Chooser::prepare_all(const std::vector<Row*>& row
     };
     std::vector<std::string> configs;
     try {
-      configs = row->kernel->configs(op_, device_, kMostConfigs);
+      outside_capture([&] { configs = row->kernel->configs(op_, device_, kMostConfigs); });
     } catch (const std::exception& error) {
       reject({}, error.what());
       continue;
@@ -168,7 +168,8 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
   for (const Measured& one : candidates) kernels.push_back(one.kernel);
   TunerResult result;
   try {
-    result = Tuner(dispatcher_.devices(), dispatcher_.memory()).measure(op_, kernels);
+    outside_capture(
+        [&] { result = Tuner(dispatcher_.devices(), dispatcher_.memory()).measure(op_, kernels); });
   } catch (const OutOfMemoryError& error) {
     put_off(error.what());
     for (std::size_t i = 1; i < candidates.size(); ++i) {

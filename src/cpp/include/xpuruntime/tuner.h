@@ -52,8 +52,9 @@ struct TunerResult {
 /// dropped, and no more rounds are run once every time of the best is below those of all others.
 ///
 /// On CUDA a candidate's launches are captured into a graph, which runs between two events on a
-/// stream of the tuner's own: what the host costs does not count. It may not be called while
-/// anything is captured on this thread. On the CPU the launches run in the calling thread.
+/// stream of the tuner's own: what the host costs does not count. What this thread captures on
+/// other streams is disturbed unless its capture mode is relaxed. On the CPU the launches run in
+/// the calling thread.
 ///
 /// One measurement at a time in a process; others wait. Holds memory of the device's default pool
 /// while it runs. A candidate that fails is rejected with its reason. Errors: OutOfMemoryError when

@@ -20,9 +20,9 @@ class MemoryManager;
 ///
 /// While a stream is captured into a graph, blocks of that capture's own are given, one for each
 /// captured stream, straight from the device: the graph may be replayed on any stream. The graph,
-/// and whatever is instantiated or cloned from it, holds them. When the last of these is gone a
-/// block is idle: later captures use it again, and what they do not use is given back when another
-/// block grows, and by `clear`.
+/// and whatever is instantiated or cloned from it, holds them. Soon after the last of these is
+/// gone, when CUDA says so, a block is idle: later captures use it again, and what they do not use
+/// is given back when another block grows, and by `clear`.
 ///
 /// Thread-safe. Errors: OutOfMemoryError, CudaError, InputError for the per-thread default stream;
 /// what was there before stays usable.
