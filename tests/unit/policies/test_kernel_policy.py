@@ -67,6 +67,21 @@ class TestIds:
         with pytest.raises(PolicyError, match=r"is not a kernel id: an id is 'backend.name', with one dot"):
             KernelPolicy(matmul=kernel)
 
+    def test_an_id_may_carry_a_configuration(self):
+        kernel = "cublas.cublasLt@algo=66,tile=20,split=2:1+a-b_c"
+        policy = KernelPolicy(matmul=kernel, rules=[{"match": {"m": 1}, "use": [kernel, "auto"]}])
+        assert policy.get("matmul") == kernel
+        assert KernelPolicy.from_json(policy.to_json()) == policy
+        with pytest.raises(PolicyError, match="is a kernel of matmul, not of conv"):
+            KernelPolicy(conv=kernel)
+        with pytest.raises(PolicyError, match="gives a configuration to a family"):
+            KernelPolicy(matmul="cublasLt@algo=66")
+
+    @pytest.mark.parametrize("kernel", ["a.b@", "a.b@c d", "a.b@c@d", "a.b@é", "@a.b"])
+    def test_configurations_that_are_not(self, kernel):
+        with pytest.raises(PolicyError, match="is not a"):
+            KernelPolicy(matmul=kernel)
+
     def test_a_near_id_is_named(self):
         with pytest.raises(PolicyError, match=r"did you mean 'cuda_raw.flash_attention_v2'\?"):
             KernelPolicy(attention="cuda-raw.flash_attention_v2")

@@ -2,8 +2,10 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """The words a kernel policy may use.
 
-A kernel id is `backend.name`, such as ``cuda_raw.flash_attention_v2``. A bare word is a family: every engine maps it to
-what it has under that idea. Plugins define further ids under their own backend name; families are fixed here.
+A kernel id is `backend.name`, such as ``cuda_raw.flash_attention_v2``; `backend.name@config` replays exactly what a
+decision called the configuration of that kernel, such as an algorithm of a library. A bare word is a family: every
+engine maps it to what it has under that idea. Plugins define further ids under their own backend name; families are
+fixed here.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ KERNEL_IDS: dict[str, tuple[str, str]] = {
     "torch.rms_norm": ("rms_norm", "PyTorch's RMS norm"),
 }
 
-_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")
 #: The form of an id, for the JSON Schema.
 ID_PATTERN = f"^{_ID.pattern}$"
 
@@ -102,7 +104,10 @@ def check_kernel(kernel: str, op: str | None) -> str:
     """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
     families = families_of(op)
     for_op = f" for {op}" if op else ""
-    if "." not in kernel:
+    name, at, _ = kernel.partition("@")
+    if "." not in name:
+        if at and name in families:
+            raise Refused(f"{quote(kernel)} gives a configuration to a family; give it to an id: 'backend.name@config'")
         if kernel in families:
             return kernel
         others = [other for other in OPS if kernel in FAMILIES[other]]
@@ -117,7 +122,7 @@ def check_kernel(kernel: str, op: str | None) -> str:
         near = nearest(kernel, [*families, *(known for known, (of, _) in KERNEL_IDS.items() if op in (None, of))])
         question = f"; did you mean {near!r}?" if near else ""
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
-    known = KERNEL_IDS.get(kernel)
+    known = KERNEL_IDS.get(name)
     if known is not None and op is not None and known[0] != op:
         raise Refused(f"{quote(kernel)} is a kernel of {known[0]}, not of {op}")
     return kernel
