@@ -43,22 +43,18 @@ def _table(found: tuple[KernelInfo, ...]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="kernels", title_justify="left")
-    for column in ("operation", "kernel", "also", "device", "serves", "here"):
-        table.add_column(column, overflow="fold")
+    table = Table(title="kernels", title_justify="left", show_lines=True)
+    table.add_column("operation", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("what it serves, and whether it can be used here", overflow="fold")
     last = None
     for kernel in found:
-        here = kernel.version if kernel.available else f"no: {kernel.reason}"
+        here = f"here: {kernel.version}" if kernel.available else f"not here: {kernel.reason}"
+        lines = [kernel.description, f"{kernel.device_type}: {kernel.limits}", here]
+        if kernel.families:
+            lines.append(f"also named {', '.join(kernel.families)}")
         if not kernel.automatic:
-            here += "; only where it is asked for"
-        table.add_row(
-            kernel.op if kernel.op != last else "",
-            kernel.id,
-            ", ".join(kernel.families),
-            kernel.device_type,
-            Text(f"{kernel.description}. {kernel.limits}"),
-            Text(here),
-            end_section=False,
-        )
+            lines.append("only where it is asked for")
+        table.add_row("" if kernel.op == last else kernel.op, kernel.id, Text("\n".join(lines)))
         last = kernel.op
     return table
