@@ -36,7 +36,8 @@ class ThreadPool {
   bool run(const Job& job) {
     {
       const std::scoped_lock lock(mutex_);
-      if (open_ || active_ > 0) return false;
+      if (busy_) return false;
+      busy_ = true;
       start();
       job_ = job;
       next_.store(0, std::memory_order_relaxed);
@@ -48,6 +49,7 @@ class ThreadPool {
     std::unique_lock lock(mutex_);
     open_ = false;
     finished_.wait(lock, [this] { return active_ == 0; });
+    busy_ = false;
     return true;
   }
 
@@ -119,8 +121,9 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable arrived_, finished_;
   bool started_ = false;
-  bool open_ = false;
-  int active_ = 0;
+  bool busy_ = false;  // a caller is here
+  bool open_ = false;  // there may be tasks left
+  int active_ = 0;     // threads of the pool at work
   std::atomic<std::uint64_t> generation_{0};
   Job job_;
   std::atomic<std::int64_t> next_{0};
