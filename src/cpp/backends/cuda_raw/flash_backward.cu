@@ -126,7 +126,7 @@ void flash_backward(const FlashBackwardArgs& args, void* workspace,
   params.q_length = static_cast<int>(args.q_length);
   params.kv_length = static_cast<int>(args.kv_length);
   params.heads = static_cast<int>(args.heads);
-  params.group = args.heads == 0 ? 1 : static_cast<int>(args.heads / args.kv_heads);
+  params.group = args.kv_heads == 0 ? 0 : static_cast<int>(args.heads / args.kv_heads);
   // Heads side by side while q, grad_out and the sums of grad_q of them stay in the L2 cache.
   constexpr std::int64_t kCacheBytes = std::int64_t{64} << 20;
   constexpr std::int64_t kMostHeads = 16;

@@ -224,15 +224,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         static_cast<std::uint32_t>((stage * kRows + part * (kRows / kSplit) + 2 * (lane & 3)) * 4);
     const FlashBackwardScores<kGeneral> rule(p, batch, this_head);
     [[maybe_unused]] float kept[2][4];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const float2 lse = load_shared_pair(row_values + t * 32);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        scores[t][i] = rule.probability(scores[t][i], (i & 1) ? lse.y : lse.x,
-                                        row + 8 * t + (i & 1), key + 8 * (i >> 1));
-      }
-    }
+    rule.probabilities(scores, row_values, row, key);
     const bool edge =
         key0 + kKeys > p.kv_length || (p.args.causal && key0 + kKeys - 1 > row0 + p.shift);
     if (edge) {

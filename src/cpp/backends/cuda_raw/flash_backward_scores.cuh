@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "flash_backward_params.cuh"
+#include "flash_backward_work.cuh"
 #include "mma.cuh"
 #include "philox.cuh"
 
@@ -27,26 +28,33 @@ class FlashBackwardScores {
     }
   }
 
-  /// exp(S - lse) of one element.
-  __device__ float probability(float product, float lse, int row, int key) const {
-    if (!kGeneral || p_.args.mask_kind == 0) return exp2_fast(fmaf(product, p_.scale_log2, -lse));
-    const bool inside = row < p_.q_length && key < p_.kv_length;
-    const std::int64_t at =
-        inside ? mask_ + row * p_.args.mask_strides[2] + key * p_.args.mask_strides[3] : 0;
-    if (p_.args.mask_kind == 1) {
-      const bool taken = inside && static_cast<const std::uint8_t*>(p_.args.mask)[at] != 0;
-      return taken ? exp2_fast(fmaf(product, p_.scale_log2, -lse)) : 0.0F;
+  /// Turns products into exp(S - lse). The lane's pairs of lse lie at shared address `lse`, 32
+  /// bytes apart.
+  template <int kTiles>
+  __device__ void probabilities(float (&products)[kTiles][4], std::uint32_t lse, int row,
+                                int key) const {
+    const int kind = kGeneral ? p_.args.mask_kind : 0;
+    if (kind == 0) return plain(products, lse);
+    if (kind == 1) {
+      return masked<std::uint8_t>(products, lse, row, key, [](std::uint8_t taken, float& product) {
+        if (taken == 0) product = -INFINITY;
+      });
     }
-    if (!inside) return 0.0F;
-    float added = 0.0F;
-    if (p_.args.mask_kind == 3) {
-      added = static_cast<const float*>(p_.args.mask)[at];
-    } else if (p_.args.bfloat16) {
-      added = __bfloat162float(static_cast<const __nv_bfloat16*>(p_.args.mask)[at]);
-    } else {
-      added = __half2float(static_cast<const __half*>(p_.args.mask)[at]);
+    const float scale = p_.args.scale;
+    if (kind == 3) {
+      return masked<float>(products, lse, row, key, [scale](float added, float& product) {
+        product = fmaf(product, scale, added);
+      });
     }
-    return exp2_fast((fmaf(product, p_.args.scale, added) - lse) * 1.4426950408889634F);
+    if (p_.args.bfloat16) {
+      return masked<__nv_bfloat16>(products, lse, row, key,
+                                   [scale](__nv_bfloat16 added, float& product) {
+                                     product = fmaf(product, scale, __bfloat162float(added));
+                                   });
+    }
+    masked<__half>(products, lse, row, key, [scale](__half added, float& product) {
+      product = fmaf(product, scale, __half2float(added));
+    });
   }
 
   /// What dropout multiplies the eight elements by.
@@ -71,6 +79,45 @@ class FlashBackwardScores {
   }
 
  private:
+  template <int kTiles>
+  __device__ void plain(float (&products)[kTiles][4], std::uint32_t lse) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const float2 pair = load_shared_pair(lse + t * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        products[t][i] =
+            exp2_fast(fmaf(products[t][i], p_.scale_log2, (i & 1) ? -pair.y : -pair.x));
+      }
+    }
+  }
+
+  // Outside of the mask's rows and keys nothing is read; there lse is +inf or the caller clears.
+  template <typename Item, int kTiles, typename Apply>
+  __device__ void masked(float (&products)[kTiles][4], std::uint32_t lse, int row, int key,
+                         Apply apply) const {
+    constexpr bool kBoolean = sizeof(Item) == 1;
+    const std::int64_t down = p_.args.mask_strides[2];
+    const std::int64_t across = p_.args.mask_strides[3] * 8;
+    const Item* at =
+        static_cast<const Item*>(p_.args.mask) + mask_ + row * down + key * p_.args.mask_strides[3];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const float2 pair = load_shared_pair(lse + t * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& product = products[t][i];
+        if (kBoolean) product *= p_.scale_log2;
+        if (row + 8 * t + (i & 1) < p_.q_length && key + 8 * (i >> 1) < p_.kv_length) {
+          apply(at[((i & 1) ? down : 0) + ((i >> 1) ? across : 0)], product);
+        }
+        product -= (i & 1) ? pair.y : pair.x;
+        product = exp2_fast(kBoolean ? product : product * 1.4426950408889634F);
+      }
+      at += 8 * down;
+    }
+  }
+
   const FlashBackwardParams& p_;
   std::int64_t mask_ = 0;
   std::int64_t batch_head_ = 0;

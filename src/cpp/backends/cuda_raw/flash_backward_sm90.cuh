@@ -317,8 +317,7 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
     wgmma_wait<0>();
     hold(grad_k);
     hold(scores);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Shape::kStageFree + 8 * stage);
+    barrier_arrive(shared + Shape::kStageFree + 8 * stage);
   }
 
   store_keys_sm90<kBfloat16>(
@@ -342,7 +341,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int stage = 0; stage < 2; ++stage) {
       barrier_init(shared + Shape::kQReady + 8 * stage, 1);
       barrier_init(shared + Shape::kGradOutReady + 8 * stage, 1);
-      barrier_init(shared + Shape::kStageFree + 8 * stage, 8);
+      barrier_init(shared + Shape::kStageFree + 8 * stage, 256);
     }
     barrier_init_fence();
   }

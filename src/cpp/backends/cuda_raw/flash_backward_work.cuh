@@ -54,7 +54,7 @@ struct FlashBackwardWork {
   __device__ FlashBackwardWork(const FlashBackwardParams& p, int number, int keys, int rows) {
     // Sections of p.section heads, one after the other; within each the blocks of the first keys,
     // which have the most to do under a causal mask, go first.
-    const int kv_heads = p.heads / p.group;
+    const int kv_heads = static_cast<int>(p.args.kv_heads);
     const int first_head = number / (p.kv_blocks * p.section) * p.section;
     const int in_section = number - first_head * p.kv_blocks;
     const int heads = min(p.section, static_cast<int>(p.args.batch) * kv_heads - first_head);
