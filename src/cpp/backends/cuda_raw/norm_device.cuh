@@ -201,16 +201,22 @@ struct Moments {
 
 /// Joins what the warps of a team found; `scratch` has one place a warp. `count` is the number of
 /// elements that warp number lane % lanes holds where there is such a warp, `columns` of the row.
+/// `about_zero`: the squares are those of the elements themselves, and the mean is not wanted.
 __device__ __forceinline__ Moments join_warps(const RowTeam& team, Moments own, float count,
-                                              float columns, float2* scratch) {
+                                              float columns, bool about_zero, float2* scratch) {
   if (team.lane == 0) scratch[team.warp] = make_float2(own.mean, own.squares);
   __syncthreads();
   const int other = team.lane & (team.lanes - 1);
   const float2 found = other < team.warps ? scratch[other] : make_float2(0.0F, 0.0F);
   // Lanes without a warp hold nothing, whatever the caller counts for them.
   if (other >= team.warps) count = 0.0F;
-  Moments all;
-  all.mean = sum_lanes(count * found.x, team.lanes) / columns;
+  Moments all{};
+  if (about_zero) {
+    all.squares = sum_lanes(found.y, team.lanes);
+    return all;
+  }
+  const float pivot = scratch[0].x;
+  all.mean = pivot + sum_lanes(count * (found.x - pivot), team.lanes) / columns;
   const float apart = found.x - all.mean;
   all.squares = sum_lanes(found.y + count * apart * apart, team.lanes);
   return all;

@@ -101,8 +101,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int index = p * team.threads + first;
     held[p] = index < packs ? load_once(from + index) : Item{};
   }
+  const Item* const more = row_of<T, kWidth>(args.residual, row, args.residual_row_stride);
+  Item added[kResidual && kEarly ? kPacks : 1];
   Affine<T, kWidth> affine[kEarly ? kPacks : 1];
   if constexpr (kEarly) {
+#pragma unroll
+    for (int p = 0; kResidual && p < kPacks; ++p) {
+      const int index = p * team.threads + first;
+      added[p] = index < packs ? load_once(more + index) : Item{};
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const int index = p * team.threads + first;
@@ -110,11 +117,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   }
   if constexpr (kResidual) {
-    const Item* more = row_of<T, kWidth>(args.residual, row, args.residual_row_stride);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const int index = p * team.threads + first;
-      if (index < packs) held[p] = add(held[p], load_once(more + index));
+      if (index < packs) {
+        held[p] = add(held[p], kEarly ? added[kEarly ? p : 0] : load_once(more + index));
+      }
     }
     if (args.sum_out != nullptr) {
       Item* const sums = row_of<T, kWidth>(args.sum_out, row, args.sum_row_stride);
@@ -138,15 +146,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
   Moments moments{0.0F, 0.0F};
   if (!args.rms) {
+    // Distances from one element of the warp lose nothing where all are far from zero.
+    float value[kWidth];
+    unpack(held[0], value);
+    const float pivot = __shfl_sync(0xffffffffU, value[0], 0);
     float sum = 0.0F;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      float value[kWidth];
+      if (p * team.threads + first >= packs) break;
       unpack(held[p], value);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum += value[i];
+      for (int i = 0; i < kWidth; ++i) sum += value[i] - pivot;
     }
-    moments.mean = sum_warp(sum) / fmaxf(packs_of(team.warp), 1.0F);
+    moments.mean = pivot + sum_warp(sum) / fmaxf(packs_of(team.warp), 1.0F);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -163,8 +175,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   moments.squares = sum_warp(moments.squares);
   const float columns = static_cast<float>(args.columns);
   if (team.warps > 1) {
-    moments = join_warps(team, moments, args.rms ? 0.0F : packs_of(team.lane & (team.lanes - 1)),
-                         columns, scratch);
+    moments = join_warps(team, moments, packs_of(team.lane & (team.lanes - 1)), columns, args.rms,
+                         scratch);
   }
   const float rstd = rsqrtf(moments.squares / columns + args.epsilon);
   if (first == 0) {
@@ -204,29 +216,35 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
     return args.residual != nullptr ? add(item, more[index]) : item;
   };
 
-  // Each chunk by its own mean; then what is known of two sets of elements gives that of both.
+  // Each chunk by its own mean, in distances from its first element; then what is known of two sets
+  // of elements gives that of both.
   float count = 0.0F;
   Moments own{0.0F, 0.0F};
   for (int start = first; start < packs; start += kChunk * team.threads) {
     Item held[kChunk];
-    float here = 0.0F;
-    float sum = 0.0F;
 #pragma unroll
     for (int p = 0; p < kChunk; ++p) {
       const int index = start + p * team.threads;
       held[p] = index < packs ? fetch(index) : Item{};
-      here += index < packs ? static_cast<float>(kWidth) : 0.0F;
-      float value[kWidth];
+    }
+    float value[kWidth];
+    unpack(held[0], value);
+    const float pivot = value[0];
+    float here = 0.0F;
+    float sum = 0.0F;
+#pragma unroll
+    for (int p = 0; p < kChunk; ++p) {
+      if (start + p * team.threads >= packs) break;
+      here += static_cast<float>(kWidth);
       unpack(held[p], value);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum += value[i];
+      for (int i = 0; i < kWidth; ++i) sum += value[i] - pivot;
     }
-    const float mean = args.rms ? 0.0F : sum / here;
+    const float mean = args.rms ? 0.0F : pivot + sum / here;
     float squares = 0.0F;
 #pragma unroll
     for (int p = 0; p < kChunk; ++p) {
       if (start + p * team.threads >= packs) break;
-      float value[kWidth];
       unpack(held[p], value);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) squares += (value[i] - mean) * (value[i] - mean);
@@ -239,14 +257,16 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   }
   const float all = sum_warp(count);
   Moments moments;
-  moments.mean = sum_warp(own.mean * count) / fmaxf(all, 1.0F);
+  const float pivot = __shfl_sync(0xffffffffU, own.mean, 0);
+  moments.mean = pivot + sum_warp((own.mean - pivot) * count) / fmaxf(all, 1.0F);
   const float apart = own.mean - moments.mean;
   moments.squares = sum_warp(own.squares + apart * apart * count);
   if (team.lane == 0) counts[team.warp] = all;
   __syncthreads();
   const int other = team.lane & (team.lanes - 1);
   const float columns = static_cast<float>(args.columns);
-  moments = join_warps(team, moments, other < team.warps ? counts[other] : 0.0F, columns, scratch);
+  moments = join_warps(team, moments, other < team.warps ? counts[other] : 0.0F, columns, args.rms,
+                       scratch);
 
   const float rstd = rsqrtf(moments.squares / columns + args.epsilon);
   if (first == 0) {
