@@ -27,10 +27,19 @@ std::uint8_t alignment_of(const void* data) noexcept {
   return static_cast<std::uint8_t>(std::min(std::countr_zero(address | 256U), 8));
 }
 
-// A dimension of one element has any stride. One value for all, so that equal work is described
-// equally: as if the operand were row-major, or column-major where its last dimension is strided.
+// A dimension of one element has any stride, and so have all of an operand without elements. One
+// value for all, so that equal work is described equally: as if the operand were row-major, or
+// column-major where its last dimension is strided.
 void settle_strides(TensorDesc& desc) noexcept {
   const int rank = desc.rank;
+  if (std::find(desc.shape.begin(), desc.shape.begin() + rank, 0) != desc.shape.begin() + rank) {
+    std::int64_t stride = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      desc.strides[static_cast<std::size_t>(i)] = stride;
+      stride *= std::max<std::int64_t>(1, desc.shape[static_cast<std::size_t>(i)]);
+    }
+    return;
+  }
   for (int i = rank - 1; i >= 0; --i) {
     const auto at = static_cast<std::size_t>(i);
     if (desc.shape[at] != 1) continue;
