@@ -140,7 +140,7 @@ class TorchArrays:
         values = one.values[0] if one.repeat else one.values
         memory, used, back = _spread(shape, one)
         array = self._full(memory, one.dtype)[used].permute(back)
-        array.copy_(torch.from_numpy(np.ascontiguousarray(values)).to(self.device))
+        array.copy_(torch.from_numpy(np.array(values, order="C")).to(self.device))
         return array.expand(one.values.shape) if one.repeat else array
 
     def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
