@@ -20,43 +20,68 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 struct FlashExtras {
   const void* mask;
   int mask_kind;
+  bool mask_pairs;  // two columns, the first of them even, can be read at once
   std::int64_t mask_strides[4];
   float dropout_p;
   const std::int64_t* rng;
 };
 
 inline FlashExtras flash_extras(const FlashForwardArgs& args) {
-  FlashExtras extras{args.mask, args.mask_kind, {}, args.dropout_p, args.rng};
+  FlashExtras extras{args.mask, args.mask_kind, false, {}, args.dropout_p, args.rng};
+  const int bytes = args.mask_kind == kMaskBoolean ? 1 : args.mask_kind == kMaskFloat32 ? 4 : 2;
+  const std::int64_t sizes[3] = {args.batch, args.heads, args.q_length};
+  bool pairs = args.mask_strides[3] == 1 &&
+               reinterpret_cast<std::uintptr_t>(args.mask) % static_cast<unsigned>(2 * bytes) == 0;
   for (int i = 0; i < 4; ++i) extras.mask_strides[i] = args.mask_strides[i];
+  for (int i = 0; i < 3; ++i) pairs = pairs && (sizes[i] <= 1 || args.mask_strides[i] % 2 == 0);
+  extras.mask_pairs = pairs;
   return extras;
 }
+
+template <typename Element>
+struct alignas(2 * sizeof(Element)) MaskPair {
+  Element of[2];
+};
 
 template <typename Element>
 __device__ __forceinline__ float masked_score(float score, Element mask) {
   if constexpr (sizeof(Element) == 1) {
     return mask != 0 ? score : -INFINITY;
   } else {
-    return score + static_cast<float>(mask) * kLog2E;
+    return fmaf(static_cast<float>(mask), kLog2E, score);
   }
 }
 
 /// Masks a lane's part of two rows, `row` and `row` + 8, of an accumulator: scores in units of log2
-/// at columns `column` + 8 n and the next, four a step n. `mask` is at the head's start.
+/// at columns `column` + 8 n and the next, four a step n. `mask` is at the head's start. Rows past
+/// the last one get that one's mask, which is of no consequence.
 template <int kCount, typename Element>
 __device__ __forceinline__ void mask_rows(float* scores, const Element* mask,
-                                          const std::int64_t (&strides)[4], int row, int column,
+                                          const FlashExtras& extras, int row, int column,
                                           int q_length, int kv_length) {
+  const bool whole = extras.mask_pairs && column / 8 * 8 + kCount * 2 <= kv_length;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (row + half * 8 >= q_length) continue;
-    const Element* const from = mask + (row + half * 8) * strides[2] + column * strides[3];
+    const Element* const from = mask + min(row + half * 8, q_length - 1) * extras.mask_strides[2];
+    if (whole) {
+      const auto* const pairs = reinterpret_cast<const MaskPair<Element>*>(from + column);
 #pragma unroll
-    for (int n = 0; n < kCount / 4; ++n) {
+      for (int n = 0; n < kCount / 4; ++n) {
+        const MaskPair<Element> pair = pairs[n * 4];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (column + n * 8 + e < kv_length) {
+        for (int e = 0; e < 2; ++e) {
           float& score = scores[n * 4 + half * 2 + e];
-          score = masked_score(score, from[(n * 8 + e) * strides[3]]);
+          score = masked_score(score, pair.of[e]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = column + n * 8 + e;
+          float& score = scores[n * 4 + half * 2 + e];
+          if (at < kv_length) score = masked_score(score, from[at * extras.mask_strides[3]]);
         }
       }
     }
@@ -70,8 +95,8 @@ __device__ __forceinline__ void mask_scores(float* scores, const FlashExtras& ex
                                             int q_length, int kv_length) {
   const auto apply = [&](auto element) {
     using Element = decltype(element);
-    mask_rows<kCount>(scores, static_cast<const Element*>(extras.mask) + head_offset,
-                      extras.mask_strides, row, column, q_length, kv_length);
+    mask_rows<kCount>(scores, static_cast<const Element*>(extras.mask) + head_offset, extras, row,
+                      column, q_length, kv_length);
   };
   if (extras.mask_kind == kMaskBoolean) {
     apply(std::uint8_t{});

@@ -11,6 +11,8 @@
 namespace xpuruntime::cuda_raw {
 namespace {
 
+constexpr std::int64_t kLongRows = 6144;  // of keys, with a head_dim of 97 to 128
+
 using Encode = CUresult(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                         const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
                         CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
@@ -135,7 +137,12 @@ void flash_forward_wgmma(const FlashForwardArgs& args, int sm_count, cudaStream_
   if (args.head_dim <= 64)
     return choose<Shape<64, 3, 128>, Shape<64, 2, 128>>(args, sm_count, stream);
   if (args.head_dim <= 96) return choose<Shape<96, 2, 128>>(args, sm_count, stream);
-  if (args.head_dim <= 128) return choose<Shape<128, 2, 128>>(args, sm_count, stream);
+  if (args.head_dim <= 128) {
+    // Long rows gain more from fewer, larger tiles than is lost on the last of them.
+    return args.kv_length < kLongRows
+               ? choose<Shape<128, 2, 128>>(args, sm_count, stream)
+               : choose<Shape<128, 2, 176>, Shape<128, 2, 128>>(args, sm_count, stream);
+  }
   if (args.head_dim <= 192) return choose<Shape<192, 2, 112>>(args, sm_count, stream);
   choose<Shape<256, 2, 80>>(args, sm_count, stream);
 }

@@ -256,25 +256,26 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
     const float tops[2] = {rows.top[0], rows.top[1]};
     const float sums[2] = {rows.sum[0], rows.sum[1]};
     if (ends) clear_sums();
+    if constexpr (!S::kOverlap) end_out();
     weigh(next, tile);
     hold(rows.score);
-    // The wait stands in each branch: a block of code ends before it, and the compiler, which sees
-    // no reason against it, would otherwise wait ahead of the softmax.
+    // The wait stands in both branches, which all warps of the group take alike: a block of code
+    // ends before it, and the compiler, which sees no reason against it, would otherwise wait ahead
+    // of the softmax.
     if (ends) {
-      end_out();
+      if constexpr (S::kOverlap) end_out();
       pack_weights<S, kBfloat16>(rows);
       finish<S, kBfloat16>(problem, item, rows.out, tops, sums, factor, dropout.keep_scale,
                            item.first_row + warp_offset);
       clear_out();
       item = next;
-    } else if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-      end_out();
-      pack_weights<S, kBfloat16>(rows);
-#pragma unroll
-      for (int i = 0; i < S::kHeadDim / 2; ++i) rows.out[i] *= shrink[i / 2 % 2];
     } else {
-      end_out();
+      if constexpr (S::kOverlap) end_out();
       pack_weights<S, kBfloat16>(rows);
+      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < S::kHeadDim / 2; ++i) rows.out[i] *= shrink[i / 2 % 2];
+      }
     }
   }
   start_out();

@@ -41,6 +41,9 @@ struct Shape {
   static constexpr int kColumns = kKeys;
   static constexpr int kStages = 2;
   static constexpr int kPanels = (kDim + 63) / 64;
+  // Whether a warpgroup's own softmax runs under its own products too. Of three warpgroups two can
+  // always do it for each other, and have no registers to spare.
+  static constexpr bool kOverlap = kGroups == 2;
   static constexpr int kLoaderRegisters = kGroups == 3 ? 32 : 24;
   static constexpr int kGroupRegisters = kGroups == 3 ? 160 : 240;
 };

@@ -44,31 +44,6 @@ __device__ __forceinline__ std::uint64_t wgmma_matrix(std::uint32_t address,
          ((address & 0x3ffff) >> 4);
 }
 
-#define XPU_WGMMA_32_NAMES                                               \
-  "{"                                                                    \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-  "}"
-#define XPU_WGMMA_32_REGISTERS                                                                    \
-  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
-      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),    \
-      "+f"(c[15])
-#define XPU_WGMMA_32_SHARED(types)                                               \
-  asm volatile(                                                                  \
-      "{\n.reg .pred keep;\nsetp.ne.b32 keep, %18, 0;\n"                         \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." types " " XPU_WGMMA_32_NAMES \
-      ", %16, %17, keep, 1, 1, 0, 0;\n}\n"                                       \
-      : XPU_WGMMA_32_REGISTERS                                                   \
-      : "l"(a), "l"(b), "r"(keep)                                                \
-      : "memory")
-#define XPU_WGMMA_32_TRANSPOSED(types)                                           \
-  asm volatile(                                                                  \
-      "{\n.reg .pred keep;\nsetp.eq.b32 keep, 0, 0;\n"                           \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." types " " XPU_WGMMA_32_NAMES \
-      ", {%16, %17, %18, %19}, %20, keep, 1, 1, 1;\n}\n"                         \
-      : XPU_WGMMA_32_REGISTERS                                                   \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                       \
-      : "memory")
-
 #define XPU_WGMMA_64_NAMES                                                      \
   "{"                                                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
@@ -226,82 +201,6 @@ __device__ __forceinline__ std::uint64_t wgmma_matrix(std::uint32_t address,
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                         \
       : "memory")
 
-#define XPU_WGMMA_144_NAMES                                                     \
-  "{"                                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
-  "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-  "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
-  "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71"                            \
-  "}"
-#define XPU_WGMMA_144_REGISTERS                                                                   \
-  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
-      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),    \
-      "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),  \
-      "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),  \
-      "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),  \
-      "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),  \
-      "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),  \
-      "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),  \
-      "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),  \
-      "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]),  \
-      "+f"(c[71])
-#define XPU_WGMMA_144_SHARED(types)                                                \
-  asm volatile(                                                                    \
-      "{\n.reg .pred keep;\nsetp.ne.b32 keep, %74, 0;\n"                           \
-      "wgmma.mma_async.sync.aligned.m64n144k16.f32." types " " XPU_WGMMA_144_NAMES \
-      ", %72, %73, keep, 1, 1, 0, 0;\n}\n"                                         \
-      : XPU_WGMMA_144_REGISTERS                                                    \
-      : "l"(a), "l"(b), "r"(keep)                                                  \
-      : "memory")
-#define XPU_WGMMA_144_TRANSPOSED(types)                                            \
-  asm volatile(                                                                    \
-      "{\n.reg .pred keep;\nsetp.eq.b32 keep, 0, 0;\n"                             \
-      "wgmma.mma_async.sync.aligned.m64n144k16.f32." types " " XPU_WGMMA_144_NAMES \
-      ", {%72, %73, %74, %75}, %76, keep, 1, 1, 1;\n}\n"                           \
-      : XPU_WGMMA_144_REGISTERS                                                    \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                         \
-      : "memory")
-
-#define XPU_WGMMA_160_NAMES                                                     \
-  "{"                                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
-  "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-  "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
-  "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
-  "%77, %78, %79"                                                               \
-  "}"
-#define XPU_WGMMA_160_REGISTERS                                                                   \
-  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
-      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),    \
-      "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),  \
-      "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),  \
-      "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),  \
-      "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),  \
-      "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),  \
-      "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),  \
-      "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),  \
-      "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]),  \
-      "+f"(c[71]), "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]),  \
-      "+f"(c[78]), "+f"(c[79])
-#define XPU_WGMMA_160_SHARED(types)                                                \
-  asm volatile(                                                                    \
-      "{\n.reg .pred keep;\nsetp.ne.b32 keep, %82, 0;\n"                           \
-      "wgmma.mma_async.sync.aligned.m64n160k16.f32." types " " XPU_WGMMA_160_NAMES \
-      ", %80, %81, keep, 1, 1, 0, 0;\n}\n"                                         \
-      : XPU_WGMMA_160_REGISTERS                                                    \
-      : "l"(a), "l"(b), "r"(keep)                                                  \
-      : "memory")
-#define XPU_WGMMA_160_TRANSPOSED(types)                                            \
-  asm volatile(                                                                    \
-      "{\n.reg .pred keep;\nsetp.eq.b32 keep, 0, 0;\n"                             \
-      "wgmma.mma_async.sync.aligned.m64n160k16.f32." types " " XPU_WGMMA_160_NAMES \
-      ", {%80, %81, %82, %83}, %84, keep, 1, 1, 1;\n}\n"                           \
-      : XPU_WGMMA_160_REGISTERS                                                    \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                         \
-      : "memory")
-
 #define XPU_WGMMA_176_NAMES                                                     \
   "{"                                                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
@@ -437,13 +336,7 @@ __device__ __forceinline__ std::uint64_t wgmma_matrix(std::uint32_t address,
 template <bool kBfloat16, int kCount>
 __device__ __forceinline__ void wgmma_shared(float (&c)[kCount], std::uint64_t a, std::uint64_t b,
                                              int keep) {
-  if constexpr (kCount == 16) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_32_SHARED("bf16.bf16");
-    } else {
-      XPU_WGMMA_32_SHARED("f16.f16");
-    }
-  } else if constexpr (kCount == 32) {
+  if constexpr (kCount == 32) {
     if constexpr (kBfloat16) {
       XPU_WGMMA_64_SHARED("bf16.bf16");
     } else {
@@ -473,18 +366,6 @@ __device__ __forceinline__ void wgmma_shared(float (&c)[kCount], std::uint64_t a
     } else {
       XPU_WGMMA_128_SHARED("f16.f16");
     }
-  } else if constexpr (kCount == 72) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_144_SHARED("bf16.bf16");
-    } else {
-      XPU_WGMMA_144_SHARED("f16.f16");
-    }
-  } else if constexpr (kCount == 80) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_160_SHARED("bf16.bf16");
-    } else {
-      XPU_WGMMA_160_SHARED("f16.f16");
-    }
   } else if constexpr (kCount == 88) {
     if constexpr (kBfloat16) {
       XPU_WGMMA_176_SHARED("bf16.bf16");
@@ -513,13 +394,7 @@ __device__ __forceinline__ void wgmma_shared(float (&c)[kCount], std::uint64_t a
 template <bool kBfloat16, int kCount>
 __device__ __forceinline__ void wgmma_transposed(float (&c)[kCount], const std::uint32_t (&a)[4],
                                                  std::uint64_t b) {
-  if constexpr (kCount == 16) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_32_TRANSPOSED("bf16.bf16");
-    } else {
-      XPU_WGMMA_32_TRANSPOSED("f16.f16");
-    }
-  } else if constexpr (kCount == 32) {
+  if constexpr (kCount == 32) {
     if constexpr (kBfloat16) {
       XPU_WGMMA_64_TRANSPOSED("bf16.bf16");
     } else {
@@ -549,18 +424,6 @@ __device__ __forceinline__ void wgmma_transposed(float (&c)[kCount], const std::
     } else {
       XPU_WGMMA_128_TRANSPOSED("f16.f16");
     }
-  } else if constexpr (kCount == 72) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_144_TRANSPOSED("bf16.bf16");
-    } else {
-      XPU_WGMMA_144_TRANSPOSED("f16.f16");
-    }
-  } else if constexpr (kCount == 80) {
-    if constexpr (kBfloat16) {
-      XPU_WGMMA_160_TRANSPOSED("bf16.bf16");
-    } else {
-      XPU_WGMMA_160_TRANSPOSED("f16.f16");
-    }
   } else if constexpr (kCount == 88) {
     if constexpr (kBfloat16) {
       XPU_WGMMA_176_TRANSPOSED("bf16.bf16");
@@ -584,10 +447,6 @@ __device__ __forceinline__ void wgmma_transposed(float (&c)[kCount], const std::
   }
 }
 
-#undef XPU_WGMMA_32_TRANSPOSED
-#undef XPU_WGMMA_32_SHARED
-#undef XPU_WGMMA_32_REGISTERS
-#undef XPU_WGMMA_32_NAMES
 #undef XPU_WGMMA_64_TRANSPOSED
 #undef XPU_WGMMA_64_SHARED
 #undef XPU_WGMMA_64_REGISTERS
@@ -608,14 +467,6 @@ __device__ __forceinline__ void wgmma_transposed(float (&c)[kCount], const std::
 #undef XPU_WGMMA_128_SHARED
 #undef XPU_WGMMA_128_REGISTERS
 #undef XPU_WGMMA_128_NAMES
-#undef XPU_WGMMA_144_TRANSPOSED
-#undef XPU_WGMMA_144_SHARED
-#undef XPU_WGMMA_144_REGISTERS
-#undef XPU_WGMMA_144_NAMES
-#undef XPU_WGMMA_160_TRANSPOSED
-#undef XPU_WGMMA_160_SHARED
-#undef XPU_WGMMA_160_REGISTERS
-#undef XPU_WGMMA_160_NAMES
 #undef XPU_WGMMA_176_TRANSPOSED
 #undef XPU_WGMMA_176_SHARED
 #undef XPU_WGMMA_176_REGISTERS
