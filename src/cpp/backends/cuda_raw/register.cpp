@@ -4,6 +4,8 @@
 
 #include <dlpack/dlpack.h>
 
+#include <algorithm>
+
 #include "cuda_raw/definitions.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/kernel_registry.h"
@@ -34,7 +36,7 @@ bool is_contiguous(const TensorDesc& tensor) noexcept {
   std::int64_t stride = 1;
   for (std::size_t i = tensor.rank; i-- > 0;) {
     if (tensor.shape[i] > 1 && tensor.strides[i] != stride) return false;
-    stride *= tensor.shape[i];
+    stride *= std::max<std::int64_t>(tensor.shape[i], 1);
   }
   return true;
 }
