@@ -15,14 +15,14 @@
 
 namespace xpuruntime {
 
-// In the order in which `first_supported` tries them: cuDNN's attention is the fastest we know, and
-// our own kernels take only the shapes that they are made for.
+// In the order in which `first_supported` tries them. Our own kernels come first: they favour the
+// shapes that they are made for, and leave others to the libraries.
 void register_builtin_backends(KernelRegistry& registry) {
-#if defined(XPURUNTIME_WITH_CUDNN)
-  register_cudnn(registry);
-#endif
 #if defined(XPURUNTIME_WITH_CUDA)
   register_cuda_raw(registry);
+#endif
+#if defined(XPURUNTIME_WITH_CUDNN)
+  register_cudnn(registry);
 #endif
 #if defined(XPURUNTIME_WITH_CUBLAS)
   register_cublas(registry);

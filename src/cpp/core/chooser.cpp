@@ -31,7 +31,7 @@ Chooser::Chooser(Dispatcher& dispatcher, const OpDesc& op, const DeviceInfo& dev
       prepare_(prepare),
       may_measure_(may_measure) {
   for (KernelRegistry::Definition& kernel : dispatcher.registry().kernels(op.kind)) {
-    rows_.push_back({std::move(kernel), std::nullopt, {}});
+    rows_.push_back({std::move(kernel), std::nullopt, {}, {}});
   }
 }
 
@@ -165,12 +165,23 @@ bool Chooser::take_auto() {
 }
 
 bool Chooser::take_first() {
-  for (Row& row : rows_) {
-    if (!row.kernel->automatic() || !take(row, {})) continue;
-    source_ = ChoiceSource::kFirst;
-    return true;
+  // Twice: those that are known to be slow here only where no other can serve.
+  for (const bool any : {false, true}) {
+    for (Row& row : rows_) {
+      if (!row.kernel->automatic() || !row.tried.empty()) continue;
+      if (!any && fits(row) && !is_favoured(row)) continue;
+      if (!take(row, {})) continue;
+      source_ = ChoiceSource::kFirst;
+      return true;
+    }
   }
   return false;
+}
+
+bool Chooser::is_favoured(Row& row) {
+  const Support answer = row.kernel->favoured(op_, device_);
+  if (!answer.ok) row.passed_over = answer.reason;
+  return answer.ok;
 }
 
 std::string Chooser::unknown(const std::string& word) const {
@@ -216,6 +227,7 @@ std::vector<Candidate> Chooser::verdicts() {
       const bool needed = chosen_ == nullptr;
       std::string why = needed ? (automatic ? "can serve, and is not what is asked for"
                                             : "can serve, and " + by_name)
+                        : !row.passed_over.empty() ? "was passed over: " + row.passed_over
                         : automatic
                             ? "was not needed: " + std::string(chosen_->kernel->id()) + " serves"
                             : by_name;

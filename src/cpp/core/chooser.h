@@ -31,6 +31,7 @@ class Chooser {
     KernelRegistry::Definition kernel;
     std::optional<Support> fit;  ///< as far as it was asked: device, library, `supports`
     std::vector<Candidate> tried;
+    std::string passed_over;  ///< why `first_supported` would rather take another
   };
   struct Measured;
 
@@ -43,6 +44,7 @@ class Chooser {
   bool take_named(const std::string& word);
   bool take_auto();
   bool take_first();
+  bool is_favoured(Row& row);
 
   // The strategy best_performance (chooser_tuning.cpp).
   bool take_fastest();

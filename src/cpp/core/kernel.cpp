@@ -4,6 +4,10 @@
 
 namespace xpuruntime {
 
+Support KernelDefinition::favoured(const OpDesc& /*op*/, const DeviceInfo& /*device*/) const {
+  return Support::yes();
+}
+
 std::vector<std::string> KernelDefinition::configs(const OpDesc& /*op*/,
                                                    const DeviceInfo& /*device*/,
                                                    std::size_t most) const {

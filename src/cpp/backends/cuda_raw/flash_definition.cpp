@@ -153,6 +153,21 @@ Support describe_backward(const OpDesc& op, const DeviceInfo& device, FlashBackw
   return support_of(flash_backward_refusal(args, device_of(device)));
 }
 
+// Beside cuDNN's attention, as measured on an H200.
+Support favour(const OpDesc& op, const DeviceInfo& device, std::size_t q, std::size_t mask) {
+  constexpr std::int64_t kHopperHeadDim = 128;
+  if (device.compute_capability.first != 9) {
+    return Support::no("its fast path is for compute capability 9.0");
+  }
+  if (op[q].shape[3] > kHopperHeadDim) {
+    return Support::no("its fast path is for a head_dim of at most 128");
+  }
+  if (op.has(mask) || op.attributes.dropout_p > 0.0F) {
+    return Support::no("its fast path is for attention without mask and dropout");
+  }
+  return Support::yes();
+}
+
 class FlashDefinition final : public Definition {
  public:
   explicit FlashDefinition(BackendPointer backend)
@@ -166,6 +181,9 @@ class FlashDefinition final : public Definition {
   Support supports(const OpDesc& op, const DeviceInfo& device) const override {
     FlashForwardArgs args{};
     return describe_forward(op, device, args);
+  }
+  Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
+    return favour(op, device, slots::Attention::kQ, slots::Attention::kMask);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
@@ -201,6 +219,9 @@ class FlashBackwardDefinition final : public Definition {
   Support supports(const OpDesc& op, const DeviceInfo& device) const override {
     FlashBackwardArgs args;
     return describe_backward(op, device, args);
+  }
+  Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
+    return favour(op, device, slots::AttentionBackward::kQ, slots::AttentionBackward::kMask);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {

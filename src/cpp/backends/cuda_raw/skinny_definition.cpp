@@ -119,6 +119,17 @@ class SkinnyDefinition final : public Definition {
     SkinnyMatmulArgs args;
     return describe_skinny(op, device, args);
   }
+  Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
+    SkinnyMatmulArgs args;
+    (void)describe_skinny(op, device, args);
+    constexpr std::int64_t kFewRows = 16;
+    constexpr std::int64_t kElements = 8;  // in 16 bytes
+    if (args.m > kFewRows) return Support::no("from 17 rows on a library's kernel may be faster");
+    if (args.ldb % kElements != 0 || op[Slot::kB].alignment < 4) {
+      return Support::no("rows of 'b' that do not begin at multiples of 16 bytes are read slowly");
+    }
+    return Support::yes();
+  }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
     SkinnyMatmulArgs shape;

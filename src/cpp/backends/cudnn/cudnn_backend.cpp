@@ -77,6 +77,16 @@ class SdpaDefinition final : public CudnnDefinition {
   Support supports(const OpDesc& of, const DeviceInfo& device) const override {
     return cudnn::check_attention(of, device);
   }
+  Support favoured(const OpDesc& of, const DeviceInfo& /*device*/) const override {
+    constexpr std::int64_t kDecoding = 16;
+    const bool forward = of.kind == OpKind::kAttention;
+    const TensorDesc& q =
+        of[forward ? std::size_t{slots::Attention::kQ} : std::size_t{slots::AttentionBackward::kQ}];
+    if (q.shape[2] > kDecoding) return Support::yes();
+    return Support::no(
+        "it builds a plan for each kv_length, 40 ms and more, which decoding would pay in each "
+        "step");
+  }
   std::vector<std::string> configs(const OpDesc& of, const DeviceInfo& device,
                                    std::size_t most) const override {
     require(of, device);

@@ -86,6 +86,10 @@ class KernelDefinition {
   /// Whether it can do exactly this. A pure function of its arguments: touches no device and no
   /// library, so that it answers on a machine without a GPU. The backend may still be unavailable.
   virtual Support supports(const OpDesc& op, const DeviceInfo& device) const = 0;
+  /// Whether `first_supported` should take it while another kernel can serve too; a no is for
+  /// shapes where it is known to be the slower one, and says so. Pure. Asked only where `supports`
+  /// says yes.
+  virtual Support favoured(const OpDesc& op, const DeviceInfo& device) const;
   /// Configurations worth measuring, the library's own first choice first; each can be given to
   /// `prepare`. At most `most`. Slow; throws as `prepare` does. Here: the default choice only.
   virtual std::vector<std::string> configs(const OpDesc& op, const DeviceInfo& device,
