@@ -24,7 +24,7 @@ def lookup() -> dict[str, float]:
     """Return nanoseconds of a cached choice, measured in C++, for operations with few and with many operands."""
     from xpuruntime import _core
 
-    return dict(_core.measure_dispatch())
+    return dict(_core.measure_choose())
 
 
 def calls(device: str) -> dict[str, list[float]]:

@@ -63,15 +63,15 @@ class Problem:
         self.a = [torch.randn(m, k, **make) for _ in range(self.count)]
         self.w = [torch.randn(n, k, **make) for _ in range(self.count)]
         self.out = [torch.empty(m, n, **make) for _ in range(self.count)]
+        self.sets = [(a, w.t(), out) for a, w, out in zip(self.a, self.w, self.out)]
 
     def ours(self, **options: Any) -> list[Callable[[], Any]]:
         matmul = xrt.ops.matmul
-        sets = zip(self.a, self.w, self.out)
-        return [lambda a=a, w=w.t(), o=o: matmul(a, w, out=o, **options) for a, w, o in sets]
+        return [lambda a=a, b=b, out=out: matmul(a, b, out=out, **options) for a, b, out in self.sets]
 
     def torch(self) -> list[Callable[[], Any]]:
         mm = torch.mm
-        return [lambda a=a, w=w.t(), o=o: mm(a, w, out=o) for a, w, o in zip(self.a, self.w, self.out)]
+        return [lambda a=a, b=b, out=out: mm(a, b, out=out) for a, b, out in self.sets]
 
     def serves(self, kernel: str) -> bool:
         try:
@@ -97,7 +97,8 @@ def read_case(problem: Problem) -> list[Callable[[], Any]]:
     """Give a kernel that only reads the weights: the floor of a decode step."""
     read = cupy.RawKernel(
         r"""
-        extern "C" __global__ void __launch_bounds__(512) read(const uint4* __restrict__ data, long long count, unsigned* out) {
+        extern "C" __global__ void __launch_bounds__(512)
+        read(const uint4* __restrict__ data, long long count, unsigned* out) {
           unsigned sum = 0;
           const long long stride = (long long)gridDim.x * blockDim.x;
           long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -162,9 +163,8 @@ def grid() -> list[dict[str, Any]]:
         picked = chosen.kernel
         rows.append({"m": m, "n": n, "k": k, "chosen": picked, "samples_us": samples})
         mark = "" if ratio <= 1 + TOLERANCE else "  <-- behind"
-        print(
-            f"{m:5}x{n:5}x{k:5}  auto {found['auto']:9.2f}  best {best[0]:9.2f} ({best[1]})  {ratio:.3f}{mark}  {picked[:60]}"
-        )
+        shape = f"{m:5}x{n:5}x{k:5}"
+        print(f"{shape}  auto {found['auto']:9.2f}  best {best[0]:9.2f} ({best[1]})  {ratio:.3f}{mark}  {picked[:60]}")
         del problem, cases
         torch.cuda.empty_cache()
     return rows

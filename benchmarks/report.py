@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from report_kernels import KERNEL_SECTIONS
+from report_parts import Check, Section, machine, number, spread, table, target_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,6 +50,9 @@ METHOD = """
   meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order of the caller's
   stream. ONNX Runtime waits in each call unless a run option says otherwise; ours waits for NumPy arrays and for
   sessions with a memory pool of ours. A difference between two rows of different kinds contains that wait.
+* Kernels on CUDA are timed without the host: a CUDA graph holds one call for each of several sets of operands, together
+  more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a sample.
+  Attention, whose calls take a large part of a millisecond and more, is timed by events around plain calls.
 * Compare ratios within one table. Figures of two files come from two machines, or from two states of one.
 """
 REPRODUCE = """
@@ -56,79 +61,14 @@ REPRODUCE = """
 ```console
 make bench
 make bench-gpu
+make bench-kernels
 .venv/bin/python benchmarks/report.py
 ```
 
-The first two write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
-needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed. The last command writes
-this page.
+The first three write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
+needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
+needs an NVIDIA GPU, PyTorch and CuPy. The last command writes this page.
 """
-
-
-class Check(NamedTuple):
-    """A figure beside its target: at most `target` is met."""
-
-    what: str
-    figure: float
-    target: float
-    unit: str
-
-    @property
-    def verdict(self) -> str:
-        """Return ``met`` or ``missed``, and by how much."""
-        distance = number(abs(self.target - self.figure))
-        word = "met" if self.figure <= self.target else "**missed**"
-        return f"{word} by {distance} {self.unit}"
-
-
-class Section(NamedTuple):
-    """One part of the page."""
-
-    title: str
-    text: str
-    checks: tuple[Check, ...] = ()
-
-
-def number(value: float) -> str:
-    """Return `value` with three or four digits that matter, never in powers of ten."""
-    size = abs(value)
-    return (
-        f"{value:.3f}"
-        if size < 1
-        else f"{value:.2f}"
-        if size < 10
-        else f"{value:.1f}"
-        if size < 100
-        else f"{value:,.0f}"
-    )
-
-
-def spread(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return median, 10th and 90th percentile."""
-    if len(samples) < 2:
-        return samples[0], samples[0], samples[0]
-    tenths = statistics.quantiles(samples, n=10, method="inclusive")
-    return statistics.median(samples), tenths[0], tenths[-1]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; columns but the first are figures or short words."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def machine(record: dict[str, Any]) -> str:
-    """Return hardware and versions as two lines."""
-    env = record["environment"]
-    devices = [
-        f"{d['device']}: {d['name']}, {d['memory'] / (1 << 30):.0f} GiB, compute capability {d['compute_capability']}, "
-        f"driver for CUDA {d['driver']}"
-        for d in env.get("cuda", ())
-    ]
-    processor = env.get("processor") or "processor not recorded"
-    hardware = "; ".join([f"{processor}, {env['cores']} logical cores, {env['architecture']}", *devices])
-    packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
-    return f"Hardware: {hardware}.\n\nVersions: {env['system']}, Python {env['python']}, {packages}.\n"
 
 
 def waits(case: str) -> str:
@@ -140,14 +80,6 @@ def waits(case: str) -> str:
 def rounds(record: dict[str, Any], samples: dict[str, list[float]]) -> str:
     """Say how much was measured."""
     return f"{len(next(iter(samples.values())))} rounds of {record['calls']} calls each."
-
-
-def target_table(checks: Sequence[Check]) -> str:
-    """Return the table of figures beside their targets."""
-    return table(
-        ("", "figure", "target", ""),
-        [(c.what, f"{number(c.figure)} {c.unit}", f"≤ {number(c.target)} {c.unit}", c.verdict) for c in checks],
-    )
 
 
 def session(record: dict[str, Any]) -> Section:
@@ -269,6 +201,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "resnet50_cuda": resnet,
     "soak_cpu": soak,
     "soak_cuda": soak,
+    **KERNEL_SECTIONS,
 }
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Run the benchmarks of one kind of machine: ``python benchmarks/run.py cpu|gpu [--out FOLDER]``."""
+"""Run the benchmarks of one kind of machine: ``python benchmarks/run.py cpu|gpu|kernels [--out FOLDER]``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ PLAN = {
         ["bench_session.py", "--device", "cpu"],
         ["bench_pool.py", "--device", "cpu"],
         ["soak.py", "--device", "cpu"],
+        ["bench_dispatch.py", "--device", "cpu"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],
         ["bench_pool.py", "--device", "cuda:0"],
         ["bench_resnet.py"],
         ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
+    ],
+    "kernels": [
+        ["bench_dispatch.py", "--device", "cuda:0"],
+        ["bench_norms.py"],
+        ["bench_matmul.py"],
+        ["bench_attention.py"],
     ],
 }
 

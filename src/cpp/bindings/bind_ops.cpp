@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+
 #include "array_argument.h"
 #include "bind.h"
 #include "op_arguments.h"
@@ -148,6 +158,52 @@ py::object conv(PyObject* const* values, Py_ssize_t count) {
   return run_call(site, call, {&x, &weight, &bias}, {out}, args.next());
 }
 
+Operand described(const char* name, std::initializer_list<std::int64_t> shape, const void* data) {
+  Operand operand;
+  operand.name = name;
+  operand.absent = false;
+  operand.dtype = {2, 32, 1};
+  operand.data = const_cast<void*>(data);
+  operand.rank = static_cast<std::uint8_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), operand.shape.begin());
+  std::int64_t dense = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    operand.strides[i] = dense;
+    dense *= operand.shape[i];
+  }
+  return operand;
+}
+
+// Nanoseconds of a choice that was made before.
+double time_choose(CallSite& site, const OpDesc& op) {
+  constexpr int kCalls = 1'000'000;
+  (void)site.choose(op, 0);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kCalls; ++i) (void)site.choose(op, 0);
+  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - start;
+  return taken.count() / kCalls;
+}
+
+std::map<std::string, double> measure_choose() {
+  alignas(256) static const std::array<float, 64> memory{};
+  CallSite site(Dispatcher::instance(), std::make_shared<const KernelRules>(), {}, {},
+                {"null.null"});
+  const auto matrix = [&](const char* name) { return described(name, {4, 4}, memory.data()); };
+  const auto heads = [&](const char* name) { return described(name, {1, 2, 4, 4}, memory.data()); };
+  OpCall product = make_matmul({matrix("a"), matrix("b"), {}, {}, {}}, {});
+  product.set(slots::Matmul::kOut, matrix("out"));
+  OpCall gradient =
+      make_attention_backward(heads("grad_out"), {heads("q"), heads("k"), heads("v"), {}, {}},
+                              heads("out"), described("lse", {1, 2, 4}, memory.data()), {});
+  using Slot = slots::AttentionBackward;
+  for (const std::size_t slot : {Slot::kGradQ, Slot::kGradK, Slot::kGradV}) {
+    gradient.set(slot, heads("gradient"));
+  }
+  const py::gil_scoped_release unlocked;
+  return {{"matmul (3 operands)", time_choose(site, product.desc)},
+          {"attention_backward (9 operands)", time_choose(site, gradient.desc)}};
+}
+
 template <py::object (*kFunction)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* values, Py_ssize_t count) noexcept {
   try {
@@ -181,6 +237,8 @@ void bind_ops(py::module_& module) {
     module.attr(method.ml_name) =
         py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr));
   }
+  module.def("measure_choose", measure_choose,
+             "Nanoseconds of a choice that was made before, by what is chosen for.");
 }
 
 }  // namespace xpuruntime::bindings
