@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The sections of ``docs/benchmarks.md`` about single operations."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from report_parts import Check, Section, machine, number, spread, table, target_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OURS = ("auto", "cuda_raw", "cublas", "cudnn", "cpu")
+
+
+def medians(case: dict[str, Any]) -> dict[str, float]:
+    """Return the median of each row of one case, in microseconds."""
+    return {name: statistics.median(values) for name, values in case["samples_us"].items()}
+
+
+def norms(record: dict[str, Any]) -> Section:
+    """Norms beside a copy of the same bytes."""
+    ceiling = record["copy_bytes_per_second"]
+    parts, checks = [], []
+    floors = {"forward": "copy (torch)", "residual": "two copies of the bytes", "backward": "add of two (same bytes)"}
+    for case in record["cases"]:
+        found = medians(case)
+        floor = found[floors[case["what"]]]
+        rows = [
+            [name, number(us), number(us / floor), f"{case['bytes'] / us * 1e6 / ceiling:.0%}"]
+            for name, us in found.items()
+        ]
+        shape = f"{case['rows']} x {case['columns']}"
+        parts.append(table((f"{case['what']}, {shape}", "µs", "to the same bytes", "of the copy ceiling"), rows))
+        ours = {"forward": ("layer_norm", "rms_norm"), "backward": ("layer_norm_backward",), "residual": ()}
+        if case["rows"] * case["columns"] >= 1 << 25:
+            target = record["targets"].get(case["what"])
+            checks += [Check(f"{name}, {shape}", found[name], floor * target, "µs") for name in ours[case["what"]]]
+    text = (
+        "How close do layer norm and RMS norm come to copying the same bytes? bfloat16; the residual case adds two "
+        "arrays, returns the sum and normalises it.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_norms.py`: the ceiling is a copy of 2 GiB, "
+        f"{ceiling / 1e12:.2f} TB/s. The targets are 1.05 and, backward, 1.10 times the same bytes; small shapes, "
+        "which L2 or the launch decide, have none.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+    )
+    return Section("Norms on CUDA", text, tuple(checks))
+
+
+def matmul(record: dict[str, Any]) -> Section:
+    """Decode shapes, then the tuned choice over the grid."""
+    checks = []
+    rows = []
+    for case in record["decode"]:
+        found = medians(case)
+        rows.append([str(case["m"]), *(number(us) for us in found.values())])
+        best = min(found["auto"], found["cuda_raw.skinny"])
+        checks.append(Check(f"decode, {case['m']} rows, fastest of ours", best, case["target_us"], "µs"))
+    decode = table(("rows", *medians(record["decode"][0])), rows)
+    rows, behind, worst = [], 0, 0.0
+    for case in record["grid"]:
+        found = medians(case)
+        others = {name: us for name, us in found.items() if name not in ("auto", "cupy (float16)")}
+        name = min(others, key=lambda one: others[one])
+        ratio = found["auto"] / others[name]
+        worst = max(worst, ratio)
+        behind += ratio > 1 + record["targets"]["behind_best"]
+        rate = 2 * case["m"] * case["n"] * case["k"] / (found["auto"] * 1e-6) / record["flop_per_second"]
+        first = found.get("cublas.cublasLt")
+        rows.append([
+            f"{case['m']} x {case['n']} x {case['k']}", number(found["auto"]), f"`{case['chosen'].partition('@')[0]}`",
+            number(others[name]), name, number(ratio), number(first / found["auto"]) if first else "-",
+            number(found["torch"] / found["auto"]), f"{rate:.0%}",
+        ])  # fmt: skip
+    head = ("m x n x k", "auto, µs", "chosen", "best other, µs", "which", "auto to best", "cublasLt first to auto",
+            "torch to auto", "of the matmul ceiling")  # fmt: skip
+    checks.append(Check(f"auto over the best candidate, worst of {len(rows)} shapes", worst, 1.02, "times"))
+    text = (
+        "How fast is a matrix product with few rows, and does the tuned choice ever lose? bfloat16, weights `[n, k]` "
+        f"as in a linear layer.\n\n{machine(record)}\n`python benchmarks/bench_matmul.py`: decode shapes have 4096 x "
+        "4096 weights, 32 of them in turn inside one CUDA graph. The first column of figures is a kernel that only "
+        f"reads the weights. µs a call:\n\n{decode}\n{len(rows)} shapes; `auto` is "
+        "`auto_strategy: best_performance` with a cold tuning cache, which measured every kernel and up to 8 "
+        f"algorithms of cuBLASLt when the shape was first seen. {behind} of {len(rows)} are more than 2 % behind the "
+        f"best candidate. The ceiling is torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} "
+        f"TFLOP/s.\n\n{table(head, rows)}\n{target_table(checks)}"
+    )
+    return Section("Matrix products on CUDA", text, tuple(checks))
+
+
+def attention(record: dict[str, Any]) -> Section:
+    """Attention in TFLOP/s."""
+    columns = list(dict.fromkeys(name for case in record["cases"] for name in case["samples_us"]))
+    parts, checks = [], []
+    for what in ("forward", "backward"):
+        rows = []
+        for index, case in enumerate(one for one in record["cases"] if one["what"] == what):
+            found = medians(case)
+            shape = f"{case['batch']} x {case['heads']}/{case['kv_heads']} x {case['length']} x {case['head_dim']}"
+            label = shape + (", causal" if case["causal"] else "")
+            rates = [f"{case['flop'] / found[name] / 1e6:.0f}" if name in found else "-" for name in columns]
+            share = case["flop"] / (found["auto"] * 1e-6) / record["flop_per_second"]
+            rows.append([label, *rates, f"{share:.0%}"])
+            others = [us for name, us in found.items() if name != "auto"]
+            limit = min(others) * (1 + record["targets"]["behind_best"])
+            checks.append(Check(f"auto, {what}, {label}", found["auto"], limit, "µs"))
+            if index == 0:
+                flash = found["cuda_raw.flash_attention_v2"]
+                target = case["flop"] / record["targets"][f"flash_{what}"] * 1e6
+                checks.append(Check(f"our flash attention, {what}, {label}", flash, target, "µs"))
+        parts.append(table((f"{what}, TFLOP/s", *columns, "auto, of the matmul ceiling"), rows))
+    text = (
+        "How fast is attention, beside PyTorch's own kernels? bfloat16; batch x heads/kv_heads x length x head_dim.\n"
+        "Causal work counts half.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_attention.py`: PyTorch's backward goes through its autograd. The "
+        f"ceiling is torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s. The "
+        "targets are 308 TFLOP/s forward and 200 backward for our kernel in the first shape, and for `auto` the best row less "
+        "2 %.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+    )
+    return Section("Attention on CUDA", text, tuple(checks))
+
+
+def dispatch(record: dict[str, Any]) -> Section:
+    """Host cost of an operation."""
+    samples, device = record["samples_us"], record["device"]
+    rows = [[name, *(number(value) for value in spread(values))] for name, values in samples.items()]
+    found = {name: statistics.median(values) for name, values in samples.items()}
+    checks = [
+        Check(f"cached choice, {name}", value, record["targets"]["cached_choice_ns"], "ns")
+        for name, value in record["cached_choice_ns"].items()
+    ]
+    if "torch.mm" in found:
+        checks.append(Check("xrt.ops.matmul, host, against torch.mm", found["xrt.ops.matmul"], found["torch.mm"], "µs"))
+    text = (
+        "What does an operation cost the host? A choice that was made before, measured in C++, and whole calls from "
+        f"Python.\n\n{machine(record)}\n`python benchmarks/bench_dispatch.py --device {device}`\n\n"
+        f"{table(('µs a call', 'median', 'p10', 'p90'), rows)}\n{target_table(checks)}"
+    )
+    return Section(f"Cost of an operation on {device}", text, tuple(checks))
+
+
+#: Result name to what writes its section, in the order of the page.
+KERNEL_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
+    "dispatch_cpu": dispatch,
+    "dispatch_cuda": dispatch,
+    "norms_cuda": norms,
+    "matmul_cuda": matmul,
+    "attention_cuda": attention,
+}
