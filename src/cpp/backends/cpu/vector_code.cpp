@@ -66,13 +66,13 @@ bool can_run(const VectorCode& code) {
 }
 
 const VectorCode& vector_code() {
-  static const VectorCode& best = [&]() -> const VectorCode& {
+  static const VectorCode* const best = [] {
     const VectorCodes codes = all_vector_code();
     int i = 0;
     while (!can_run(*codes.code[i])) ++i;
-    return *codes.code[i];
+    return codes.code[i];
   }();
-  return best;
+  return *best;
 }
 
 }  // namespace xpuruntime::cpu
