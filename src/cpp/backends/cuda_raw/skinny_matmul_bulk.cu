@@ -91,8 +91,9 @@ void launch(const SkinnyMatmulArgs& args, const Plan& plan, cudaStream_t stream)
 
 void launch_bulk(const SkinnyMatmulArgs& args, const Plan& plan, cudaStream_t stream) {
   with_type(args.bfloat16, [&]<typename T>() {
-    with_bulk_shape(args.m, args.b_is_transposed,
-                    [&]<typename S>() { launch<T, S>(args, plan, stream); });
+    for_bulk_shapes(args.m, args.b_is_transposed, [&]<typename S>() {
+      if (S::kColumns == plan.columns) launch<T, S>(args, plan, stream);
+    });
   });
 }
 

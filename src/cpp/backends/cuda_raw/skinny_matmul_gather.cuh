@@ -42,16 +42,17 @@ __device__ __forceinline__ uint4 keep_elements(uint4 v, int count) {
 inline __device__ __noinline__ uint4 load_granule_partly(std::uintptr_t address,
                                                          std::uintptr_t first,
                                                          std::uintptr_t last) {
-  std::uint32_t words[4] = {};
+  std::uint32_t elements[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const std::uintptr_t element = address + 2 * i;
+    elements[i] = 0;
     if (element >= first && element + 2 <= last) {
-      const std::uint32_t bits = *reinterpret_cast<const volatile std::uint16_t*>(element);
-      words[i / 2] |= bits << (16 * (i % 2));
+      elements[i] = *reinterpret_cast<const std::uint16_t*>(element);
     }
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  return make_uint4(elements[0] | elements[1] << 16, elements[2] | elements[3] << 16,
+                    elements[4] | elements[5] << 16, elements[6] | elements[7] << 16);
 }
 
 /// The granule at `address`, a multiple of 16. What of it lies outside [first, last) is not read
@@ -145,11 +146,10 @@ class Gather {
 };
 
 template <typename T, typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kMTiles <= 2 ? 2 : 1)
+__global__ void __launch_bounds__(S::kThreads, kGatherBlocksOfSm<S>)
     multiply_gathered(const Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
 #if __CUDA_ARCH__ >= 900
-  let_later_kernels_start();
   const int rank = p.split == 1 ? 0 : cluster_rank();
   if (p.split > 1) cluster_arrive();
   wait_for_earlier_kernels();

@@ -60,7 +60,10 @@ constexpr int bulk_shared_bytes(int stages, int split) {
   return bulk_fixed_bytes<S>(split) + (ring > partial_bytes<S>() ? ring : partial_bytes<S>());
 }
 
-/// Of the kernel that does not; the same.
+/// Of the kernel that does not; the same. Blocks that fit on an SM: one loads while the other
+/// multiplies, where registers suffice.
+template <typename S>
+inline constexpr int kGatherBlocksOfSm = S::kMTiles <= 2 ? 2 : 1;
 template <typename S>
 constexpr int gather_fixed_bytes(int split) {
   return receive_bytes<S>(split);
