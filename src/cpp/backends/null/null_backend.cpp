@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "null/register.h"
 #include "xpuruntime/error.h"
@@ -18,18 +19,21 @@ class NullBackend final : public KernelBackend {
   std::string version() const override { return "null " XPURUNTIME_VERSION; }
 };
 
-void fill(const TensorDesc& tensor, std::size_t dim, std::byte* data) {
-  const std::size_t itemsize = tensor.dtype.itemsize();
-  if (dim == tensor.rank) {
+// Of the dimensions that are left.
+void fill(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides,
+          std::size_t itemsize, std::byte* data) {
+  if (shape.empty()) {
     std::memset(data, 0, itemsize);
     return;
   }
-  if (dim + 1U == tensor.rank && tensor.strides[dim] == 1) {
-    std::memset(data, 0, itemsize * static_cast<std::size_t>(tensor.shape[dim]));
+  if (shape.size() == 1 && strides.front() == 1) {
+    std::memset(data, 0, itemsize * static_cast<std::size_t>(shape.front()));
     return;
   }
-  const std::ptrdiff_t step = tensor.strides[dim] * static_cast<std::ptrdiff_t>(itemsize);
-  for (std::int64_t i = 0; i < tensor.shape[dim]; ++i) fill(tensor, dim + 1, data + i * step);
+  const std::ptrdiff_t step = strides.front() * static_cast<std::ptrdiff_t>(itemsize);
+  for (std::int64_t i = 0; i < shape.front(); ++i) {
+    fill(shape.subspan(1), strides.subspan(1), itemsize, data + i * step);
+  }
 }
 
 class NullKernel final : public Kernel {
@@ -38,7 +42,9 @@ class NullKernel final : public Kernel {
   void launch(void* const* operands, void* /*workspace*/, StreamHandle /*stream*/) const override {
     for (std::size_t slot = 0; slot < op_.slots; ++slot) {
       if (!op_.has(slot) || !is_output(op_.kind, slot)) continue;
-      fill(op_[slot], 0, static_cast<std::byte*>(operands[slot]));
+      const TensorDesc& tensor = op_[slot];
+      fill(std::span(tensor.shape).first(tensor.rank), std::span(tensor.strides).first(tensor.rank),
+           tensor.dtype.itemsize(), static_cast<std::byte*>(operands[slot]));
     }
   }
 
