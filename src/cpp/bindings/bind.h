@@ -18,6 +18,18 @@ void bind_ops(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 
+/// What Python raised to end the work and not to report a failure, such as KeyboardInterrupt. No
+/// std::exception, so that nothing between takes it for the failure of one kernel.
+class Interruption {
+ public:
+  explicit Interruption(const pybind11::error_already_set& error) : error_(error) {}
+  /// With the GIL.
+  void restore() { error_.restore(); }
+
+ private:
+  pybind11::error_already_set error_;
+};
+
 /// For code outside pybind11's dispatch: call inside `catch (...)`; sets the Python error.
 void set_python_error() noexcept;
 

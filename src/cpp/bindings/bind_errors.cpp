@@ -29,6 +29,8 @@ void raise(const char* name, const std::string& message, const std::string& devi
 bool translate(std::exception_ptr pointer) {
   try {
     std::rethrow_exception(pointer);
+  } catch (Interruption& error) {
+    error.restore();
   } catch (const OutOfMemoryError& error) {
     raise("OutOfMemoryError", error.what(), error.device());
   } catch (const CudaError& error) {

@@ -251,21 +251,18 @@ void bind_kernels(py::module_& module) {
   bind_dispatcher(module);
   module.def(
       "register_python_kernel",
-      [](const py::object& backend, const py::object& kernel, KernelRegistry* registry) {
-        KernelRegistry::Definition made = make_python_kernel(backend, kernel);
-        KernelRegistry& into = registry == nullptr ? KernelRegistry::instance() : *registry;
-        const py::gil_scoped_release unlocked;
-        into.add(std::move(made));
+      [](const py::object& backend, const py::args& kernels) {
+        register_python_kernels(KernelRegistry::instance(), backend, kernels);
       },
-      "backend"_a, "kernel"_a, py::kw_only(), "registry"_a = py::none(),
-      "Register a kernel that Python objects define.");
+      "backend"_a, "Register kernels that Python objects define, all or none.");
   module.def(
       "register_plugin_library",
       [](const std::string& path) {
         const py::gil_scoped_release unlocked;
         return register_plugin_library(KernelRegistry::instance(), path);
       },
-      "path"_a, "Register the kernels of a shared library; see kernel_plugin.h. Returns their ids.");
+      "path"_a,
+      "Register the kernels of a shared library; see kernel_plugin.h. Returns their ids.");
   module.def("set_search_folders", &SharedLibrary::set_search_folders, "folders"_a,
              "Folders in which vendors' libraries are looked for, in order.");
   module.def("search_folders", &SharedLibrary::search_folders);

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "bind.h"
 #include "convert.h"
 #include "op_dict.h"
 #include "xpuruntime/error.h"
@@ -46,9 +47,12 @@ std::string current_reason() {
   }
 }
 
+bool is_interruption(const py::error_already_set& error) { return !error.matches(PyExc_Exception); }
+
 // The C++ class of an error of xpuruntime.errors, so that it is treated as one of this library's;
 // anything else goes on as it is.
 [[noreturn]] void rethrow(const py::error_already_set& error, DeviceId device) {
+  if (is_interruption(error)) throw Interruption(error);
   const py::module_ errors = py::module_::import("xpuruntime.errors");
   const std::string message = py::str(error.value());
   const std::string where = to_string(device);
@@ -107,13 +111,22 @@ class PythonBackend final : public KernelBackend {
   }
   std::string_view name() const noexcept override { return name_; }
   DeviceType device_type() const noexcept override { return device_type_; }
+  py::handle object() const noexcept { return object_.get(); }
   Support available() const noexcept override {
     try {
       const py::gil_scoped_acquire locked;
+      const char* asked = ".available()";
       try {
-        return to_support(object_.get().attr("available")(), name_ + ".available()");
+        Support answer = to_support(object_.get().attr("available")(), name_ + asked);
+        asked = ".version()";
+        if (answer.ok) (void)ask_version();
+        return answer;
+      } catch (const py::error_already_set& error) {
+        // It cannot be raised here: it comes again in the main thread.
+        if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+        return Support::no(name_ + asked + " failed: " + current_reason());
       } catch (...) {
-        return Support::no(name_ + ".available() failed: " + current_reason());
+        return Support::no(name_ + asked + " failed: " + current_reason());
       }
     } catch (...) {
       return {false, {}};  // not even that could be said
@@ -121,10 +134,20 @@ class PythonBackend final : public KernelBackend {
   }
   std::string version() const override {
     const py::gil_scoped_acquire locked;
-    return py::str(object_.get().attr("version")());
+    try {
+      return ask_version();
+    } catch (const py::error_already_set& error) {
+      rethrow(error, {device_type_, 0});
+    }
   }
 
  private:
+  std::string ask_version() const {
+    const py::object answer = object_.get().attr("version")();
+    if (py::isinstance<py::str>(answer) && py::len(answer) > 0) return answer.cast<std::string>();
+    throw InputError("it gave " + std::string(py::str(py::repr(answer))) + " instead of a text");
+  }
+
   const Kept object_;
   const std::string name_;
   const DeviceType device_type_;
@@ -169,8 +192,8 @@ class PythonKernel final : public Kernel {
 
 class PythonDefinition final : public KernelDefinition {
  public:
-  PythonDefinition(const py::object& backend, const py::object& object)
-      : backend_(backend),
+  PythonDefinition(std::shared_ptr<const PythonBackend> backend, const py::object& object)
+      : backend_(std::move(backend)),
         object_(object),
         id_(required(object, "id", "kernel")),
         op_(parse_op_kind(required(object, "op", "kernel"))),
@@ -180,12 +203,16 @@ class PythonDefinition final : public KernelDefinition {
         has_configs_(py::hasattr(object, "configs")) {
     require_callable(object, "supports", "kernel");
     require_callable(object, "prepare", "kernel");
-    for (const py::handle family : py::getattr(object, "families", py::tuple())) {
-      families_.emplace_back(py::str(family));
+    const py::object families = py::getattr(object, "families", py::tuple());
+    if (!py::isinstance<py::tuple>(families) && !py::isinstance<py::list>(families)) {
+      throw InputError("the families of kernel " + id_ + " are " +
+                       std::string(py::str(py::repr(families))) + "; expected a tuple of words");
     }
+    for (const py::handle family : families) families_.emplace_back(py::str(family));
   }
 
-  const KernelBackend& backend() const noexcept override { return backend_; }
+  const std::shared_ptr<const PythonBackend>& python_backend() const noexcept { return backend_; }
+  const KernelBackend& backend() const noexcept override { return *backend_; }
   std::string_view id() const noexcept override { return id_; }
   OpKind op() const noexcept override { return op_; }
   std::vector<std::string> families() const override { return families_; }
@@ -197,6 +224,9 @@ class PythonDefinition final : public KernelDefinition {
     const py::gil_scoped_acquire locked;
     try {
       return to_support(object_.get().attr("supports")(to_dict(op, &device)), id_ + ".supports()");
+    } catch (const py::error_already_set& error) {
+      if (is_interruption(error)) throw Interruption(error);
+      return Support::no(id_ + ".supports() failed: " + current_reason());
     } catch (...) {
       return Support::no(id_ + ".supports() failed: " + current_reason());
     }
@@ -234,7 +264,7 @@ class PythonDefinition final : public KernelDefinition {
   }
 
  private:
-  const PythonBackend backend_;
+  const std::shared_ptr<const PythonBackend> backend_;
   const Kept object_;
   const std::string id_;
   const OpKind op_;
@@ -297,6 +327,10 @@ class PythonStore final : public TuningStore {
       const py::gil_scoped_acquire locked;
       try {
         return body();
+      } catch (const py::error_already_set& error) {
+        // It cannot be raised here: it comes again in the main thread.
+        if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+        note = std::string("the tuning store's ") + what + " failed: " + current_reason();
       } catch (...) {
         note = std::string("the tuning store's ") + what + " failed: " + current_reason();
       }
@@ -310,9 +344,23 @@ class PythonStore final : public TuningStore {
 
 }  // namespace
 
-KernelRegistry::Definition make_python_kernel(const py::object& backend,
-                                              const py::object& definition) {
-  return std::make_shared<const PythonDefinition>(backend, definition);
+void register_python_kernels(KernelRegistry& registry, const py::object& backend,
+                             const py::args& kernels) {
+  std::shared_ptr<const PythonBackend> shared;
+  for (const auto& known : registry.kernels()) {
+    const auto* const other = dynamic_cast<const PythonDefinition*>(known.get());
+    if (other != nullptr && other->python_backend()->object().is(backend)) {
+      shared = other->python_backend();
+      break;
+    }
+  }
+  if (shared == nullptr) shared = std::make_shared<PythonBackend>(backend);
+  std::vector<KernelRegistry::Definition> made;
+  for (const py::handle kernel : kernels) {
+    made.push_back(
+        std::make_shared<PythonDefinition>(shared, py::reinterpret_borrow<py::object>(kernel)));
+  }
+  registry.add_all(std::move(made));
 }
 
 std::shared_ptr<TuningStore> make_python_store(const py::object& store) {

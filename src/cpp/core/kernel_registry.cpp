@@ -3,6 +3,7 @@
 #include "xpuruntime/kernel_registry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -33,6 +34,27 @@ void check_id(std::string_view id, std::string_view backend) {
                    "which the first is the name of the backend");
 }
 
+void check(const KernelRegistry::Definition& definition) {
+  if (definition == nullptr) throw InputError("there is no kernel to register: it is null");
+  check_id(definition->id(), definition->backend().name());
+}
+
+void refuse_same(const KernelDefinition& known, const KernelDefinition& added) {
+  if (known.op() != added.op() || known.id() != added.id()) return;
+  throw InputError("kernel '" + std::string(added.id()) + "' is registered already for " +
+                   std::string(to_string(added.op())) +
+                   ": give it another id, or remove its backend first");
+}
+
+void refuse_other_backend(const KernelDefinition& known, const KernelDefinition& added) {
+  if (&known.backend() == &added.backend() || known.backend().name() != added.backend().name()) {
+    return;
+  }
+  throw InputError("kernel '" + std::string(added.id()) + "' is of a backend that is not the '" +
+                   std::string(known.backend().name()) + "' of " + std::string(known.id()) +
+                   ": give its backend a name of its own");
+}
+
 bool is_meant(const KernelDefinition& kernel, std::string_view word) {
   if (kernel.id() == word || kernel.backend().name() == word) return true;
   const std::vector<std::string> families = kernel.families();
@@ -48,17 +70,26 @@ KernelRegistry::KernelRegistry(bool builtin) {
 KernelRegistry& KernelRegistry::instance() { return Runtime::instance().kernels(); }
 
 void KernelRegistry::add(Definition definition) {
-  if (definition == nullptr) throw InputError("there is no kernel to register: it is null");
-  check_id(definition->id(), definition->backend().name());
+  check(definition);
   const std::unique_lock lock(mutex_);
-  for (const Definition& other : kernels_) {
-    if (other->op() == definition->op() && other->id() == definition->id()) {
-      throw InputError("kernel '" + std::string(definition->id()) + "' is registered already for " +
-                       std::string(to_string(definition->op())) +
-                       ": give it another id, or remove its backend first");
-    }
-  }
+  for (const Definition& other : kernels_) refuse_same(*other, *definition);
   kernels_.push_back(std::move(definition));
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+void KernelRegistry::add_all(std::vector<Definition> definitions) {
+  for (auto one = definitions.begin(); one != definitions.end(); ++one) {
+    check(*one);
+    std::for_each(definitions.begin(), one,
+                  [&](const Definition& other) { refuse_same(*other, **one); });
+  }
+  const std::unique_lock lock(mutex_);
+  for (const Definition& one : definitions) {
+    for (const Definition& other : kernels_) refuse_same(*other, *one);
+    for (const Definition& other : kernels_) refuse_other_backend(*other, *one);
+  }
+  kernels_.reserve(kernels_.size() + definitions.size());
+  std::move(definitions.begin(), definitions.end(), std::back_inserter(kernels_));
   version_.fetch_add(1, std::memory_order_release);
 }
 

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "xpuruntime/error.h"
@@ -18,6 +20,24 @@ namespace xpuruntime {
 namespace {
 
 constexpr const char* kEntry = "xpuruntime_kernels";
+
+static_assert(XPURUNTIME_MAX_OPERANDS == kMaxSlots && XPURUNTIME_MAX_RANK == TensorDesc::kMaxRank);
+static_assert(XPU_MATMUL == static_cast<int>(OpKind::kMatmul) &&
+              XPU_ATTENTION == static_cast<int>(OpKind::kAttention) &&
+              XPU_ATTENTION_BACKWARD == static_cast<int>(OpKind::kAttentionBackward) &&
+              XPU_LAYER_NORM == static_cast<int>(OpKind::kLayerNorm) &&
+              XPU_LAYER_NORM_BACKWARD == static_cast<int>(OpKind::kLayerNormBackward) &&
+              XPU_RMS_NORM == static_cast<int>(OpKind::kRmsNorm) &&
+              XPU_RMS_NORM_BACKWARD == static_cast<int>(OpKind::kRmsNormBackward) &&
+              XPU_CONV == static_cast<int>(OpKind::kConv) && kOpKinds == 8);
+static_assert(static_cast<int>(Phase::kInfer) == 0 && static_cast<int>(Phase::kTrain) == 1 &&
+              static_cast<int>(Phase::kBackward) == 2);
+static_assert(static_cast<int>(Activation::kRelu) == 1 &&
+              static_cast<int>(Activation::kGelu) == 2 &&
+              static_cast<int>(Activation::kGeluTanh) == 3 &&
+              static_cast<int>(Activation::kSilu) == 4);
+static_assert(static_cast<int>(Causal::kTopLeft) == 1 &&
+              static_cast<int>(Causal::kBottomRight) == 2);
 
 XpuOpDescription to_c(const OpDesc& op, const DeviceInfo& device) {
   XpuOpDescription out{};
@@ -56,13 +76,39 @@ XpuOpDescription to_c(const OpDesc& op, const DeviceInfo& device) {
   return out;
 }
 
+// How many bytes the first character of `text` has; 0 where it is none of UTF-8.
+std::size_t character(std::string_view text) {
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t count = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < count) return 0;
+  for (std::size_t at = 1; at < count; ++at) {
+    if ((byte(at) & 0xC0U) != 0x80) return 0;
+  }
+  const bool too_long = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
+  const bool no_number = (first == 0xED && byte(1) > 0x9F) || (first == 0xF4 && byte(1) > 0x8F);
+  return too_long || no_number ? 0 : count;
+}
+
+// The text with '?' for every byte that is not UTF-8: it may have been cut within a character.
+std::string readable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t count = character(text);
+    out.append(count == 0 ? "?" : text.substr(0, count));
+    text.remove_prefix(std::max<std::size_t>(count, 1));
+  }
+  return out;
+}
+
 // Room for what a plugin has to say.
 class Said {
  public:
   XpuText text() noexcept { return {room_.data(), room_.size()}; }
   std::string str(const char* otherwise) {
     room_.back() = '\0';
-    return room_.front() == '\0' ? otherwise : room_.data();
+    return room_.front() == '\0' ? otherwise : readable(room_.data());
   }
 
  private:
@@ -118,8 +164,8 @@ class PluginDefinition final : public KernelDefinition {
   const KernelBackend& backend() const noexcept override { return *backend_; }
   std::string_view id() const noexcept override { return kernel_.id; }
   OpKind op() const noexcept override { return static_cast<OpKind>(kernel_.op); }
-  std::string description() const override { return kernel_.description; }
-  std::string limits() const override { return kernel_.limits; }
+  std::string description() const override { return readable(kernel_.description); }
+  std::string limits() const override { return readable(kernel_.limits); }
   Support supports(const OpDesc& op, const DeviceInfo& device) const override {
     const XpuOpDescription described = to_c(op, device);
     Said reason;
@@ -158,14 +204,22 @@ class PluginDefinition final : public KernelDefinition {
   throw InputError("the kernel library " + path + " " + why);
 }
 
-void check(const std::string& path, const XpuKernel& kernel, std::size_t index) {
+bool is_missing(const char* text) { return text == nullptr || *text == '\0'; }
+
+void check(const std::string& path, const XpuKernel& kernel, std::size_t index,
+           std::size_t stride) {
   const std::string which = "describes kernel " + std::to_string(index);
   if (kernel.size < sizeof(XpuKernel)) {
     refuse(path, which + " with a struct of " + std::to_string(kernel.size) + " bytes instead of " +
                      std::to_string(sizeof(XpuKernel)) + ": build it with this kernel_plugin.h");
   }
-  if (kernel.id == nullptr || kernel.description == nullptr || kernel.limits == nullptr ||
-      kernel.version == nullptr || kernel.supports == nullptr || kernel.prepare == nullptr ||
+  if (kernel.size != stride || stride % alignof(XpuKernel) != 0) {
+    refuse(path, which + " with a struct of " + std::to_string(kernel.size) +
+                     " bytes, and the first one with " + std::to_string(stride) +
+                     ": set size to sizeof(XpuKernel)");
+  }
+  if (is_missing(kernel.id) || is_missing(kernel.description) || is_missing(kernel.limits) ||
+      is_missing(kernel.version) || kernel.supports == nullptr || kernel.prepare == nullptr ||
       kernel.launch == nullptr || kernel.destroy == nullptr) {
     refuse(path, which + " with a text or a function missing");
   }
@@ -177,50 +231,64 @@ void check(const std::string& path, const XpuKernel& kernel, std::size_t index) 
   }
 }
 
+// The kernels at `first`, with one backend.
+std::vector<KernelRegistry::Definition> define(const std::string& path, const XpuKernel* first,
+                                               std::size_t count) {
+  // A newer kernel_plugin.h has longer structs: the library's own size says where the next one is.
+  const std::size_t stride = first->size;
+  std::vector<KernelRegistry::Definition> made;
+  std::shared_ptr<const KernelBackend> backend;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& kernel =
+        *reinterpret_cast<const XpuKernel*>(reinterpret_cast<const std::byte*>(first) + i * stride);
+    check(path, kernel, i, stride);
+    const std::string_view id = kernel.id;
+    const std::string name(id.substr(0, id.find('.')));
+    const auto type = kernel.device_type == XPU_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
+    if (backend == nullptr) {
+      backend = std::make_shared<PluginBackend>(name, type, readable(kernel.version));
+    } else if (backend->name() != name || backend->device_type() != type ||
+               backend->version() != readable(kernel.version)) {
+      refuse(path, "has kernels of several backends, device types or versions, " +
+                       std::string(made.front()->id()) + " and " + std::string(id) +
+                       ": make a library for each");
+    }
+    made.push_back(std::make_shared<PluginDefinition>(kernel, backend));
+  }
+  return made;
+}
+
+struct Close {
+  void operator()(void* handle) const noexcept { (void)dlclose(handle); }
+};
+
 }  // namespace
 
 std::vector<std::string> register_plugin_library(KernelRegistry& registry,
                                                  const std::string& path) {
-  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) refuse(path, "cannot be opened: " + std::string(dlerror()));
-  const auto entry = reinterpret_cast<XpuKernels>(dlsym(handle, kEntry));
+  // Closed where it is refused, so that it can be loaded once it is mended.
+  std::unique_ptr<void, Close> library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  if (library == nullptr) refuse(path, "cannot be opened: " + std::string(dlerror()));
+  const auto entry = reinterpret_cast<XpuKernels>(dlsym(library.get(), kEntry));
   if (entry == nullptr) {
-    dlclose(handle);
     refuse(path, std::string("exports no function ") + kEntry + "; see kernel_plugin.h");
   }
   std::size_t count = 0;
   const XpuKernel* const kernels = entry(XPURUNTIME_KERNEL_ABI, &count);
-  if (kernels == nullptr || count == 0) {
+  if (kernels == nullptr) {
     refuse(path, "has no kernels for version " + std::to_string(XPURUNTIME_KERNEL_ABI) +
                      " of kernel_plugin.h: build it with this one");
   }
-  std::vector<KernelRegistry::Definition> made;
-  std::shared_ptr<const KernelBackend> backend;
+  if (count == 0) refuse(path, "has no kernels: it says that their number is 0");
+  std::vector<KernelRegistry::Definition> made = define(path, kernels, count);
   std::vector<std::string> ids;
-  for (std::size_t i = 0; i < count; ++i) {
-    const XpuKernel& kernel = kernels[i];
-    check(path, kernel, i);
-    const std::string id = kernel.id;
-    const auto known = registry.kernels(static_cast<OpKind>(kernel.op));
-    const auto same = [&](const auto& other) {
-      return other->id() == id && static_cast<std::int32_t>(other->op()) == kernel.op;
-    };
-    if (std::any_of(known.begin(), known.end(), same) ||
-        std::any_of(made.begin(), made.end(), same)) {
-      refuse(path, "brings " + id + ", which is registered already");
-    }
-    const std::string name = id.substr(0, id.find('.'));
-    const auto type = kernel.device_type == XPU_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
-    if (backend == nullptr) {
-      backend = std::make_shared<PluginBackend>(name, type, kernel.version);
-    } else if (backend->name() != name || backend->device_type() != type) {
-      refuse(path, "has kernels of several backends or device types, " + ids.front() + " and " +
-                       id + ": make a library for each");
-    }
-    made.push_back(std::make_shared<PluginDefinition>(kernel, backend));
-    ids.push_back(id);
+  for (const auto& one : made) ids.emplace_back(one->id());
+  try {
+    registry.add_all(std::move(made));
+  } catch (const InputError& error) {
+    refuse(path, std::string("is refused: ") + error.what());
   }
-  for (auto& definition : made) registry.add(std::move(definition));
+  (void)library.release();
   return ids;
 }
 

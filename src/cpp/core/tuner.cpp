@@ -165,7 +165,7 @@ bool settled(const std::vector<Candidate>& candidates) {
 TunerResult Tuner::measure(const OpDesc& op,
                            std::span<const std::shared_ptr<const Kernel>> candidates,
                            const TunerOptions& options) {
-  static std::mutex one_at_a_time;
+  static std::recursive_mutex one_at_a_time;  // a candidate may call operations itself
   const std::lock_guard lock(one_at_a_time);
   const Clock::time_point start = Clock::now();
   TunerResult result;

@@ -175,10 +175,25 @@ class PythonKernel(Protocol):
         done after all.
         """
 
-def register_python_kernel(
-    backend: PythonBackend, kernel: PythonKernel, *, registry: KernelRegistry | None = None
-) -> None:
-    """Register a kernel that Python objects define. Raises InputError for an object that lacks something."""
+def register_python_kernel(backend: PythonBackend, *kernels: PythonKernel) -> None:
+    """Register kernels that Python objects define, all or none.
+
+    Raises
+    ------
+    InputError
+        For an object that lacks something, an id that is taken or not of this backend, or a name that another backend
+        has.
+    """
+
+def register_plugin_library(path: str) -> list[str]:
+    """Register the kernels of a shared library, all or none; see ``kernel_plugin.h``. Returns their ids.
+
+    Raises
+    ------
+    InputError
+        When it cannot be opened, is no such library, describes a kernel that makes no sense, or brings an id or the name
+        of a backend that is taken.
+    """
 
 def set_search_folders(folders: Iterable[str]) -> None:
     """Set the folders in which vendors' libraries are looked for, in order."""

@@ -28,6 +28,9 @@ class KernelRegistry {
   /// A definition keeps its backend alive. Throws InputError for an id that is not "backend.name"
   /// with the name of its backend, or when the operation has a kernel of this id already.
   void add(Definition definition);
+  /// Adds all or none. Besides what `add` refuses: a backend whose name another backend here has,
+  /// so that a word of a policy goes on meaning what it did.
+  void add_all(std::vector<Definition> definitions);
   /// Takes out every kernel of a backend; work that was prepared stays valid. Returns how many.
   std::size_t remove(std::string_view backend);
 

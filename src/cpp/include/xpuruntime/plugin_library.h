@@ -13,8 +13,8 @@ class KernelRegistry;
 /// kernel_plugin.h. The library is never closed. Returns the ids.
 ///
 /// Throws InputError when the file cannot be opened, exports no such function, speaks another
-/// version, or describes a kernel that makes no sense, or one that is registered already; then none
-/// of its kernels is registered.
+/// version, or describes a kernel that makes no sense, one that is registered already, or a backend
+/// whose name is taken; then none of its kernels is registered, and the library is closed.
 std::vector<std::string> register_plugin_library(KernelRegistry& registry, const std::string& path);
 
 }  // namespace xpuruntime

@@ -56,7 +56,8 @@ struct TunerResult {
 /// other streams is disturbed unless its capture mode is relaxed. On the CPU the launches run in
 /// the calling thread.
 ///
-/// One measurement at a time in a process; others wait. Holds memory of the device's default pool
+/// One measurement at a time in a process; others wait, except for those that a candidate itself
+/// asks for, by calling an operation in its first launch. Holds memory of the device's default pool
 /// while it runs. A candidate that fails is rejected with its reason. Errors: OutOfMemoryError when
 /// there is no room for one set of operands; CudaError when the device fails outside of a
 /// candidate.

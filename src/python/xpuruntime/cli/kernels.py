@@ -34,7 +34,7 @@ def kernels(
     with working("looking at kernels and their libraries", as_json=json):
         found = all_kernels(op)
     if json:
-        print_json([kernel.to_dict() for kernel in found])
+        print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in found]})
     else:
         console().print(_table(found))
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.policies.kernel_ids import FAMILIES, OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +22,9 @@ __all__ = ["GROUP", "KernelBackend", "PythonKernel", "include_folder", "load_lib
 
 #: Entry points of this group name a function without arguments that registers kernels by `register` or `load_library`.
 GROUP = "xpuruntime.kernels"
+
+#: The backends of the plugin that is being loaded, so that what it has registered goes with it when it fails.
+_loading: ContextVar[list[str] | None] = ContextVar("xpuruntime_plugin", default=None)
 
 
 class KernelBackend:
@@ -58,13 +63,13 @@ class PythonKernel:
     Attributes
     ----------
     id : str
-        ``backend.name``.
+        ``backend.name``; policies and ``kernel=`` name it by this.
     op : str
         The operation, such as ``"matmul"``, ``"layer_norm"`` or ``"attention_backward"``.
     description, limits : str
         One line each: what it is good for; dtypes, shapes and devices it serves.
     families : tuple of str
-        Bare words of a policy that mean it too, besides its backend.
+        Families of a policy, such as ``"flash_v2"``, that mean it too.
     automatic : bool
         Whether ``"auto"`` may choose it.
 
@@ -84,7 +89,7 @@ class PythonKernel:
         """Say whether it can do exactly this, and if not why. Touches no device.
 
         `op` has ``operands`` (name to ``dtype``, ``shape``, ``strides``, ``alignment``), ``attributes``, ``device``,
-        ``phase``, and on CUDA ``compute_capability``.
+        ``phase``, ``text``, and on CUDA ``compute_capability``. A norm sees ``x`` as two dimensions, rows and columns.
         """
         raise NotImplementedError
 
@@ -94,25 +99,64 @@ class PythonKernel:
         It is called with operand name to `Tensor`, and with the CUDA stream's handle (0 on the CPU). The tensors are
         views that are valid during the call only. It writes the outputs in the order of that stream, and neither
         allocates them nor waits. An attribute ``repeatable = False`` of the function says that its bits differ between
-        runs.
+        runs; an attribute ``config`` is a text that `prepare` takes back to do exactly the same, ``""`` by default.
+
+        Raise `UnsupportedOperationError` where it cannot be done after all; then another kernel may serve.
         """
         raise NotImplementedError
 
 
 def register(backend: KernelBackend, *kernels: PythonKernel) -> None:
-    """Register kernels written in Python.
+    """Register kernels written in Python, all or none.
+
+    Parameters
+    ----------
+    backend : KernelBackend
+        One object for all kernels of this name; it may be given again with further kernels.
+    *kernels : PythonKernel
 
     Raises
     ------
     InputError
-        For an id that is taken, or not of this backend, or a kernel that lacks something.
+        For an id that is taken, or not of this backend, a kernel that lacks something, a family that no policy can
+        name, or a backend whose name another one has.
     """
     for kernel in kernels:
-        _core.register_python_kernel(backend, kernel)
+        _check_families(kernel)
+    _core.register_python_kernel(backend, *kernels)
+    _note(backend.name)
+
+
+def _check_families(kernel: PythonKernel) -> None:
+    families = getattr(kernel, "families", ())
+    op = getattr(kernel, "op", None)
+    key = op.removesuffix("_backward") if isinstance(op, str) else None
+    if key not in OPS or not isinstance(families, (tuple, list)):
+        return  # refused with a reason by the registry
+    known = [family for family in FAMILIES[key] if family != "auto"]
+    unknown = [family for family in families if family not in known]
+    if unknown:
+        raise InputError(
+            f"kernel {getattr(kernel, 'id', kernel)!r} says that it is of the family {unknown[0]!r}, which no policy"
+            f" can name for {key}: the families are {', '.join(known)}. By its id it can be named in any case."
+        )
+
+
+def _note(backend: str) -> None:
+    loading = _loading.get()
+    if loading is not None and backend not in loading:
+        loading.append(backend)
 
 
 def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Register the kernels of a shared library that is written against ``xpuruntime/kernel_plugin.h``.
+    """Register the kernels of a shared library that is written against ``xpuruntime/kernel_plugin.h``, all or none.
+
+    The library stays loaded for as long as the process lives.
+
+    Parameters
+    ----------
+    path : str or path
+        A relative one is from the current folder; no other is searched.
 
     Returns
     -------
@@ -122,12 +166,15 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises
     ------
     InputError
-        When it cannot be opened, is no such library, is of another version, or brings an id that is taken.
+        When it cannot be opened, is no such library, is of another version, describes a kernel that makes no sense, or
+        brings an id or the name of a backend that is taken.
     """
     file = Path(path).absolute()
     if not file.is_file():
         raise InputError(f"the kernel library {file} does not exist")
-    return tuple(_core.register_plugin_library(os.fspath(file)))
+    ids = tuple(_core.register_plugin_library(os.fspath(file)))
+    _note(ids[0].partition(".")[0])
+    return ids
 
 
 def include_folder() -> str:
@@ -136,18 +183,26 @@ def include_folder() -> str:
 
 
 def load_plugins() -> None:
-    """Load what installed packages name under the entry point group ``xpuruntime.kernels``; once a process.
+    """Load what installed packages name under the entry point group ``xpuruntime.kernels``, in order of name.
 
-    A plugin that fails is left out, with one `XpuRuntimeWarning` that names it and the reason.
+    A plugin that fails is left out with all that it has registered, with one `XpuRuntimeWarning` that names it and the
+    reason. Called once a process, before the first operation or listing.
     """
-    for point in metadata.entry_points(group=GROUP):
+    failures = []
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        backends: list[str] = []
+        token = _loading.set(backends)
         try:
             point.load()()
         except Exception as error:
+            for backend in backends:
+                _core.KernelRegistry.instance().remove(backend)
             package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-            warnings.warn(
+            failures.append(
                 f"the kernel plugin {point.name!r}{package} is left out, because it failed to load:"
-                f" {type(error).__name__}: {error}",
-                XpuRuntimeWarning,
-                stacklevel=2,
+                f" {type(error).__name__}: {error}"
             )
+        finally:
+            _loading.reset(token)
+    for failure in failures:  # at the end, for a filter may turn a warning into an error
+        warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)

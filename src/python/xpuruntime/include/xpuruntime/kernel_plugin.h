@@ -87,26 +87,32 @@ typedef struct XpuText {
 } XpuText;
 
 typedef struct XpuKernel {
-  uint32_t size;           /**< sizeof(XpuKernel) */
-  const char* id;          /**< "backend.name"; all kernels of a library have one backend */
+  uint32_t size;           /**< sizeof(XpuKernel), in each of them */
+  const char* id;          /**< "backend.name"; the kernels of a library have one backend, which no
+                                other has */
   int32_t op;              /**< XpuOp */
   int32_t device_type;     /**< XpuDeviceType */
   const char* description; /**< one line: what it is good for */
   const char* limits;      /**< one line: dtypes, shapes, devices */
-  const char* version;     /**< measured times hold for one version */
+  const char* version;     /**< of the library: measured times hold for one version */
   int32_t repeatable;      /**< 1: the same bits in every run */
 
-  /** 1: can do exactly this. 0: cannot; `reason` says why. Touches no device. */
+  /**
+   * 1: can do exactly this. 0: cannot; `reason` says why. Touches no device. Asked only for
+   * operations of the kind `op` on devices of `device_type`.
+   */
   int32_t (*supports)(const XpuOpDescription* op, XpuText reason);
   /**
    * Makes what `launch` needs, for this operation; slow. Returns NULL where it fails, and says why
-   * in `error`. `workspace` is the scratch memory in bytes that each launch needs.
+   * in `error`; then another kernel may serve. `workspace` is the scratch memory in bytes that each
+   * launch needs; 0 where it is not set.
    */
   void* (*prepare)(const XpuOpDescription* op, size_t* workspace, XpuText error);
   /**
    * Enqueues the work on `stream` (a cudaStream_t; NULL on the CPU, where it does the work). 0:
-   * done. Neither allocates nor waits. `operands` holds an address for each place, NULL where
-   * absent.
+   * done; anything else is raised, with what `error` says. Neither allocates nor waits. `operands`
+   * holds an address for each place, NULL where absent. `workspace` is aligned to 256 bytes, of
+   * this launch alone, and holds anything; not to be used where none was asked for.
    */
   int32_t (*launch)(void* prepared, void* const* operands, void* workspace, void* stream,
                     XpuText error);
