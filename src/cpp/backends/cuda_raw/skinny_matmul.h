@@ -15,9 +15,9 @@ namespace xpuruntime::cuda_raw {
 ///
 /// Shapes: a [m, k], b [k, n], out [m, n], bias [n] or null; m at most kSkinnyMaxM, any n and k, 0
 /// too. Strides are in elements and at least as long as a row; where a dimension is 1 or 0 long its
-/// stride is not looked at. out overlaps nothing. Whatever the alignment, every call is served; the
-/// fast kernels want pointers on 16 bytes and strides (and k, and n unless b is transposed) that
-/// are multiples of 8 elements.
+/// stride is not looked at; a batch stride of 0 gives every product the same operand. out overlaps
+/// nothing. Whatever the alignment, every call is served; the fast kernel, for compute capability
+/// 9.0 and later, takes a and b on 16 bytes with strides that are multiples of 8 elements.
 ///
 /// The same call on the same device gives the same bits each time: no sum depends on which block
 /// finishes first.

@@ -85,7 +85,7 @@ inline double estimate(const Facts& facts, int columns, int split) {
   constexpr double kDevice = 4.4e6;     // bytes a microsecond from memory,
   constexpr double kCache = 5.5e6;      // from the L2 cache,
   constexpr double kExchange = 2.0e4;   // and between the blocks of a cluster
-  constexpr double kUnevenness = 0.25;  // how much of an uneven last wave is felt
+  constexpr double kUnevenness = 0.25;  // how much of SMs idle in the last wave is felt
   const double of_sm = facts.m <= 8 ? 6.0e4 : facts.m <= 16 ? 5.5e4 : facts.m <= 32 ? 4.3e4 : 2.8e4;
   const double exchange = split == 1 ? 0.0 : split == 2 ? 0.4 : split == 4 ? 0.6 : 0.8;
 
@@ -95,8 +95,10 @@ inline double estimate(const Facts& facts, int columns, int split) {
   const double a = 2.0 * number(facts.m) * number(facts.k) * number(tiles);
   const std::int64_t waves = (tiles * split + facts.sm_count - 1) / facts.sm_count;
   const double uneven = number(waves * facts.sm_count) / number(tiles * split);
-  const double stream = std::max(b / kDevice, (a + b) / kCache) *
-                        (waves == 1 ? 1.0 : 1.0 + kUnevenness * (uneven - 1.0));
+  // The next kernel's blocks, which start early, fit beside few without sharing SMs unevenly.
+  const bool few = 2 * tiles * split <= facts.sm_count;
+  const double idle = few ? 0.0 : kUnevenness * (uneven - 1.0);
+  const double stream = std::max(b / kDevice, (a + b) / kCache) * (1.0 + idle);
   const double busiest_sm = number(waves) * 2.0 * columns * number(facts.k) / split / of_sm;
   return kStart + exchange + kWave * number(waves - 1) + std::max(stream, busiest_sm) +
          4.0 * columns * number(facts.m) * (split - 1) / split / kExchange;
@@ -116,16 +118,27 @@ Plan plan_bulk(const Facts& facts) {
       plan.split = split;
     }
   }
-  // Several waves want two blocks an SM. So do few blocks: the next kernel's then start early.
+  // Several waves want two blocks an SM, and so do few blocks: the next kernel's then start early.
+  // Between the two, where long blocks would share SMs with the next kernel's unevenly, three do
+  // best.
   const std::int64_t blocks = tiles * plan.split;
-  const bool whole_sm = blocks <= facts.sm_count && 4 * blocks >= 3 * facts.sm_count;
+  const std::int64_t chunks_of_block = (chunks + plan.split - 1) / plan.split;
+  const bool one_wave = blocks <= facts.sm_count;
+  int blocks_of_sm = 2;
+  if (one_wave && 4 * blocks >= 3 * facts.sm_count) {
+    blocks_of_sm = 1;
+  } else if (one_wave && 3 * blocks >= 2 * facts.sm_count && chunks_of_block > 8) {
+    blocks_of_sm = 3;
+  }
   const int most = std::min(facts.shared_memory_limit,
-                            kSharedOfSm / (whole_sm ? 1 : 2) - (whole_sm ? 0 : kReservedOfBlock));
+                            (kSharedOfSm + kReservedOfBlock) / blocks_of_sm - kReservedOfBlock);
   const int fixed = bulk_fixed_bytes<S>(plan.split);
   int stages = (most - fixed) / S::kStageBytes;
   if (stages < 2) stages = (facts.shared_memory_limit - fixed) / S::kStageBytes;
-  plan.stages = static_cast<int>(std::min(
-      {(chunks + plan.split - 1) / plan.split, std::int64_t{stages}, std::int64_t{kMaxStages}}));
+  // With much of a to read as well, more in flight only crowds the L2 cache.
+  if (S::kMTiles > 4) stages = std::min(stages, 4);
+  plan.stages =
+      static_cast<int>(std::min({chunks_of_block, std::int64_t{stages}, std::int64_t{kMaxStages}}));
   plan.prefetch = facts.transposed ? 512 : 0;
   plan.bulk = plan.stages >= 1 &&
               bulk_shared_bytes<S>(plan.stages, plan.split) <= facts.shared_memory_limit;
