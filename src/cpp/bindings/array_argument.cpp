@@ -29,6 +29,31 @@ bool would_lose_gradient(PyObject* object) {
   return modules["torch"].attr("is_grad_enabled")().cast<bool>();
 }
 
+// The package that a type is of.
+std::string root_module(PyObject* object) {
+  const auto package = py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object)))
+                           .attr("__module__")
+                           .cast<std::string>();
+  return package.substr(0, package.find('.'));
+}
+
+PyTypeObject* known_array_type() {
+  static PyObject* const type =
+      py::object(py::module_::import("numpy").attr("ndarray")).release().ptr();
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+// What its library says against sharing an array, with the argument's name. An interrupt and the
+// like go on as they are.
+[[noreturn]] void throw_named(const py::error_already_set& error, const char* name) {
+  if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) {
+    throw py::error_already_set(error);
+  }
+  throw InputError(std::string("'") + name +
+                   "' cannot be shared: " + std::string(py::str(error.type().attr("__name__"))) +
+                   ": " + std::string(py::str(error.value())));
+}
+
 template <typename Values>
 void copy_dims(Operand& operand, const Values& shape, const std::int64_t* strides) {
   const std::size_t rank = operand.rank;
@@ -97,26 +122,48 @@ ArrayArgument::ArrayArgument(PyObject* object, const char* name) {
     take_tensor(handle.cast<const Tensor&>());
     return;
   }
-  if (py::isinstance<py::array>(handle)) {
-    kind_ = Kind::kNumpy;
-    imported_ = import_numpy(py::reinterpret_borrow<py::object>(handle));
-  } else {
-    kind_ = Kind::kOther;
-    try {
-      imported_ = import_object(handle, Py_None);
-    } catch (const InputError& error) {
-      throw InputError(std::string("'") + name + "': " + error.what());
-    }
+  kind_ = py::isinstance<py::array>(handle) ? Kind::kNumpy : Kind::kOther;
+  try {
+    import_other();
+  } catch (const InputError& error) {
+    throw InputError(std::string("'") + name + "': " + error.what());
+  } catch (const UnsupportedOperationError& error) {
+    throw UnsupportedOperationError(std::string("'") + name + "': " + error.what(), "");
+  } catch (const py::error_already_set& error) {
+    throw_named(error, name);
   }
   const Kind kind = kind_;
   take_tensor(*imported_);
   kind_ = kind;
 }
 
+void ArrayArgument::import_other() {
+  const auto object = py::reinterpret_borrow<py::object>(object_);
+  if (kind_ == Kind::kNumpy) {
+    if (Py_TYPE(object_) != known_array_type() && py::hasattr(object, "mask")) {
+      throw InputError(
+          "a masked array, whose mask would be lost: pass its filled(...) values, or .data");
+    }
+    imported_ = import_numpy(object);
+  } else {
+    py::object order = py::none();
+    if (root_module(object_) == "cupy") {
+      const auto cuda = py::module_::import("cupy").attr("cuda");
+      current_ = cuda.attr("get_current_stream")(object.attr("device").attr("id"))
+                     .attr("ptr")
+                     .cast<StreamHandle>();
+      order = py::int_(current_);
+    }
+    imported_ = import_object(object, order);
+  }
+}
+
 void ArrayArgument::take_table() {
   kind_ = Kind::kTable;
   DLTensor view;
-  if (api_->dltensor_from_py_object_no_sync(object_, &view) != 0) throw py::error_already_set();
+  if (api_->dltensor_from_py_object_no_sync(object_, &view) != 0) {
+    throw_named(py::error_already_set(), operand_.name);
+  }
   if (view.dtype.code == kDLComplex) {
     throw UnsupportedOperationError(std::string("'") + operand_.name +
                                     "' is complex: no operation here takes complex numbers");
@@ -152,7 +199,9 @@ void ArrayArgument::take_tensor(const Tensor& tensor) {
 }
 
 std::optional<StreamHandle> ArrayArgument::current_stream() const {
-  if (kind_ != Kind::kTable || operand_.device.type != DeviceType::kCuda) return std::nullopt;
+  if (operand_.device.type != DeviceType::kCuda) return std::nullopt;
+  if (kind_ == Kind::kOther) return current_;
+  if (kind_ != Kind::kTable) return std::nullopt;
   void* current = nullptr;
   if (api_->current_work_stream(kDLCUDA, operand_.device.index, &current) != 0) {
     throw py::error_already_set();
@@ -169,7 +218,7 @@ void ArrayArgument::order_before(const Stream& stream) const {
 }
 
 void ArrayArgument::order_after(const Stream& stream, bool written) const {
-  if (tensor_ != nullptr) {
+  if (kind_ == Kind::kTensor) {
     if (written) tensor_->record(stream);
     tensor_->storage().used_by(stream);
   } else if (const auto current = current_stream(); current && *current != stream.handle()) {
@@ -193,7 +242,14 @@ py::object ArrayArgument::make_by_table(const OutputSpec& spec) const {
         type_name(object_) + " cannot allocate '" + spec.name + "': " + error.text,
         to_string(operand_.device), 0);
   }
-  if (spec.channels_last && managed->dl_tensor.strides != nullptr) {
+  if (spec.channels_last) {
+    if (managed->dl_tensor.strides == nullptr) {
+      if (managed->deleter != nullptr) managed->deleter(managed);
+      throw UnsupportedOperationError(
+          type_name(object_) + " cannot make '" + spec.name +
+              "' channels last, as 'x' is: pass one with out=, or a contiguous 'x'",
+          to_string(operand_.device));
+    }
     channels_last_strides(spec.shape.data(), managed->dl_tensor.strides);
   }
   void* made = nullptr;
@@ -221,10 +277,7 @@ py::object ArrayArgument::make_like(const OutputSpec& spec, const std::optional<
 
 py::object ArrayArgument::hand_over(py::object made) const {
   if (kind_ != Kind::kOther) return made;
-  const auto package = py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object_)))
-                           .attr("__module__")
-                           .cast<std::string>();
-  const std::string root = package.substr(0, package.find('.'));
+  const std::string root = root_module(object_);
   const py::dict modules = py::module_::import("sys").attr("modules");
   for (const std::string& name :
        {root, root.starts_with("jax") ? std::string("jax.dlpack") : root}) {

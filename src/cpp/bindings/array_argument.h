@@ -22,16 +22,21 @@ class ArrayArgument {
   /// Where the array comes from, which is where results go.
   enum class Kind : std::uint8_t { kTable, kNumpy, kTensor, kOther };
 
-  /// None is an argument that was left out. Throws InputError for what is no array, and
-  /// UnsupportedOperationError for a tensor whose gradient would be lost.
+  /// None is an argument that was left out. Throws InputError for what is no array that can be
+  /// shared, and UnsupportedOperationError for a tensor whose gradient would be lost; both name the
+  /// argument.
   ArrayArgument(PyObject* object, const char* name);
 
   const Operand& operand() const noexcept { return operand_; }
   bool given() const noexcept { return !operand_.absent; }
   Kind kind() const noexcept { return kind_; }
-  PyObject* object() const noexcept { return object_; }
+  /// Whether both are of one library with a table of C functions, so of one current stream.
+  bool same_library(const ArrayArgument& other) const noexcept {
+    return api_ != nullptr && api_ == other.api_;
+  }
 
-  /// The stream that its library works on now; nothing where it has no such notion.
+  /// On CUDA, the stream that its library works on now: the default stream where that cannot be
+  /// asked. Nothing for our own tensors, which know by themselves when they are ready.
   std::optional<StreamHandle> current_stream() const;
   /// Work on `stream` from here on sees what was written before.
   void order_before(const Stream& stream) const;
@@ -48,6 +53,7 @@ class ArrayArgument {
  private:
   void take_table();
   void take_tensor(const Tensor& tensor);
+  void import_other();
   pybind11::object make_by_table(const OutputSpec& spec) const;
 
   Operand operand_;
@@ -55,6 +61,7 @@ class ArrayArgument {
   PyObject* object_ = nullptr;
   const DLPackExchangeAPI* api_ = nullptr;
   bool has_gradients_ = false;
+  StreamHandle current_ = 0;        // kOther: what its library works on
   const Tensor* tensor_ = nullptr;  // all but kTable
   std::optional<Tensor> imported_;  // kNumpy, kOther
 };

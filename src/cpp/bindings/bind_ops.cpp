@@ -62,14 +62,13 @@ py::object attention(PyObject* const* values, Py_ssize_t count) {
   const ArrayArgument mask(args.next(), "mask");
   const ArrayArgument rng(args.next(), "rng");
   PyObject* const out = args.next();
-  PyObject* const lse = args.next();
+  const bool want_lse = args.next_flag();
   AttentionOptions options = attention_options(args);
-  options.want_lse = lse != Py_False && lse != Py_None;
+  options.want_lse = want_lse;
   options.phase = args.next_phase();
   OpCall call = make_attention(
       {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()}, options);
-  PyObject* const lse_out = lse == Py_True || lse == Py_False ? Py_None : lse;
-  return run_call(site, call, {&q, &k, &v, &mask, &rng}, {out, lse_out}, args.next());
+  return run_call(site, call, {&q, &k, &v, &mask, &rng}, {out}, args.next());
 }
 
 py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
@@ -94,9 +93,8 @@ py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
                   {grad_q, grad_k, grad_v}, args.next());
 }
 
-// Outputs that are not asked for have no place in `outputs`, which follows the call's own order.
 py::object norm(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 13, "norm");
+  PositionalArguments args(values, count, 14, "norm");
   CallSite& site = args.next_site();
   NormOptions options;
   options.rms = args.next_flag();
@@ -109,6 +107,7 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
   options.want_sum = args.next_flag();
   options.want_stats = args.next_flag();
   options.epsilon = args.next_float("eps");
+  options.deterministic = args.next_flag();
   options.phase = args.next_phase();
   OpCall call =
       make_norm({x.operand(), residual.operand(), weight.operand(), bias.operand()}, options);
@@ -117,7 +116,7 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
 }
 
 py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 12, "norm_backward");
+  PositionalArguments args(values, count, 13, "norm_backward");
   CallSite& site = args.next_site();
   NormBackwardOptions options;
   options.rms = args.next_flag();
@@ -130,6 +129,7 @@ py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
   PyObject* const grad_x = args.next();
   options.want_weight = args.next_flag();
   options.want_bias = args.next_flag();
+  options.deterministic = args.next_flag();
   options.bias_dtype = x.operand().dtype;
   OpCall call = make_norm_backward({grad_y.operand(), x.operand(), weight.operand(), mean.operand(),
                                     rstd.operand(), grad_sum.operand()},

@@ -29,23 +29,18 @@ struct Order {
 };
 
 Order settle_order(DeviceId device, std::initializer_list<const ArrayArgument*> inputs,
-                   PyObject* stream, bool all_tables) {
-  if (device.type != DeviceType::kCuda) {
-    if (stream != Py_None) {
-      const auto given = stream_argument(stream, device);
-      if (given) require_stream_of(device, *given);
-    }
-    return {};
-  }
+                   PyObject* stream, bool one_library) {
   if (stream != Py_None) {
     const Stream given = *stream_argument(stream, device);
     require_stream_of(device, given);
+    if (device.type != DeviceType::kCuda) return {};
     return {given.handle(), given};
   }
+  if (device.type != DeviceType::kCuda) return {};
   for (const ArrayArgument* input : inputs) {
     if (!input->given()) continue;
     if (const auto current = input->current_stream()) {
-      if (all_tables) return {*current, std::nullopt};
+      if (one_library) return {*current, std::nullopt};
       return {*current, Stream::wrap(device, *current)};
     }
   }
@@ -53,59 +48,70 @@ Order settle_order(DeviceId device, std::initializer_list<const ArrayArgument*> 
   return {given.handle(), given};
 }
 
+// The arrays that a call writes to, given or made.
+struct Results {
+  std::array<py::object, 4> objects;
+  std::array<std::optional<ArrayArgument>, 4> views;
+  std::array<bool, 4> made{};
+};
+
 }  // namespace
 
 py::object run_call(CallSite& site, OpCall& call,
                     std::initializer_list<const ArrayArgument*> inputs,
                     std::initializer_list<PyObject*> outputs, PyObject* stream) {
-  bool all_tables = true;
+  const auto specs = call.outputs();
+  Results results;
+  for (std::size_t i = 0; i < std::min(specs.size(), outputs.size()); ++i) {
+    PyObject* const given = outputs.begin()[i];
+    if (given == Py_None) continue;
+    results.objects[i] = py::reinterpret_borrow<py::object>(given);
+    results.views[i].emplace(given, specs[i].name);
+    call.set_output(specs[i], results.views[i]->operand());
+  }
   const ArrayArgument* lead = nullptr;
+  bool one_library = true;
   for (const ArrayArgument* input : inputs) {
     if (!input->given()) continue;
     if (lead == nullptr) lead = input;
-    all_tables = all_tables && input->kind() == ArrayArgument::Kind::kTable;
+    one_library = one_library && lead->same_library(*input);
   }
-  for (PyObject* const output : outputs) {
-    if (output != nullptr && output != Py_None) all_tables = false;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (results.views[i]) one_library = one_library && lead->same_library(*results.views[i]);
   }
-  const Order order = settle_order(call.desc.device, inputs, stream, all_tables);
+  const Order order = settle_order(call.desc.device, inputs, stream, one_library);
   if (order.stream) {
     for (const ArrayArgument* input : inputs) {
       if (input->given()) input->order_before(*order.stream);
     }
   }
-  std::array<std::optional<ArrayArgument>, 4> views;
-  std::array<py::object, 4> results;
-  std::array<bool, 4> made{};
-  const auto specs = call.outputs();
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    PyObject* const given = i < outputs.size() ? outputs.begin()[i] : nullptr;
-    if (given != nullptr && given != Py_None) {
-      results[i] = py::reinterpret_borrow<py::object>(given);
-      views[i].emplace(given, specs[i].name);
-      if (order.stream) views[i]->order_before(*order.stream);
-    } else {
-      results[i] = lead->make_like(specs[i], order.stream, views[i]);
-      made[i] = true;
+    if (results.views[i]) {
+      if (order.stream) results.views[i]->order_before(*order.stream);
+      continue;
     }
-    call.set_output(specs[i], views[i]->operand());
+    results.objects[i] = lead->make_like(specs[i], order.stream, results.views[i]);
+    results.made[i] = true;
+    call.set_output(specs[i], results.views[i]->operand());
   }
   if (!call.empty()) {
     const py::gil_scoped_release unlocked;
     site.run(call.desc, call.data.data(), order.handle);
   }
   if (order.stream) {
-    for (std::size_t i = 0; i < specs.size(); ++i) views[i]->order_after(*order.stream, true);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      results.views[i]->order_after(*order.stream, true);
+    }
     for (const ArrayArgument* input : inputs) {
       if (input->given()) input->order_after(*order.stream, false);
     }
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (made[i]) results[i] = lead->hand_over(std::move(results[i]));
+    if (results.made[i]) results.objects[i] = lead->hand_over(std::move(results.objects[i]));
   }
-  if (specs.size() == 1) return std::move(results[0]);
+  if (specs.size() == 1) return std::move(results.objects[0]);
   py::tuple all(specs.size());
-  for (std::size_t i = 0; i < specs.size(); ++i) all[i] = std::move(results[i]);
+  for (std::size_t i = 0; i < specs.size(); ++i) all[i] = std::move(results.objects[i]);
   return all;
 }
 
@@ -115,6 +121,12 @@ PositionalArguments::PositionalArguments(PyObject* const* values, Py_ssize_t cou
   if (count == expected) return;
   throw py::type_error(std::string(function) + "() takes " + std::to_string(expected) +
                        " arguments, and got " + std::to_string(count));
+}
+
+bool PositionalArguments::next_flag() {
+  const int truth = PyObject_IsTrue(next());
+  if (truth < 0) throw py::error_already_set();
+  return truth == 1;
 }
 
 CallSite& PositionalArguments::next_site() { return py::handle(next()).cast<CallSite&>(); }
@@ -146,7 +158,12 @@ Activation PositionalArguments::next_activation() {
 std::optional<DType> PositionalArguments::next_dtype() {
   PyObject* const value = next();
   if (value == Py_None) return std::nullopt;
-  return parse_dtype(text_of(value, "out_dtype"));
+  const std::string name = text_of(value, "out_dtype");
+  try {
+    return parse_dtype(name);
+  } catch (const InputError& error) {
+    throw InputError(std::string("out_dtype: ") + error.what());
+  }
 }
 
 Phase PositionalArguments::next_phase() {
@@ -163,11 +180,13 @@ Causal PositionalArguments::next_causal() {
   PyObject* const value = next();
   if (value == Py_False || value == Py_None) return Causal::kNone;
   if (value == Py_True) return Causal::kTopLeft;
-  const std::string name = text_of(value, "is_causal");
-  if (name == "top_left") return Causal::kTopLeft;
-  if (name == "bottom_right") return Causal::kBottomRight;
-  throw InputError("is_causal is '" + name +
-                   "'; expected True or 'top_left', 'bottom_right', or False");
+  if (PyUnicode_Check(value) != 0) {
+    const auto name = py::handle(value).cast<std::string>();
+    if (name == "top_left") return Causal::kTopLeft;
+    if (name == "bottom_right") return Causal::kBottomRight;
+  }
+  throw InputError("is_causal is " + std::string(py::str(py::repr(value))) +
+                   "; expected True or 'top_left', 'bottom_right', or False");
 }
 
 void PositionalArguments::read_integers(std::span<std::int32_t> values, const char* name) {

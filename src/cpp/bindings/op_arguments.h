@@ -20,16 +20,16 @@ namespace xpuruntime::bindings {
 /// given, orders the work of several libraries, and hands the results over. Call with the GIL; it
 /// is released while the kernel is chosen and launched.
 ///
-/// `inputs`: the first that is given decides what kind of arrays come back. `outputs`: one for each
-/// output of the call, null or None where a new array is to be made. Returns the array, or a tuple
-/// of them where `call` has several outputs.
+/// `inputs`: the first that is given decides what kind of arrays come back. `outputs`: for the
+/// first outputs of the call, None where a new array is to be made, as it is for those that are
+/// not listed. Returns the array, or a tuple of them where `call` has several outputs.
 pybind11::object run_call(CallSite& site, OpCall& call,
                           std::initializer_list<const ArrayArgument*> inputs,
                           std::initializer_list<PyObject*> outputs, PyObject* stream);
 
 /// The positional arguments of a function of CPython's own calling convention, which is what makes
-/// operations cheap to call. The Python functions of xpuruntime.ops are the only callers, so
-/// nothing but types is checked.
+/// operations cheap to call. The Python functions of xpuruntime.ops are the only callers. Each
+/// `next` throws InputError, which names the argument, for a value that is none.
 class PositionalArguments {
  public:
   PositionalArguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected,
@@ -37,7 +37,8 @@ class PositionalArguments {
 
   PyObject* next() { return values_[at_++]; }
   CallSite& next_site();
-  bool next_flag() { return next() == Py_True; }
+  /// By Python's own idea of truth.
+  bool next_flag();
   float next_float(const char* name);
   std::optional<float> next_optional_float(const char* name);
   Activation next_activation();

@@ -26,8 +26,9 @@ void check_mask(const AttentionInputs& inputs) {
   require_same_device(inputs.q, mask);
   const bool is_bool = mask.dtype.code == 6 && mask.dtype.bits == 8;
   if (!is_bool && mask.dtype != inputs.q.dtype && mask.dtype != kFloat32) {
-    throw InputError(describe(mask) + " must be bool (true: attend), or to be added float32 or " +
-                     to_string(inputs.q.dtype));
+    throw InputError(describe(mask) +
+                     " must be bool (true: attend), or to be added of float32 or of the dtype of "
+                     "'q'");
   }
   if (mask.rank > 4) require_rank(mask, 4, "at most [batch, heads, q_length, kv_length]");
   const std::int64_t full[4] = {inputs.q.shape[0], inputs.q.shape[1], inputs.q.shape[2],

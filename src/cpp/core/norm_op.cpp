@@ -21,7 +21,7 @@ void check_x(const Operand& x) {
                      " has a dtype that is not normalised here: use float16, bfloat16, float32 or "
                      "float64");
   }
-  if (x.size(0) == 0 && x.elements() == 0 && x.rank == 1) {
+  if (x.size(0) == 0) {
     throw InputError(describe(x) + " has no columns to normalise over");
   }
 }
@@ -115,6 +115,7 @@ OpCall make_norm(const NormInputs& inputs, const NormOptions& options) {
   call.begin(options.rms ? OpKind::kRmsNorm : OpKind::kLayerNorm, Slot::kCount, x.device);
   call.desc.phase = options.phase;
   call.desc.attributes.epsilon = options.epsilon;
+  call.desc.attributes.deterministic = options.deterministic;
   set_rows(call, Slot::kX, x, 1);
   set_rows(call, Slot::kResidual, inputs.residual, 1);
   call.set(Slot::kWeight, inputs.weight);
@@ -154,6 +155,7 @@ OpCall make_norm_backward(const NormBackwardInputs& inputs, const NormBackwardOp
   call.begin(options.rms ? OpKind::kRmsNormBackward : OpKind::kLayerNormBackward, Slot::kCount,
              x.device);
   call.desc.phase = Phase::kBackward;
+  call.desc.attributes.deterministic = options.deterministic;
   set_rows(call, Slot::kGradY, inputs.grad_y, 1);
   set_rows(call, Slot::kX, x, 1);
   call.set(Slot::kWeight, inputs.weight);

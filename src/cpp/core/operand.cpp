@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "memory_overlap.h"
 #include "xpuruntime/error.h"
 
 namespace xpuruntime {
@@ -74,24 +75,6 @@ bool is_free_of_overlap(const Operand& operand) noexcept {
   return true;
 }
 
-struct Bytes {
-  std::intptr_t first = 0;
-  std::intptr_t last = 0;  // one past the end
-};
-
-Bytes bytes_of(const TensorDesc& desc, const void* data) noexcept {
-  std::int64_t low = 0;
-  std::int64_t high = 1;
-  for (std::size_t i = 0; i < desc.rank; ++i) {
-    if (desc.shape[i] == 0) return {};
-    const std::int64_t reach = (desc.shape[i] - 1) * desc.strides[i];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto size = static_cast<std::int64_t>(desc.dtype.itemsize());
-  const auto start = reinterpret_cast<std::intptr_t>(data);
-  return {start + low * size, start + high * size};
-}
-
 bool is_norm(OpKind kind) noexcept {
   return kind == OpKind::kLayerNorm || kind == OpKind::kRmsNorm ||
          kind == OpKind::kLayerNormBackward || kind == OpKind::kRmsNormBackward;
@@ -123,6 +106,10 @@ void OpCall::begin(OpKind kind, std::size_t slots, DeviceId device) {
 
 void OpCall::set(std::size_t slot, const Operand& operand, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> strides) {
+  if (reinterpret_cast<std::uintptr_t>(operand.data) % operand.dtype.itemsize() != 0) {
+    throw InputError(describe(operand) + " lies at an address that is no multiple of its " +
+                     std::to_string(operand.dtype.itemsize()) + " bytes an element: copy it first");
+  }
   TensorDesc& tensor = desc.tensors[slot];
   tensor.dtype = operand.dtype;
   tensor.present = 1;
@@ -132,6 +119,7 @@ void OpCall::set(std::size_t slot, const Operand& operand, std::span<const std::
   std::copy(strides.begin(), strides.end(), tensor.strides.begin());
   settle_strides(tensor);
   data[slot] = operand.data;
+  names_[slot] = operand.name;
 }
 
 void OpCall::set(std::size_t slot, const Operand& operand) {
@@ -179,20 +167,24 @@ void OpCall::set_output(const OutputSpec& spec, const Operand& operand) {
   } else {
     set(spec.slot, operand);
   }
-  const TensorDesc& mine = desc.tensors[spec.slot];
-  const Bytes range = bytes_of(mine, operand.data);
-  for (std::size_t slot = 0; slot < desc.slots; ++slot) {
-    const bool output = std::any_of(outputs().begin(), outputs().end(),
-                                    [&](const OutputSpec& other) { return other.slot == slot; });
-    if (output || !desc.has(slot)) continue;
-    const Bytes other = bytes_of(desc.tensors[slot], data[slot]);
-    if (range.first >= other.last || other.first >= range.last) continue;
+  require_own_memory(spec.slot, operand);
+}
+
+void OpCall::require_own_memory(std::size_t slot, const Operand& operand) const {
+  const TensorDesc& mine = desc.tensors[slot];
+  for (std::size_t other = 0; other < desc.slots; ++other) {
+    if (other == slot || !desc.has(other)) continue;
+    const TensorDesc& theirs = desc.tensors[other];
+    if (!shares_memory(mine, operand.data, theirs, data[other])) continue;
+    const std::string name = quoted(names_[other]);
+    if (is_output(desc.kind, other)) {
+      throw InputError(describe(operand) + " shares memory with the result " + name +
+                       ": pass another array");
+    }
     // Norms read each element before they write it.
-    if (is_norm(desc.kind) && data[slot] == operand.data && same_place(mine, desc.tensors[slot]))
-      continue;
-    throw InputError(describe(operand) +
-                     " shares memory with an input, which would be overwritten while it is read: "
-                     "pass another array");
+    if (is_norm(desc.kind) && data[other] == operand.data && same_place(mine, theirs)) continue;
+    throw InputError(describe(operand) + " shares memory with " + name +
+                     ", which would be overwritten while it is read: pass another array");
   }
 }
 

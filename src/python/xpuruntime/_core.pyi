@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
 from xpuruntime._core_kernels import *  # noqa: F403 - kernels have a page of their own
+from xpuruntime._core_ops import *  # noqa: F403 - so have operations
 
 #: A device name such as ``"cuda:0"``, a CUDA index, or any object whose ``str()`` is such a name.
 DeviceLike: TypeAlias = object

@@ -19,6 +19,7 @@ struct NormOptions {
   bool rms = false;
   bool want_sum = false;    ///< needs a residual
   bool want_stats = false;  ///< mean (layer norm only) and rstd, for the backward
+  bool deterministic = false;
   Phase phase = Phase::kInfer;
 };
 
@@ -37,6 +38,7 @@ struct NormBackwardOptions {
   bool rms = false;
   bool want_weight = false;
   bool want_bias = false;  ///< layer norm only
+  bool deterministic = false;
   /// Of grad_bias where there is no weight.
   DType bias_dtype{};
 };

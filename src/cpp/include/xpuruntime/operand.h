@@ -15,7 +15,7 @@
 namespace xpuruntime {
 
 /// An array as a caller hands it to an operation: a view that owns nothing. `name` is that of the
-/// argument, for messages. An operand without data and without rank that is `absent` was left out.
+/// argument, for messages. One that is `absent` was left out.
 struct Operand {
   static constexpr std::size_t kMaxRank = 8;
 
@@ -61,13 +61,15 @@ class OpCall {
 
   std::span<const OutputSpec> outputs() const noexcept { return {outputs_.data(), count_}; }
   /// Throws InputError when `operand` has another shape, dtype or device than the spec, is
-  /// read-only, has elements that share memory, or cannot be seen as the operation needs it without
-  /// a copy.
+  /// read-only, has elements that share memory with each other, with an input or with an output
+  /// that was set before, or cannot be seen as the operation needs it without a copy. What a norm
+  /// writes may be the very place of an input of the same shape and strides.
   void set_output(const OutputSpec& spec, const Operand& operand);
   /// Whether every output has no element, so that there is nothing to do.
   bool empty() const noexcept;
 
-  /// For the functions that make calls.
+  /// For the functions that make calls. `set` throws InputError for an address that is not aligned
+  /// to an element.
   void begin(OpKind kind, std::size_t slots, DeviceId device);
   /// Describes one operand in a slot by the dimensions given.
   void set(std::size_t slot, const Operand& operand, std::span<const std::int64_t> shape,
@@ -83,6 +85,9 @@ class OpCall {
     std::size_t keep = 0;
     bool always_join = false;
   };
+  void require_own_memory(std::size_t slot, const Operand& operand) const;
+
+  std::array<const char*, kMaxSlots> names_{};
   std::array<OutputSpec, 4> outputs_{};
   std::array<Shaping, 4> shaping_{};
   std::size_t count_ = 0;

@@ -13,7 +13,7 @@ from __future__ import annotations
 from xpuruntime.ops.ambient import current_policy, use_policy
 from xpuruntime.ops.attention import attention, attention_backward
 from xpuruntime.ops.conv import conv2d
-from xpuruntime.ops.decisions import clear_decisions, decisions
+from xpuruntime.ops.decision_log import clear_decisions, decisions
 from xpuruntime.ops.listing import KernelInfo, kernels
 from xpuruntime.ops.matmul import matmul
 from xpuruntime.ops.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward

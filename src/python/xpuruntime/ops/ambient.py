@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import threading
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
@@ -18,7 +18,10 @@ from xpuruntime.policies.refusal import Refused
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["Place", "current_policy", "place", "prepare", "use_policy"]
 
@@ -30,17 +33,26 @@ class Place(NamedTuple):
     allow_tf32: bool
     deterministic: bool
     policy: Policy
+    #: Under the same policy, but asking for a kernel: by operation and kernel.
+    pinned: dict[tuple[str, str | tuple[str, ...]], Place]
 
 
-#: The place of the innermost `use_policy`; nothing outside of all of them.
-ambient: ContextVar[Place | None] = ContextVar("xpuruntime_policy", default=None)
+class Block(NamedTuple):
+    """A `use_policy` that is entered, and the one around it."""
+
+    place: Place
+    outer: Block | None
+
+
+#: The innermost `use_policy`; nothing outside of all of them.
+ambient: ContextVar[Block | None] = ContextVar("xpuruntime_policy", default=None)
 _ready = threading.RLock()
 _prepared = False
 
 
 def prepare() -> None:
     """Tell the core once where the vendors' libraries and the measured times are."""
-    global _prepared  # noqa: PLW0603
+    global _prepared
     with _ready:
         if _prepared:
             return
@@ -54,21 +66,68 @@ def prepare() -> None:
         load_plugins()
 
 
-@lru_cache(maxsize=256)
-def _make_place(policy: Policy, pin: tuple[str, ...]) -> Place:
+_DEFAULT = Policy()
+#: What was compiled, by policy. More than this many are forgotten, all at once.
+_places: dict[Policy, Place] = {}
+_default_place: Place | None = None
+_MOST = 256
+
+
+def _place_of(policy: Policy) -> Place:
+    """Return the one place of a policy, so that all threads share the choices made there."""
+    found = _places.get(policy)
+    if found is not None:
+        return found
+    prepare()
+    with _ready:
+        found = _places.get(policy)
+        if found is None:
+            found = _compile(policy, ())
+            if len(_places) >= _MOST:
+                _places.clear()
+            _places[policy] = found
+    return found
+
+
+def _compile(policy: Policy, pin: tuple[str, ...]) -> Place:
     from xpuruntime.ops.rules import compile_rules
 
-    prepare()
     execution = policy.execution
     return Place(
         site=_core.CallSite(compile_rules(policy), pin=pin),
         allow_tf32=execution.tf32 is True or execution.precision == "tf32",
         deterministic=execution.determinism == "run_to_run",
         policy=policy,
+        pinned={},
     )
 
 
-_DEFAULT = Policy()
+def _pin(under: Place, kernel: str | Sequence[str], op: str) -> Place:
+    key = (op, kernel if isinstance(kernel, str) else _tuple_of(kernel))
+    found = under.pinned.get(key)
+    if found is not None:
+        return found
+    words = (key[1],) if isinstance(key[1], str) else key[1]
+    for word in words:
+        try:
+            check_kernel(word, op)
+        except Refused as refused:
+            raise PolicyError(f"kernel=: {refused}") from None
+    with _ready:
+        found = under.pinned.get(key)
+        if found is None:
+            found = _compile(under.policy, words)
+            if len(under.pinned) >= _MOST:
+                under.pinned.clear()
+            under.pinned[key] = found
+    return found
+
+
+def _tuple_of(kernel: Any) -> tuple[str, ...]:
+    words = tuple(kernel) if isinstance(kernel, (list, tuple)) else ()
+    if not words or not all(isinstance(word, str) for word in words):
+        raise PolicyError(f"kernel= is {kernel!r}: name a kernel, or several in a list")
+    return words
 
 
 def _coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None) -> Policy:
@@ -79,18 +138,14 @@ def _coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str
     return Policy.coerce(policy)
 
 
-def _pin(kernel: str | Sequence[str] | None, op: str) -> tuple[str, ...]:
-    if kernel is None:
-        return ()
-    words = (kernel,) if isinstance(kernel, str) else tuple(kernel)
-    if not words:
-        raise InputError("kernel= is empty: name a kernel, or leave it out")
-    for word in words:
-        try:
-            check_kernel(word, op)
-        except Refused as refused:
-            raise PolicyError(f"kernel=: {refused}") from None
-    return words
+def _ambient_place() -> Place:
+    global _default_place
+    block = ambient.get()
+    if block is not None:
+        return block.place
+    if _default_place is None:
+        _default_place = _place_of(_DEFAULT)
+    return _default_place
 
 
 def place(policy: Any, kernel: str | Sequence[str] | None, op: str) -> Place:
@@ -98,36 +153,31 @@ def place(policy: Any, kernel: str | Sequence[str] | None, op: str) -> Place:
 
     `op` is the operation's key in a `KernelPolicy`. Raises `PolicyError` for a policy or a kernel that is none.
     """
-    if policy is None:
-        found = ambient.get() or _make_place(_DEFAULT, ())
-        if kernel is None:
-            return found
-        return _make_place(found.policy, _pin(kernel, op))
-    return _make_place(_coerce(policy), _pin(kernel, op))
+    found = _ambient_place() if policy is None else _place_of(_coerce(policy))
+    return found if kernel is None else _pin(found, kernel, op)
 
 
-@contextlib.contextmanager
-def use_policy(
-    policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None,
-) -> Generator[Policy, None, None]:
-    """Let a policy hold for the operations called inside a ``with`` block.
+class use_policy:  # noqa: N801 - used like a function
+    """Let a policy hold for the operations called inside a ``with`` block, or inside a function it decorates.
 
     It holds in this thread and in tasks started here, not in other threads or tasks: it is a context variable. Blocks
-    nest; the innermost holds, and does not inherit from those around it.
+    nest; the innermost holds, and does not inherit from those around it. One may be entered many times, also by
+    several threads at once.
 
     Parameters
     ----------
     policy : Policy, KernelPolicy, path, dict, ``"auto"`` or None
-        ``None`` is the default policy.
-
-    Yields
-    ------
-    Policy
+        ``None`` is the default policy. A file is read once, here.
 
     Raises
     ------
     PolicyError
         When it cannot be read.
+
+    Notes
+    -----
+    ``with use_policy(...) as policy`` gives the `Policy`. In a generator, do not yield inside the block: the policy
+    would hold for whoever asks for the next value.
 
     Examples
     --------
@@ -139,14 +189,48 @@ def use_policy(
     >>> out.tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    token = ambient.set(_make_place(_coerce(policy), ()))
-    try:
-        yield ambient.get().policy  # type: ignore[union-attr]
-    finally:
-        ambient.reset(token)
+
+    def __init__(self, policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
+        self._place = _place_of(_coerce(policy))
+
+    def __repr__(self) -> str:
+        return f"use_policy({self._place.policy!r})"
+
+    def __enter__(self) -> Policy:
+        ambient.set(Block(self._place, ambient.get()))
+        return self._place.policy
+
+    def __exit__(self, *error: object) -> None:
+        block = ambient.get()
+        if block is None:
+            raise RuntimeError("use_policy is left in another context than it was entered in")
+        ambient.set(block.outer)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` with the policy around each call; of an ``async def``, until it returns."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InputError(
+                f"use_policy cannot decorate {function.__qualname__}, which yields: the policy would hold for its"
+                " caller too; use a with block around the operations inside it"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", call_async)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
 
 
 def current_policy() -> Policy:
     """Return the policy that holds here for operations that name none."""
-    found = ambient.get()
-    return _DEFAULT if found is None else found.policy
+    block = ambient.get()
+    return _DEFAULT if block is None else block.place.policy

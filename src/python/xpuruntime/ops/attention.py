@@ -44,8 +44,8 @@ def attention(
     k, v : array [batch, kv_heads, kv_length, head_dim]
         Of the same dtype. `heads` is a multiple of `kv_heads`; each serves that many heads in a row.
     mask : array, optional
-        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Of the dtype of `q` or
-        float32: added to the scores.
+        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Of the dtype of `q`
+        or float32: added to the scores.
     is_causal : bool or {"top_left", "bottom_right"}
         ``True`` and ``"top_left"``: query i sees keys 0..i. ``"bottom_right"``: the last query sees all keys, the one
         before all but the last, and so on. Together with a mask both hold.
@@ -109,7 +109,7 @@ def attention_backward(
     out, lse : array
         What the forward returned, with ``return_lse=True``.
     grad_q, grad_k, grad_v : array, optional
-        Where to write.
+        Where to write; parts of one packed array too.
     kernel, policy, stream
         As for `matmul`. Rules see the phase ``"backward"``.
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
@@ -49,9 +50,7 @@ def conv2d(
     out : array, optional
         Where to write.
     kernel, policy, stream, phase
-        As for `matmul`; the policy's key is ``conv``. The stride of the convolution is `stride`.
-    stream
-        The CUDA stream.
+        As for `matmul`; the key of a policy is ``conv``.
 
     Returns
     -------
@@ -64,15 +63,25 @@ def conv2d(
         As for `matmul`.
     """
     here = place(policy, kernel, "conv")
-    pads = (padding,) if isinstance(padding, int) else tuple(padding)
-    if len(pads) not in (1, 2, 4):
-        msg = f"padding has {len(pads)} numbers; expected one, (height, width), or (top, left, bottom, right)"
-        raise InputError(msg)
+    pads = _integers(padding, "padding", (1, 2, 4))
     return _core.op_conv2d(
-        here.site, x, weight, bias, out, _pair(stride), (pads * 4)[:4], _pair(dilation), (groups,), activation,
+        here.site, x, weight, bias, out, (_integers(stride, "stride", (1, 2)) * 2)[:2], (pads * 4)[:4],
+        (_integers(dilation, "dilation", (1, 2)) * 2)[:2], _integers(groups, "groups", (1,)), activation,
         here.allow_tf32, here.deterministic, phase, stream,
     )  # fmt: skip
 
 
-def _pair(value: int | Sequence[int]) -> Sequence[int]:
-    return (value, value) if isinstance(value, int) else value
+def _integers(given: int | Sequence[int], name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one number, or as many as are allowed."""
+    try:
+        numbers = (index(given),) if hasattr(given, "__index__") else tuple(index(one) for one in given)
+    except TypeError:
+        numbers = ()
+    if len(numbers) not in counts:
+        expected = {
+            (1,): "a whole number",
+            (1, 2): "a whole number or two, for height and width",
+            (1, 2, 4): "a whole number, (height, width), or (top, left, bottom, right)",
+        }[counts]
+        raise InputError(f"{name} is {given!r}; expected {expected}")
+    return numbers

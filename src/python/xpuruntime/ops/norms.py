@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
+from xpuruntime.errors import InputError
 from xpuruntime.ops.ambient import place
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def layer_norm(
     return_stats : bool
         Whether to return the mean and the reciprocal standard deviation too, which the gradient needs.
     out, sum_out : array [.., columns], optional
-        Where to write. They may be `x` or `residual` itself.
+        Where to write. They may be `x` or `residual` itself. `sum_out` needs ``return_sum=True``.
     kernel, policy, stream, phase
         As for `matmul`.
 
@@ -62,10 +63,12 @@ def layer_norm(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
+    _require_sum(return_sum, sum_out)
     here = place(policy, kernel, "layer_norm")
     return _core.op_norm(
-        here.site, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps, phase, stream
-    )
+        here.site, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps,
+        here.deterministic, phase, stream,
+    )  # fmt: skip
 
 
 def rms_norm(
@@ -92,10 +95,12 @@ def rms_norm(
     array [.., columns], or a tuple
         ``out``, then as far as asked for ``sum`` and ``rstd``.
     """
+    _require_sum(return_sum, sum_out)
     here = place(policy, kernel, "rms_norm")
     return _core.op_norm(
-        here.site, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps, phase, stream
-    )
+        here.site, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps,
+        here.deterministic, phase, stream,
+    )  # fmt: skip
 
 
 def layer_norm_backward(
@@ -127,9 +132,10 @@ def layer_norm_backward(
     has_bias : bool
         Whether the gradient of a bias is wanted.
     grad_sum : array [.., columns], optional
-        Gradient that arrives at the returned sum. It is added to the gradient of `x`, which is also that of the residual.
+        Gradient that arrives at the returned sum. It is added to the gradient of `x`, which is also that of the
+        residual.
     grad_x : array, optional
-        Where to write.
+        Where to write. It may be `grad_out`, `x` or `grad_sum` itself.
     kernel, policy, stream
         As for `matmul`. Rules see the phase ``"backward"``.
 
@@ -145,8 +151,9 @@ def layer_norm_backward(
     """
     here = place(policy, kernel, "layer_norm")
     found = _core.op_norm_backward(
-        here.site, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias, stream
-    )
+        here.site, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias,
+        here.deterministic, stream,
+    )  # fmt: skip
     return _gradients(found, weight is not None, has_bias)
 
 
@@ -172,9 +179,15 @@ def rms_norm_backward(
     """
     here = place(policy, kernel, "rms_norm")
     found = _core.op_norm_backward(
-        here.site, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False, stream
-    )
+        here.site, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False,
+        here.deterministic, stream,
+    )  # fmt: skip
     return _gradients(found, weight is not None, False)[:2]
+
+
+def _require_sum(return_sum: bool, sum_out: Any) -> None:
+    if sum_out is not None and not return_sum:
+        raise InputError("sum_out is given without return_sum=True: nothing would be written to it")
 
 
 def _gradients(found: Any, has_weight: bool, has_bias: bool) -> tuple[Any, Any, Any]:
