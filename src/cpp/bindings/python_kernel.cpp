@@ -257,7 +257,12 @@ class PythonDefinition final : public KernelDefinition {
                                         std::string(py::str(py::repr(function))) +
                                         ", which cannot be called");
       }
-      return std::make_unique<PythonKernel>(function, op);
+      auto made = std::make_unique<PythonKernel>(function, op);
+      if (!config.empty() && made->config() != config) {
+        throw InputError(id_ + " has no configuration '" + config + "'" +
+                         (made->config().empty() ? "" : "; it prepared '" + made->config() + "'"));
+      }
+      return made;
     } catch (py::error_already_set& error) {
       rethrow(error, op.device);
     }

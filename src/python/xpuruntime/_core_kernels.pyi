@@ -172,7 +172,7 @@ class PythonKernel(Protocol):
 
         The tensors are views that are valid during the call only; inputs are not to be written. The callable may have
         `config`, a text that `prepare` takes back, and `repeatable`. UnsupportedOperationError means that it cannot be
-        done after all.
+        done after all. Where `config` is given, the callable has the same one, or it is refused.
         """
 
 def register_python_kernel(backend: PythonBackend, *kernels: PythonKernel) -> None:

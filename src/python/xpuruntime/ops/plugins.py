@@ -99,7 +99,8 @@ class PythonKernel:
         It is called with operand name to `Tensor`, and with the CUDA stream's handle (0 on the CPU). The tensors are
         views that are valid during the call only. It writes the outputs in the order of that stream, and neither
         allocates them nor waits. An attribute ``repeatable = False`` of the function says that its bits differ between
-        runs; an attribute ``config`` is a text that `prepare` takes back to do exactly the same, ``""`` by default.
+        runs; an attribute ``config`` is a text that `prepare` takes back to do exactly the same, ``""`` by default. A
+        `config` that comes back different is refused.
 
         Raise `UnsupportedOperationError` where it cannot be done after all; then another kernel may serve.
         """
