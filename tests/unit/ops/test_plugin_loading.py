@@ -243,7 +243,7 @@ def test_all_or_none() -> None:
         plugins.register(Backend(), Kernel("zero"), Kernel(), Kernel())
     with pytest.raises(InputError, match="no text as its 'op'"):
         plugins.register(Backend(), Kernel(), Kernel("two", op=None))
-    with pytest.raises(InputError, match="'testing_plugin.two words' of backend"):
+    with pytest.raises(InputError, match=r"'testing_plugin\.two words' of backend"):
         plugins.register(Backend(), Kernel(), Kernel("two words"))
     with pytest.raises(InputError, match="no method 'prepare'"):
         plugins.register(Backend(), Kernel(), Kernel("two", prepare=None))
