@@ -129,6 +129,8 @@ ArrayArgument::ArrayArgument(PyObject* object, const char* name) {
     throw InputError(std::string("'") + name + "': " + error.what());
   } catch (const UnsupportedOperationError& error) {
     throw UnsupportedOperationError(std::string("'") + name + "': " + error.what(), "");
+  } catch (const CudaError& error) {
+    throw CudaError(std::string("'") + name + "': " + error.what(), error.device(), error.status());
   } catch (const py::error_already_set& error) {
     throw_named(error, name);
   }
@@ -226,7 +228,7 @@ void ArrayArgument::order_after(const Stream& stream, bool written) const {
   }
 }
 
-py::object ArrayArgument::make_by_table(const OutputSpec& spec) const {
+py::object ArrayArgument::make_by_table(const OutputSpec& spec, Operand& view) const {
   std::array<std::int64_t, Operand::kMaxRank> shape = spec.shape;
   DLTensor prototype{};
   prototype.device = {operand_.device.type == DeviceType::kCuda ? kDLCUDA : kDLCPU,
@@ -252,17 +254,25 @@ py::object ArrayArgument::make_by_table(const OutputSpec& spec) const {
     }
     channels_last_strides(spec.shape.data(), managed->dl_tensor.strides);
   }
+  const DLTensor& tensor = managed->dl_tensor;
+  view = Operand{};
+  view.name = spec.name;
+  view.absent = false;
+  view.rank = spec.rank;
+  view.dtype = spec.dtype;
+  view.device = operand_.device;
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  copy_dims(view, spec.shape, tensor.strides);
   void* made = nullptr;
   if (api_->managed_tensor_to_py_object_no_sync(managed, &made) != 0) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(made));
 }
 
 py::object ArrayArgument::make_like(const OutputSpec& spec, const std::optional<Stream>& stream,
-                                    std::optional<ArrayArgument>& view) const {
+                                    Operand& view) const {
+  if (kind_ == Kind::kTable) return make_by_table(spec, view);
   py::object made;
-  if (kind_ == Kind::kTable) {
-    made = make_by_table(spec);
-  } else if (kind_ == Kind::kNumpy && !spec.channels_last) {
+  if (kind_ == Kind::kNumpy && !spec.channels_last) {
     const py::dtype dtype = spec.dtype == operand_.dtype
                                 ? py::reinterpret_borrow<py::array>(object_).dtype()
                                 : to_numpy_dtype(spec.dtype);
@@ -271,8 +281,16 @@ py::object ArrayArgument::make_like(const OutputSpec& spec, const std::optional<
     made = py::cast(make_tensor(spec, operand_.device, stream));
     if (kind_ == Kind::kNumpy) made = made.attr("numpy")();
   }
-  view.emplace(made.ptr(), spec.name);
+  view = ArrayArgument(made.ptr(), spec.name).operand();
   return made;
+}
+
+void ArrayArgument::order_made(const py::object& made, const Stream& stream) const {
+  if (kind_ == Kind::kTable) {
+    order_after(stream, true);  // it is of the same library, and on the same device
+  } else {
+    ArrayArgument(made.ptr(), "made").order_after(stream, true);
+  }
 }
 
 py::object ArrayArgument::hand_over(py::object made) const {

@@ -43,9 +43,12 @@ class ArrayArgument {
   /// Called after work that reads (or with `written` writes) it was given to `stream`.
   void order_after(const Stream& stream, bool written) const;
 
-  /// A new array of the same library, in the order of `stream`: of the first argument's kind.
+  /// A new array of the same library, or a Tensor where its library has to be asked, for use in the
+  /// order of `stream`; `view` is what it looks like.
   pybind11::object make_like(const OutputSpec& spec, const std::optional<Stream>& stream,
-                             std::optional<ArrayArgument>& view) const;
+                             Operand& view) const;
+  /// Called after work that writes an array of `make_like` was given to `stream`.
+  void order_made(const pybind11::object& made, const Stream& stream) const;
   /// What the caller gets: `made` itself, or where its library has to be asked, its array on the
   /// same memory.
   pybind11::object hand_over(pybind11::object made) const;
@@ -54,7 +57,7 @@ class ArrayArgument {
   void take_table();
   void take_tensor(const Tensor& tensor);
   void import_other();
-  pybind11::object make_by_table(const OutputSpec& spec) const;
+  pybind11::object make_by_table(const OutputSpec& spec, Operand& view) const;
 
   Operand operand_;
   Kind kind_ = Kind::kTensor;

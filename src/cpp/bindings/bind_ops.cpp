@@ -24,8 +24,8 @@ namespace xpuruntime::bindings {
 namespace {
 
 py::object matmul(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 13, "matmul");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 11, "matmul");
+  const CallPlace place = args.next_place();
   const ArrayArgument a(args.next(), "a");
   const ArrayArgument b(args.next(), "b");
   const ArrayArgument bias(args.next(), "bias");
@@ -35,27 +35,27 @@ py::object matmul(PyObject* const* values, Py_ssize_t count) {
   MatmulOptions options;
   options.activation = args.next_activation();
   options.out_dtype = args.next_dtype();
-  options.allow_tf32 = args.next_flag();
-  options.deterministic = args.next_flag();
+  options.allow_tf32 = place.allow_tf32;
+  options.deterministic = place.deterministic;
   options.phase = args.next_phase();
   OpCall call = make_matmul(
       {a.operand(), b.operand(), bias.operand(), scale_a.operand(), scale_b.operand()}, options);
-  return run_call(site, call, {&a, &b, &bias, &scale_a, &scale_b}, {out}, args.next());
+  return run_call(place.site, call, {&a, &b, &bias, &scale_a, &scale_b}, {out}, args.next());
 }
 
-AttentionOptions attention_options(PositionalArguments& args) {
+AttentionOptions attention_options(PositionalArguments& args, const CallPlace& place) {
   AttentionOptions options;
   options.causal = args.next_causal();
   options.scale = args.next_optional_float("scale");
   options.dropout_p = args.next_float("dropout_p");
-  options.allow_tf32 = args.next_flag();
-  options.deterministic = args.next_flag();
+  options.allow_tf32 = place.allow_tf32;
+  options.deterministic = place.deterministic;
   return options;
 }
 
 py::object attention(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 15, "attention");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 13, "attention");
+  const CallPlace place = args.next_place();
   const ArrayArgument q(args.next(), "q");
   const ArrayArgument k(args.next(), "k");
   const ArrayArgument v(args.next(), "v");
@@ -63,17 +63,17 @@ py::object attention(PyObject* const* values, Py_ssize_t count) {
   const ArrayArgument rng(args.next(), "rng");
   PyObject* const out = args.next();
   const bool want_lse = args.next_flag();
-  AttentionOptions options = attention_options(args);
+  AttentionOptions options = attention_options(args, place);
   options.want_lse = want_lse;
   options.phase = args.next_phase();
   OpCall call = make_attention(
       {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()}, options);
-  return run_call(site, call, {&q, &k, &v, &mask, &rng}, {out}, args.next());
+  return run_call(place.site, call, {&q, &k, &v, &mask, &rng}, {out}, args.next());
 }
 
 py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 18, "attention_backward");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 16, "attention_backward");
+  const CallPlace place = args.next_place();
   const ArrayArgument grad_out(args.next(), "grad_out");
   const ArrayArgument q(args.next(), "q");
   const ArrayArgument k(args.next(), "k");
@@ -85,17 +85,17 @@ py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
   PyObject* const grad_q = args.next();
   PyObject* const grad_k = args.next();
   PyObject* const grad_v = args.next();
-  const AttentionOptions options = attention_options(args);
+  const AttentionOptions options = attention_options(args, place);
   OpCall call = make_attention_backward(
       grad_out.operand(), {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()},
       out.operand(), lse.operand(), options);
-  return run_call(site, call, {&grad_out, &q, &k, &v, &out, &lse, &mask, &rng},
+  return run_call(place.site, call, {&grad_out, &q, &k, &v, &out, &lse, &mask, &rng},
                   {grad_q, grad_k, grad_v}, args.next());
 }
 
 py::object norm(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 14, "norm");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 13, "norm");
+  const CallPlace place = args.next_place();
   NormOptions options;
   options.rms = args.next_flag();
   const ArrayArgument x(args.next(), "x");
@@ -107,17 +107,17 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
   options.want_sum = args.next_flag();
   options.want_stats = args.next_flag();
   options.epsilon = args.next_float("eps");
-  options.deterministic = args.next_flag();
+  options.deterministic = place.deterministic;
   options.phase = args.next_phase();
   OpCall call =
       make_norm({x.operand(), residual.operand(), weight.operand(), bias.operand()}, options);
-  return run_call(site, call, {&x, &residual, &weight, &bias},
+  return run_call(place.site, call, {&x, &residual, &weight, &bias},
                   {out, options.want_sum ? sum_out : Py_None}, args.next());
 }
 
 py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 13, "norm_backward");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 12, "norm_backward");
+  const CallPlace place = args.next_place();
   NormBackwardOptions options;
   options.rms = args.next_flag();
   const ArrayArgument grad_y(args.next(), "grad_out");
@@ -129,18 +129,18 @@ py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
   PyObject* const grad_x = args.next();
   options.want_weight = args.next_flag();
   options.want_bias = args.next_flag();
-  options.deterministic = args.next_flag();
+  options.deterministic = place.deterministic;
   options.bias_dtype = x.operand().dtype;
   OpCall call = make_norm_backward({grad_y.operand(), x.operand(), weight.operand(), mean.operand(),
                                     rstd.operand(), grad_sum.operand()},
                                    options);
-  return run_call(site, call, {&grad_y, &x, &weight, &mean, &rstd, &grad_sum}, {grad_x},
+  return run_call(place.site, call, {&grad_y, &x, &weight, &mean, &rstd, &grad_sum}, {grad_x},
                   args.next());
 }
 
 py::object conv(PyObject* const* values, Py_ssize_t count) {
-  PositionalArguments args(values, count, 14, "conv2d");
-  CallSite& site = args.next_site();
+  PositionalArguments args(values, count, 12, "conv2d");
+  const CallPlace place = args.next_place();
   const ArrayArgument x(args.next(), "x");
   const ArrayArgument weight(args.next(), "weight");
   const ArrayArgument bias(args.next(), "bias");
@@ -151,11 +151,11 @@ py::object conv(PyObject* const* values, Py_ssize_t count) {
   options.dilation = args.next_integers<2>("dilation");
   options.groups = args.next_integers<1>("groups")[0];
   options.activation = args.next_activation();
-  options.allow_tf32 = args.next_flag();
-  options.deterministic = args.next_flag();
+  options.allow_tf32 = place.allow_tf32;
+  options.deterministic = place.deterministic;
   options.phase = args.next_phase();
   OpCall call = make_conv({x.operand(), weight.operand(), bias.operand()}, options);
-  return run_call(site, call, {&x, &weight, &bias}, {out}, args.next());
+  return run_call(place.site, call, {&x, &weight, &bias}, {out}, args.next());
 }
 
 Operand described(const char* name, std::initializer_list<std::int64_t> shape, const void* data) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "xpuruntime/error.h"
 #include "xpuruntime/stream_manager.h"
@@ -90,9 +91,10 @@ py::object run_call(CallSite& site, OpCall& call,
       if (order.stream) results.views[i]->order_before(*order.stream);
       continue;
     }
-    results.objects[i] = lead->make_like(specs[i], order.stream, results.views[i]);
+    Operand view;
+    results.objects[i] = lead->make_like(specs[i], order.stream, view);
     results.made[i] = true;
-    call.set_output(specs[i], results.views[i]->operand());
+    call.set_output(specs[i], view);
   }
   if (!call.empty()) {
     const py::gil_scoped_release unlocked;
@@ -100,7 +102,11 @@ py::object run_call(CallSite& site, OpCall& call,
   }
   if (order.stream) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      results.views[i]->order_after(*order.stream, true);
+      if (results.made[i]) {
+        lead->order_made(results.objects[i], *order.stream);
+      } else {
+        results.views[i]->order_after(*order.stream, true);
+      }
     }
     for (const ArrayArgument* input : inputs) {
       if (input->given()) input->order_after(*order.stream, false);
@@ -129,7 +135,22 @@ bool PositionalArguments::next_flag() {
   return truth == 1;
 }
 
-CallSite& PositionalArguments::next_site() { return py::handle(next()).cast<CallSite&>(); }
+// Most calls of a program come from one place, so the last site is remembered, and kept.
+CallPlace PositionalArguments::next_place() {
+  static PyObject* last = nullptr;
+  static CallSite* site = nullptr;
+  PyObject* const place = next();
+  if (PyTuple_Check(place) == 0 || PyTuple_GET_SIZE(place) < 3) {
+    throw py::type_error("the first argument is a Place of xpuruntime.ops.ambient");
+  }
+  PyObject* const given = PyTuple_GET_ITEM(place, 0);
+  if (given != last) {
+    site = &py::handle(given).cast<CallSite&>();
+    Py_INCREF(given);
+    Py_XDECREF(std::exchange(last, given));
+  }
+  return {*site, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
+}
 
 float PositionalArguments::next_float(const char* name) {
   PyObject* const value = next();

@@ -27,6 +27,13 @@ pybind11::object run_call(CallSite& site, OpCall& call,
                           std::initializer_list<const ArrayArgument*> inputs,
                           std::initializer_list<PyObject*> outputs, PyObject* stream);
 
+/// Where a call stands, and what its policy says beyond kernels.
+struct CallPlace {
+  CallSite& site;
+  bool allow_tf32 = false;
+  bool deterministic = false;
+};
+
 /// The positional arguments of a function of CPython's own calling convention, which is what makes
 /// operations cheap to call. The Python functions of xpuruntime.ops are the only callers. Each
 /// `next` throws InputError, which names the argument, for a value that is none.
@@ -36,7 +43,8 @@ class PositionalArguments {
                       const char* function);
 
   PyObject* next() { return values_[at_++]; }
-  CallSite& next_site();
+  /// A Place of xpuruntime.ops.ambient, which begins with these three.
+  CallPlace next_place();
   /// By Python's own idea of truth.
   bool next_flag();
   float next_float(const char* name);

@@ -9,10 +9,8 @@ come as tuples of the length stated there: two for `stride` and `dilation`, four
 from collections.abc import Sequence
 from typing import Any
 
-from xpuruntime._core_kernels import CallSite
-
 def op_matmul(
-    site: CallSite,
+    place: tuple[Any, ...],
     a: Any,
     b: Any,
     bias: Any,
@@ -21,14 +19,12 @@ def op_matmul(
     out: Any,
     activation: str | None,
     out_dtype: str | None,
-    allow_tf32: bool,
-    deterministic: bool,
     phase: str | None,
     stream: Any,
     /,
 ) -> Any: ...
 def op_attention(
-    site: CallSite,
+    place: tuple[Any, ...],
     q: Any,
     k: Any,
     v: Any,
@@ -39,14 +35,12 @@ def op_attention(
     is_causal: bool | str,
     scale: float | None,
     dropout_p: float,
-    allow_tf32: bool,
-    deterministic: bool,
     phase: str | None,
     stream: Any,
     /,
 ) -> Any: ...
 def op_attention_backward(
-    site: CallSite,
+    place: tuple[Any, ...],
     grad_out: Any,
     q: Any,
     k: Any,
@@ -61,13 +55,11 @@ def op_attention_backward(
     is_causal: bool | str,
     scale: float | None,
     dropout_p: float,
-    allow_tf32: bool,
-    deterministic: bool,
     stream: Any,
     /,
 ) -> tuple[Any, Any, Any]: ...
 def op_norm(
-    site: CallSite,
+    place: tuple[Any, ...],
     rms: bool,
     x: Any,
     residual: Any,
@@ -78,13 +70,12 @@ def op_norm(
     return_sum: bool,
     return_stats: bool,
     eps: float,
-    deterministic: bool,
     phase: str | None,
     stream: Any,
     /,
 ) -> Any: ...
 def op_norm_backward(
-    site: CallSite,
+    place: tuple[Any, ...],
     rms: bool,
     grad_out: Any,
     x: Any,
@@ -95,12 +86,11 @@ def op_norm_backward(
     grad_x: Any,
     want_weight: bool,
     want_bias: bool,
-    deterministic: bool,
     stream: Any,
     /,
 ) -> Any: ...
 def op_conv2d(
-    site: CallSite,
+    place: tuple[Any, ...],
     x: Any,
     weight: Any,
     bias: Any,
@@ -110,8 +100,6 @@ def op_conv2d(
     dilation: Sequence[int],
     groups: Sequence[int],
     activation: str | None,
-    allow_tf32: bool,
-    deterministic: bool,
     phase: str | None,
     stream: Any,
     /,

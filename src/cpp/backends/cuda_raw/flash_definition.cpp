@@ -154,13 +154,14 @@ Support describe_backward(const OpDesc& op, const DeviceInfo& device, FlashBackw
 }
 
 // Beside cuDNN's attention, as measured on an H200.
-Support favour(const OpDesc& op, const DeviceInfo& device, std::size_t q, std::size_t mask) {
-  constexpr std::int64_t kHopperHeadDim = 128;
+Support favour(const OpDesc& op, const DeviceInfo& device, std::size_t q, std::size_t mask,
+               std::int64_t most_head_dim) {
   if (device.compute_capability.first != 9) {
     return Support::no("its fast path is for compute capability 9.0");
   }
-  if (op[q].shape[3] > kHopperHeadDim) {
-    return Support::no("its fast path is for a head_dim of at most 128");
+  if (op[q].shape[3] > most_head_dim) {
+    return Support::no("its fast path is for a head_dim of at most " +
+                       std::to_string(most_head_dim));
   }
   if (op.has(mask) || op.attributes.dropout_p > 0.0F) {
     return Support::no("its fast path is for attention without mask and dropout");
@@ -183,7 +184,7 @@ class FlashDefinition final : public Definition {
     return describe_forward(op, device, args);
   }
   Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
-    return favour(op, device, slots::Attention::kQ, slots::Attention::kMask);
+    return favour(op, device, slots::Attention::kQ, slots::Attention::kMask, 256);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
@@ -221,7 +222,7 @@ class FlashBackwardDefinition final : public Definition {
     return describe_backward(op, device, args);
   }
   Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
-    return favour(op, device, slots::AttentionBackward::kQ, slots::AttentionBackward::kMask);
+    return favour(op, device, slots::AttentionBackward::kQ, slots::AttentionBackward::kMask, 128);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {

@@ -87,7 +87,14 @@ DeviceGuard::DeviceGuard(int device, std::nothrow_t) noexcept {
 void DeviceGuard::enter(int device) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice", device);
-  if (current == device) return;
+  if (current == device) {
+    // The runtime binds the context of a thread with its first launch; calls of the driver, such as
+    // those that encode tensor maps, need it before.
+    thread_local bool bound = false;
+    if (!bound) check(cudaSetDevice(device), "cudaSetDevice", device);
+    bound = true;
+    return;
+  }
   check_driver(driver().push(primary_context(device)), "cuCtxPushCurrent", device);
   pushed_ = true;
 }

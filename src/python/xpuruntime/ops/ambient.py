@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["Place", "current_policy", "place", "prepare", "use_policy"]
+__all__ = ["Place", "ambient_place", "current_policy", "place", "prepare", "use_policy"]
 
 
 class Place(NamedTuple):
@@ -138,7 +138,8 @@ def _coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str
     return Policy.coerce(policy)
 
 
-def _ambient_place() -> Place:
+def ambient_place() -> Place:
+    """Return where a call stands that names neither a policy nor a kernel."""
     global _default_place
     block = ambient.get()
     if block is not None:
@@ -153,7 +154,7 @@ def place(policy: Any, kernel: str | Sequence[str] | None, op: str) -> Place:
 
     `op` is the operation's key in a `KernelPolicy`. Raises `PolicyError` for a policy or a kernel that is none.
     """
-    found = _ambient_place() if policy is None else _place_of(_coerce(policy))
+    found = ambient_place() if policy is None else _place_of(_coerce(policy))
     return found if kernel is None else _pin(found, kernel, op)
 
 

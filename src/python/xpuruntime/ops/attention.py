@@ -73,8 +73,7 @@ def attention(
     """
     here = place(policy, kernel, "attention")
     return _core.op_attention(
-        here.site, q, k, v, mask, rng, out, return_lse, is_causal, scale, dropout_p, here.allow_tf32,
-        here.deterministic, phase, stream,
+        here, q, k, v, mask, rng, out, return_lse, is_causal, scale, dropout_p, phase, stream,
     )  # fmt: skip
 
 
@@ -125,7 +124,7 @@ def attention_backward(
     """
     here = place(policy, kernel, "attention")
     gradients: tuple[Any, Any, Any] = _core.op_attention_backward(
-        here.site, grad_out, q, k, v, out, lse, mask, rng, grad_q, grad_k, grad_v, is_causal, scale, dropout_p,
-        here.allow_tf32, here.deterministic, stream,
+        here, grad_out, q, k, v, out, lse, mask, rng, grad_q, grad_k, grad_v, is_causal, scale, dropout_p,
+        stream,
     )  # fmt: skip
     return gradients

@@ -65,9 +65,9 @@ def conv2d(
     here = place(policy, kernel, "conv")
     pads = _integers(padding, "padding", (1, 2, 4))
     return _core.op_conv2d(
-        here.site, x, weight, bias, out, (_integers(stride, "stride", (1, 2)) * 2)[:2], (pads * 4)[:4],
+        here, x, weight, bias, out, (_integers(stride, "stride", (1, 2)) * 2)[:2], (pads * 4)[:4],
         (_integers(dilation, "dilation", (1, 2)) * 2)[:2], _integers(groups, "groups", (1,)), activation,
-        here.allow_tf32, here.deterministic, phase, stream,
+        phase, stream,
     )  # fmt: skip
 
 

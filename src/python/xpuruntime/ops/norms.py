@@ -66,8 +66,7 @@ def layer_norm(
     _require_sum(return_sum, sum_out)
     here = place(policy, kernel, "layer_norm")
     return _core.op_norm(
-        here.site, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps,
-        here.deterministic, phase, stream,
+        here, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps, phase, stream,
     )  # fmt: skip
 
 
@@ -98,8 +97,7 @@ def rms_norm(
     _require_sum(return_sum, sum_out)
     here = place(policy, kernel, "rms_norm")
     return _core.op_norm(
-        here.site, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps,
-        here.deterministic, phase, stream,
+        here, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps, phase, stream,
     )  # fmt: skip
 
 
@@ -151,8 +149,7 @@ def layer_norm_backward(
     """
     here = place(policy, kernel, "layer_norm")
     found = _core.op_norm_backward(
-        here.site, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias,
-        here.deterministic, stream,
+        here, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias, stream,
     )  # fmt: skip
     return _gradients(found, weight is not None, has_bias)
 
@@ -179,8 +176,7 @@ def rms_norm_backward(
     """
     here = place(policy, kernel, "rms_norm")
     found = _core.op_norm_backward(
-        here.site, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False,
-        here.deterministic, stream,
+        here, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False, stream,
     )  # fmt: skip
     return _gradients(found, weight is not None, False)[:2]
 
