@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def conv2d(
 def _integers(given: int | Sequence[int], name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Return one number, or as many as are allowed."""
     try:
-        numbers = (index(given),) if hasattr(given, "__index__") else tuple(index(one) for one in given)
+        numbers = tuple(index(one) for one in given) if isinstance(given, Iterable) else (index(given),)
     except TypeError:
         numbers = ()
     if len(numbers) not in counts:
