@@ -22,6 +22,7 @@ ORDER = ("policies", "runtime", "evidence", "engines", "planning", "inference", 
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = set()
 ALLOWED["ops"] = {"policies", "runtime", "evidence"}
+ALLOWED["cli"] |= {"ops"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops"}
 SHARED = {"errors", "_core", "_version"}
 
