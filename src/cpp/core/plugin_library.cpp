@@ -204,14 +204,19 @@ class PluginDefinition final : public KernelDefinition {
   throw InputError("the kernel library " + path + " " + why);
 }
 
+// What the first version of the header had; fields after that are there as far as `size` says.
+constexpr std::size_t kFirstSize =
+    offsetof(XpuKernel, destroy) + sizeof(decltype(XpuKernel::destroy));
+
 bool is_missing(const char* text) { return text == nullptr || *text == '\0'; }
 
 void check(const std::string& path, const XpuKernel& kernel, std::size_t index,
            std::size_t stride) {
   const std::string which = "describes kernel " + std::to_string(index);
-  if (kernel.size < sizeof(XpuKernel)) {
-    refuse(path, which + " with a struct of " + std::to_string(kernel.size) + " bytes instead of " +
-                     std::to_string(sizeof(XpuKernel)) + ": build it with this kernel_plugin.h");
+  if (kernel.size < kFirstSize) {
+    refuse(path, which + " with a struct of " + std::to_string(kernel.size) +
+                     " bytes instead of at least " + std::to_string(kFirstSize) +
+                     ": set size to sizeof(XpuKernel)");
   }
   if (kernel.size != stride || stride % alignof(XpuKernel) != 0) {
     refuse(path, which + " with a struct of " + std::to_string(kernel.size) +

@@ -191,8 +191,8 @@ def register_plugin_library(path: str) -> list[str]:
     Raises
     ------
     InputError
-        When it cannot be opened, is no such library, describes a kernel that makes no sense, or brings an id or the name
-        of a backend that is taken.
+        When it cannot be opened, is no such library, describes a kernel that makes no sense, or brings an id or the
+        name of a backend that is taken.
     """
 
 def set_search_folders(folders: Iterable[str]) -> None:

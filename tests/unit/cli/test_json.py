@@ -149,6 +149,7 @@ class TestPolicy:
         (("run", "MODEL", "--input", "imge=[1]"), 2, "InputError"),
         (("demo", "--policy", "nope.yaml"), 2, "PolicyError"),
         (("doctor", "--fast"), 2, "UsageError"),
+        (("kernels", "matmull"), 2, "InputError"),
         (("bench", "MODEL", "--runs", "0"), 2, "UsageError"),
         (("plan",), 2, "UsageError"),
     ],

@@ -28,7 +28,9 @@ def test_every_exit_code_is_described() -> None:
     assert documented == {int(code) for code in ExitCode}
 
 
-@pytest.mark.parametrize("command", ["devices", "doctor", "plan", "run", "bench", "explain", "policy", "demo"])
+@pytest.mark.parametrize(
+    "command", ["devices", "doctor", "plan", "run", "bench", "explain", "kernels", "policy", "demo"]
+)
 def test_every_option_is_described(xrt: Any, command: str) -> None:
     text = PAGE.read_text()
     assert f"## xrt {command}" in text

@@ -43,7 +43,7 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         ("NO_ENTRY", "exports no function xpuruntime_kernels"),
         ("OTHER_ABI", "has no kernels for version 1 of kernel_plugin.h"),
         ("NO_KERNELS", "has no kernels: it says that their number is 0"),
-        ("SMALL", "describes kernel 0 with a struct of 8 bytes instead of "),
+        ("SMALL", "describes kernel 0 with a struct of 8 bytes instead of at least "),
         ("OTHER_SIZE", "describes kernel 1 with a struct of "),
         ("NO_TEXT", "describes kernel 1 with a text or a function missing"),
         ("EMPTY_TEXT", "describes kernel 1 with a text or a function missing"),

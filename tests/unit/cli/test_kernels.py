@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`xrt kernels`: every kernel, with what it serves and whether it can be used here."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from xpuruntime import ops
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
+OPS = {
+    "matmul", "attention", "attention_backward", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward",
+    "conv",
+}  # fmt: skip
+
+
+def test_all_of_them_as_json(xrt: Any) -> None:
+    result = xrt("kernels", "--json")
+    assert (result.code, result.err) == (0, "")
+    found = result.json()
+    assert found["schema"] == "xpuruntime.kernels/1"
+    assert found["kernels"] == json.loads(json.dumps([one.to_dict() for one in ops.kernels()]))
+    assert {one["op"] for one in found["kernels"]} == OPS
+    for one in found["kernels"]:
+        assert one["id"].startswith(one["backend"] + ".")
+        assert one["description"]
+        assert one["limits"]
+        assert one["available"] == (one["reason"] == "")
+        assert one["available"] == (one["version"] != "")
+
+
+def test_those_of_one_operation(xrt: Any) -> None:
+    found = xrt("kernels", "matmul", "--json").json()["kernels"]
+    assert {"cpu.blas", "cpu.reference", "null.null"} <= {one["id"] for one in found}
+    assert {one["op"] for one in found} == {"matmul"}
+    order = [one["id"] for one in found]
+    assert order == [one.id for one in ops.kernels("matmul")]
+
+
+def test_the_table(xrt: Any) -> None:
+    result = xrt("kernels", "rms_norm")
+    assert (result.code, result.err) == (0, "")
+    assert "cpu.vectorised" in result.out
+    assert "only where it is asked for" in result.out, "the null kernel"
+    assert "cpu.blas" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_every_kernel_is_in_the_table(xrt: Any) -> None:
+    shown = xrt("kernels").out
+    for one in ops.kernels():
+        assert one.id in shown
+        assert one.op in shown
+
+
+def test_an_unknown_operation(xrt: Any) -> None:
+    for arguments in (("nonsense",), ("nonsense", "--json")):
+        result = xrt("kernels", *arguments)
+        assert result.code == 2
+        message = result.err if len(arguments) == 1 else result.json()["error"]["message"]
+        for words in ("'nonsense'", *OPS):
+            assert words in message.replace("\n", " ")
+    assert result.json()["error"]["type"] == "InputError"
+
+
+def test_the_reference_names_every_field(xrt: Any) -> None:
+    fields = set(xrt("kernels", "conv", "--json").json()["kernels"][0])
+    section = PAGE.read_text().partition("## xrt kernels")[2].partition("\n## ")[0]
+    assert fields == {word for word in re.findall(r"`(\w+)`", section) if word in fields}
