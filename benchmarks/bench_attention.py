@@ -8,6 +8,7 @@ python benchmarks/bench_attention.py
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     options = parser.parse_args()
     torch.manual_seed(0)
+    warnings.simplefilter("ignore")  # PyTorch's, about kernels of its own that do not serve
     for shape in (Shape(2, 4, 2, 333, 128, True), Shape(1, 4, 4, 512, 64, False)):
         check(shape)
     rows = []

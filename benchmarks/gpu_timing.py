@@ -67,10 +67,17 @@ def graph_times(
         graph.replay()
         replays[name] = max(1, round(milliseconds / max(_elapsed(graph, 2) / 2, 1e-3)))
     samples: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, (graph, count) in graphs.items():
+    for turn in range(rounds):
+        for name in _turned(list(cases), turn):
+            graph, count = graphs[name]
             samples[name].append(_elapsed(graph, replays[name]) / (replays[name] * count) * 1e3)
     return samples
+
+
+def _turned(names: list[str], turn: int) -> list[str]:
+    """Begin each round with another case: what comes after an idle moment finds a cooler chip."""
+    first = turn % len(names)
+    return names[first:] + names[:first]
 
 
 def _elapsed(graph: torch.cuda.CUDAGraph, replays: int) -> float:
@@ -90,8 +97,9 @@ def call_times(cases: dict[str, Callable[[], Any]], *, rounds: int = 9, calls: i
         call()
     torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, call in cases.items():
+    for turn in range(rounds):
+        for name in _turned(list(cases), turn):
+            call = cases[name]
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             call()
             start.record()
