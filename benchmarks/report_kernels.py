@@ -115,8 +115,8 @@ def attention(record: dict[str, Any]) -> Section:
         "Causal work counts half.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_attention.py`: PyTorch's backward goes through its autograd. The "
         f"ceiling is torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s. The "
-        "targets are 308 TFLOP/s forward and 200 backward for our kernel in the first shape, and for `auto` the best row "
-        "less 2 %.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+        "targets are 308 TFLOP/s forward and 200 backward for our kernel in the first shape, and for `auto` the best "
+        "row less 2 %.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Attention on CUDA", text, tuple(checks))
 
