@@ -144,12 +144,13 @@ CallPlace PositionalArguments::next_place() {
     throw py::type_error("the first argument is a Place of xpuruntime.ops.ambient");
   }
   PyObject* const given = PyTuple_GET_ITEM(place, 0);
+  CallSite* found = site;
   if (given != last) {
-    site = &py::handle(given).cast<CallSite&>();
+    found = site = &py::handle(given).cast<CallSite&>();
     Py_INCREF(given);
-    Py_XDECREF(std::exchange(last, given));
+    Py_XDECREF(std::exchange(last, given));  // may call others, which remember their own
   }
-  return {*site, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
+  return {*found, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
 }
 
 float PositionalArguments::next_float(const char* name) {
