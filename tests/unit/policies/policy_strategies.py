@@ -88,7 +88,7 @@ def lists(strategy, least=1):
 
 
 def kernels(op):
-    known = [*FAMILIES[op], *(kernel for kernel, (of, _) in KERNEL_IDS.items() if of == op), "vendor.name"]
+    known = [*FAMILIES[op], *(kernel for kernel, (ops, _) in KERNEL_IDS.items() if op in ops), "vendor.name"]
     ordered = lists(st.sampled_from([kernel for kernel in known if kernel != "auto"]))
     return st.one_of(st.sampled_from(known), ordered, ordered.map(lambda some: [*some, "auto"]))
 

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from xpuruntime import _core
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import ExecutionPolicy, KernelPolicy, KernelRule, Policy, RuleMatch
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS, OPS, check_kernel
@@ -56,11 +57,26 @@ class TestShortForms:
 class TestIds:
     @pytest.mark.parametrize("op", OPS)
     def test_every_family_and_id_is_accepted_for_its_operation(self, op):
-        own = [kernel for kernel, (of, _) in KERNEL_IDS.items() if of == op]
+        own = [kernel for kernel, (ops, _) in KERNEL_IDS.items() if op in ops]
         for kernel in [*FAMILIES[op], *own, "my_vendor.fast_kernel"]:
             assert check_kernel(kernel, op) == check_kernel(kernel, None) == kernel
             assert KernelPolicy(**{op: kernel}).get(op) == kernel
         assert all(meaning for meaning in FAMILIES[op].values())
+
+    def test_those_of_this_library_are_the_ones_it_has(self):
+        """A build without CUDA, or without the headers of a vendor, has fewer backends."""
+        registered: dict[str, set[str]] = {}
+        for kernel in _core.KernelRegistry.instance().kernels():
+            registered.setdefault(kernel["id"], set()).add(kernel["op"].removesuffix("_backward"))
+        backends = {"cuda_raw", "cudnn", "cublas", "cpu", "null"} & {kernel.partition(".")[0] for kernel in registered}
+        assert {"cpu", "null"} <= backends
+        known = {kernel: set(ops) for kernel, (ops, _) in KERNEL_IDS.items() if kernel.partition(".")[0] in backends}
+        assert known == {kernel: ops for kernel, ops in registered.items() if kernel.partition(".")[0] in backends}
+
+    def test_an_id_of_several_operations(self):
+        assert KernelPolicy(matmul="cpu.reference", conv="cpu.reference").conv == "cpu.reference"
+        with pytest.raises(PolicyError, match=r"'cpu\.vectorised' is a kernel of layer_norm and rms_norm, not of conv"):
+            KernelPolicy(conv="cpu.vectorised")
 
     @pytest.mark.parametrize("kernel", ["a.b.c", ".a", "a.", "a b.c", "1a.b", "a-b.c", "a..b"])
     def test_ids_that_are_not(self, kernel):

@@ -60,7 +60,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cudnn": "cuDNN, with the engine's own way of choosing an algorithm",
         "cudnn_heuristic": "cuDNN, algorithm by its heuristics: the same choice in every run",
         "cudnn_exhaustive": "cuDNN, algorithm by timing all: the fastest, but the choice may differ between runs",
-        "cudnn_default": "cuDNN, its default algorithm: the same choice in every run",
+        "cudnn_default": "cuDNN without search: its default algorithm, or quick heuristics among deterministic ones",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": "whatever PyTorch runs by default",
@@ -70,22 +70,30 @@ FAMILIES: dict[str, dict[str, str]] = {
 #: The operations a kernel can be chosen for.
 OPS: tuple[str, ...] = tuple(FAMILIES)
 
-#: Well-known ids: id -> (operation, what it means). Ids that are not listed are accepted: backends may define more.
-KERNEL_IDS: dict[str, tuple[str, str]] = {
-    "cublas.cublas": ("matmul", "the cuBLAS kernels"),
-    "cublas.cublasLt": ("matmul", "the cuBLASLt kernels"),
-    "cuda_raw.skinny": ("matmul", "matmul with few rows (m <= 64), bound by reading the weights"),
-    "torch.mm": ("matmul", "PyTorch's matrix product"),
-    "cuda_raw.flash_attention_v2": ("attention", "FlashAttention 2 of this library"),
-    "cudnn.sdpa": ("attention", "cuDNN's scaled dot product attention"),
-    "torch.flash": ("attention", "PyTorch's FlashAttention 2"),
-    "torch.efficient": ("attention", "PyTorch's memory-efficient attention"),
-    "torch.cudnn": ("attention", "cuDNN's attention as PyTorch calls it"),
-    "torch.math": ("attention", "PyTorch's unfused attention"),
-    "cuda_raw.layer_norm": ("layer_norm", "layer norm of this library"),
-    "torch.layer_norm": ("layer_norm", "PyTorch's layer norm"),
-    "cuda_raw.rms_norm": ("rms_norm", "RMS norm of this library"),
-    "torch.rms_norm": ("rms_norm", "PyTorch's RMS norm"),
+#: Well-known ids: id -> (operations, what it means). Ids that are not listed are accepted: backends may define more.
+KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "cuda_raw.skinny": (("matmul",), "matmul with few rows (m <= 64), bound by reading the weights"),
+    "cuda_raw.flash_attention_v2": (("attention",), "FlashAttention 2 of this library"),
+    "cuda_raw.layer_norm": (("layer_norm",), "layer norm of this library"),
+    "cuda_raw.rms_norm": (("rms_norm",), "RMS norm of this library"),
+    "cudnn.sdpa": (("attention",), "cuDNN's scaled dot product attention"),
+    "cudnn.conv_heuristic": (("conv",), "cuDNN's convolution, by its precise heuristics"),
+    "cudnn.conv_default": (("conv",), "cuDNN's convolution, by its quick heuristics among deterministic plans"),
+    "cudnn.conv_exhaustive": (("conv",), "cuDNN's convolution, by timing all plans"),
+    "cublas.cublas": (("matmul",), "the cuBLAS kernels"),
+    "cublas.cublasLt": (("matmul",), "the cuBLASLt kernels"),
+    "cpu.blas": (("matmul",), "matrix products by OpenBLAS"),
+    "cpu.gemm_conv": (("conv",), "convolution as matrix products by OpenBLAS"),
+    "cpu.vectorised": (("layer_norm", "rms_norm"), "norms with the widest vectors of the processor"),
+    "cpu.reference": (OPS, "the definition of each operation, in double precision: slow and exact"),
+    "null.null": (OPS, "computes nothing: the outputs become zeros"),
+    "torch.mm": (("matmul",), "PyTorch's matrix product"),
+    "torch.flash": (("attention",), "PyTorch's FlashAttention 2"),
+    "torch.efficient": (("attention",), "PyTorch's memory-efficient attention"),
+    "torch.cudnn": (("attention",), "cuDNN's attention as PyTorch calls it"),
+    "torch.math": (("attention",), "PyTorch's unfused attention"),
+    "torch.layer_norm": (("layer_norm",), "PyTorch's layer norm"),
+    "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
 }
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")
@@ -119,10 +127,12 @@ def check_kernel(kernel: str, op: str | None) -> str:
         hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
         raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
     if not _ID.fullmatch(kernel):
-        near = nearest(kernel, [*families, *(known for known, (of, _) in KERNEL_IDS.items() if op in (None, of))])
+        near = nearest(
+            kernel, [*families, *(known for known, (ops, _) in KERNEL_IDS.items() if op is None or op in ops)]
+        )
         question = f"; did you mean {near!r}?" if near else ""
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
-    known = KERNEL_IDS.get(name)
-    if known is not None and op is not None and known[0] != op:
-        raise Refused(f"{quote(kernel)} is a kernel of {known[0]}, not of {op}")
+    ops, _ = KERNEL_IDS.get(name, (OPS, ""))
+    if op is not None and op not in ops:
+        raise Refused(f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}")
     return kernel
