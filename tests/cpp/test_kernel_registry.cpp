@@ -65,6 +65,30 @@ TEST(KernelRegistry, RefusesWhatIsNoKernel) {
   bench.registry.add(std::make_shared<FakeDefinition>(backend, "blas.lt", OpKind::kConv));
 }
 
+TEST(KernelRegistry, AddsAllOrNone) {
+  Bench bench;
+  bench.add("a.one");
+  const std::uint64_t before = bench.registry.version();
+  const auto ours = std::make_shared<FakeBackend>("b");
+  const auto make = [](const auto& backend, const char* id) {
+    return std::make_shared<FakeDefinition>(backend, id);
+  };
+  const auto good = make(ours, "b.one");
+  EXPECT_THROW(bench.registry.add_all({good, nullptr}), InputError);
+  EXPECT_THROW(bench.registry.add_all({good, make(ours, "b two")}), InputError);
+  EXPECT_THROW(bench.registry.add_all({good, make(ours, "b.one")}), InputError);
+  const auto same_name = std::make_shared<FakeBackend>("a");
+  EXPECT_THROW(bench.registry.add_all({good, make(same_name, "a.one")}), InputError);
+  EXPECT_THROW(bench.registry.add_all({good, make(same_name, "a.two")}), InputError);
+  EXPECT_EQ(bench.registry.kernels().size(), 1U);
+  EXPECT_EQ(bench.registry.version(), before);
+
+  bench.registry.add_all({good, make(ours, "b.two")});
+  bench.registry.add_all({make(ours, "b.three")});
+  EXPECT_EQ(bench.registry.kernels().size(), 4U);
+  EXPECT_GT(bench.registry.version(), before);
+}
+
 TEST(KernelRegistry, RemovesABackend) {
   Bench bench;
   const std::weak_ptr<FakeDefinition> gone = bench.add("a.one");
