@@ -11,7 +11,21 @@ from xpuruntime import InputError
 from xpuruntime.testing import OpSuite, check_kernel, op_cases
 from xpuruntime.testing.op_arrays import Input, NumpyArrays
 from xpuruntime.testing.op_references import dropout_factors, round_to
-from xpuruntime.testing.op_suite import cases_of, run_case
+from xpuruntime.testing.op_run import run_case
+from xpuruntime.testing.op_suite import cases_of, check_case
+
+pytest_plugins = ["pytester"]
+
+REFUSED_BY_BLAS = {
+    "matmul/*/*float16": "OpenBLAS has fp32 and fp64",
+    "matmul/*/float8_e4m3fn": "OpenBLAS has fp32 and fp64",
+    "matmul/columns-apart/float32": "one of two strides must be 1",
+    "matmul/columns-apart/float64": "one of two strides must be 1",
+    "matmul/backwards/float32": "strides must be positive",
+    "matmul/backwards/float64": "strides must be positive",
+    "matmul/repeated-row/float32": "rows must not overlap",
+    "matmul/repeated-row/float64": "rows must not overlap",
+}
 
 
 class TestCpuReference(OpSuite):
@@ -20,16 +34,7 @@ class TestCpuReference(OpSuite):
 
 class TestCpuBlas(OpSuite):
     kernel = "cpu.blas"
-    unsupported = {  # noqa: RUF012 - overrides a ClassVar
-        "matmul/*/*float16": "OpenBLAS has fp32 and fp64",
-        "matmul/*/float8_e4m3fn": "OpenBLAS has fp32 and fp64",
-        "matmul/columns-apart/float32": "one of two strides must be 1",
-        "matmul/columns-apart/float64": "one of two strides must be 1",
-        "matmul/backwards/float32": "strides must be positive",
-        "matmul/backwards/float64": "strides must be positive",
-        "matmul/repeated-row/float32": "rows must not overlap",
-        "matmul/repeated-row/float64": "rows must not overlap",
-    }
+    unsupported = REFUSED_BY_BLAS
 
 
 class TestCpuGemmConv(OpSuite):
@@ -38,6 +43,9 @@ class TestCpuGemmConv(OpSuite):
         "conv/*/*float16": "OpenBLAS has fp32 and fp64",
         "conv/channels-last/float*": "a weight in channels last is not contiguous",
         "conv/channels-last-bias-relu/float*": "a weight in channels last is not contiguous",
+        "conv/channels-last-relu/float*": "a weight in channels last is not contiguous",
+        "conv/channels-last-bias-silu/float*": "a weight in channels last is not contiguous",
+        "conv/channels-last-bias-gelu/float*": "a weight in channels last is not contiguous",
         "conv/channels-last-odd/float*": "a weight in channels last is not contiguous",
     }
 
@@ -78,6 +86,41 @@ def test_declarations_are_held() -> None:
     assert "'matmul/nothing/*' is declared, and is no case of it" in text
     assert "matmul/one/float16 is refused, and that is not declared" in text
     assert "cpu.blas: OpenBLAS multiplies fp32 and fp64, and this is float16" in text
+
+
+def test_what_may_be_refused_is_right_or_refused() -> None:
+    names = check_kernel("cpu.blas", [*REFUSED_BY_BLAS][2:], may_refuse=["matmul/*/*float16", "matmul/*/float8_e4m3fn"])
+    assert "matmul/one/float32" in names
+    assert not any(name.endswith(("float16", "float8_e4m3fn")) for name in names if "zero" not in name)
+    with pytest.raises(AssertionError) as caught:
+        check_kernel("cpu.blas", REFUSED_BY_BLAS, may_refuse=["matmul/one/float16", "matmul/nothing/*"])
+    text = str(caught.value)
+    assert "matmul/one/float16 is declared twice, by 'matmul/*/*float16' and by 'matmul/one/float16'" in text
+    assert "'matmul/nothing/*' is declared, and is no case of it" in text
+    assert "cpu.blas: 2 of " in text
+
+
+def test_what_may_be_refused_and_is_wrong_fails() -> None:
+    for case in op_cases("conv")[:4]:
+        with pytest.raises(AssertionError, match="is wrong at"):
+            check_case(case, "null.null", NumpyArrays(), may_refuse=["conv/*"])
+
+
+def test_the_report_lists_what_is_refused_and_may_be(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from xpuruntime.testing import OpSuite
+
+        class TestBlas(OpSuite):
+            kernel = "cpu.blas"
+            may_refuse = {"matmul/one/float16": "that depends", "matmul/one/float32": "nor does this"}
+        """
+    )
+    result = pytester.runpytest_inprocess("-rs", "-k", "matmul/one/float", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(
+        ["*cpu.blas declares that it may refuse matmul/one/float16 (that depends): cpu.blas: *"]
+    )
 
 
 def test_unknown_kernel() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from xpuruntime.errors import InputError
+from xpuruntime.testing.op_references import FP8_SUMS
 
 __all__ = ["Arrays", "Input", "NumpyArrays", "TorchArrays"]
 
@@ -50,6 +51,10 @@ class Arrays(Protocol):
     #: Whether the library has views that run backwards.
     reverses: bool
 
+    @property
+    def fp8_sums(self) -> float:
+        """What sums of float8 products may be wrong by on the device, as a part of the sum of absolute products."""
+
     def make(self, one: Input) -> Any:
         """Return the values in the dtype and layout asked for."""
 
@@ -80,6 +85,7 @@ class NumpyArrays:
     """NumPy arrays on the CPU; bfloat16 and float8 need ``ml_dtypes``."""
 
     reverses = True
+    fp8_sums = 0.0
 
     def make(self, one: Input) -> Any:
         """Return the values in the dtype and layout asked for."""
@@ -129,6 +135,15 @@ class TorchArrays:
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = device
+
+    @property
+    def fp8_sums(self) -> float:
+        """`FP8_SUMS` on NVIDIA GPUs that add products of float8 with about 14 bits, else 0."""
+        import torch
+
+        if torch.device(self.device).type != "cuda" or torch.cuda.get_device_capability(self.device) >= (10, 0):
+            return 0.0
+        return FP8_SUMS
 
     def make(self, one: Input) -> Any:
         """Return the values in the dtype and layout asked for."""

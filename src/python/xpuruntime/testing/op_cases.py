@@ -9,6 +9,7 @@ expected of them in float64 with its bounds (see `op_references`). Names are ``o
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class OpCall:
         Arguments that take where to write, to the place of the result in `expected`.
     order : tuple of int, optional
         Layout of the first of `outputs` in memory.
+    weights : Expected, optional
+        Of attention with dropout: the weights before any is dropped, as `out` for values that are unit vectors.
     """
 
     inputs: dict[str, Input]
@@ -44,6 +47,7 @@ class OpCall:
     expected: list[Expected]
     outputs: dict[str, int]
     order: tuple[int, ...] | None = None
+    weights: Expected | None = None
 
     @property
     def empty(self) -> bool:
@@ -53,12 +57,30 @@ class OpCall:
 
 @dataclass(frozen=True)
 class OpCase:
-    """One case; see the module's text."""
+    """One case; see the module's text.
+
+    Attributes
+    ----------
+    name : str
+    op : str
+    function : str
+        Of `xpuruntime.ops`.
+    build : callable
+        Makes the call from a random generator; of a case with dropout also from what multiplies each weight, which by
+        default is as `dropout_factors` has it.
+    dropout : bool
+        Whether it drops attention weights at random.
+    """
 
     name: str
     op: str
     function: str
-    build: Callable[[np.random.Generator], OpCall] = field(repr=False)
+    build: Callable[..., OpCall] = field(repr=False)
+    dropout: bool = False
+
+    def call(self, seed: int = 0, **factors: Any) -> OpCall:
+        """Return the call with the inputs of a seed, the same each time."""
+        return self.build(np.random.default_rng([seed, zlib.crc32(self.name.encode())]), **factors)
 
 
 class Draw:

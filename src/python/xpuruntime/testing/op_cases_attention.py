@@ -70,11 +70,12 @@ def cases() -> Iterator[OpCase]:
     for what, spec in _CASES.items():
         for dtype in DTYPES:
             build = functools.partial(_forward, dtype, spec)
-            yield OpCase(f"attention/{what}/{dtype}", "attention", "attention", build)
+            yield OpCase(f"attention/{what}/{dtype}", "attention", "attention", build, "dropout" in spec)
     for what, spec in _CASES.items():
         for dtype in DTYPES:
             build = functools.partial(_backward, dtype, spec)
-            yield OpCase(f"attention_backward/{what}/{dtype}", "attention_backward", "attention_backward", build)
+            name = f"attention_backward/{what}/{dtype}"
+            yield OpCase(name, "attention_backward", "attention_backward", build, "dropout" in spec)
 
 
 def _mask(draw: Draw, spec: dict[str, Any], inputs: dict[str, Any]) -> Any:
@@ -95,7 +96,7 @@ def _mask(draw: Draw, spec: dict[str, Any], inputs: dict[str, Any]) -> Any:
     return added
 
 
-def _common(draw: Draw, spec: dict[str, Any]) -> Any:
+def _common(draw: Draw, spec: dict[str, Any], factors: Any) -> Any:
     batch, heads, kv_heads, rows, columns, dim = spec["sizes"]
     layout = {"order": (0, 2, 1, 3)} if spec.get("view") else spec.get("layout", {})
     q = draw.normal(batch, heads, rows, dim)
@@ -110,24 +111,32 @@ def _common(draw: Draw, spec: dict[str, Any]) -> Any:
     if "scale" in spec:
         options["scale"] = spec["scale"]
     scale = float(np.float32(spec.get("scale", np.float32(1) / np.sqrt(np.float32(dim)))))
-    factors = None
     if "dropout" in spec:
         options["dropout_p"] = spec["dropout"]
         inputs["rng"] = draw.input(np.array([_SEED, _OFFSET], np.int64), "int64")
-        factors = op_references.dropout_factors(spec["dropout"], _SEED, _OFFSET, (batch, heads, rows, columns))
+        if factors is None:
+            factors = op_references.dropout_factors(spec["dropout"], _SEED, _OFFSET, (batch, heads, rows, columns))
     return inputs, options, (q, k, v, mask, causal, scale, factors, draw.dtype)
 
 
-def _forward(dtype: str, spec: dict[str, Any], random: np.random.Generator) -> OpCall:
-    inputs, options, numbers = _common(Draw(random, dtype), spec)
+def _weights(q: Any, k: Any, v: Any, mask: Any, causal: Any, scale: float, factors: Any, dtype: str) -> Any:
+    """Return the weights before dropout, where there is one."""
+    if factors is None:
+        return None
+    units = np.broadcast_to(np.eye(k.shape[2]), (*v.shape[:3], v.shape[2]))
+    return op_references.attention(q, k, units, mask, causal, scale, None, dtype)[0]
+
+
+def _forward(dtype: str, spec: dict[str, Any], random: np.random.Generator, factors: Any = None) -> OpCall:
+    inputs, options, numbers = _common(Draw(random, dtype), spec, factors)
     options["return_lse"] = True
     order = (0, 2, 1, 3) if spec.get("view") else None
-    return OpCall(inputs, options, op_references.attention(*numbers), {"out": 0}, order)
+    return OpCall(inputs, options, op_references.attention(*numbers), {"out": 0}, order, _weights(*numbers))
 
 
-def _backward(dtype: str, spec: dict[str, Any], random: np.random.Generator) -> OpCall:
+def _backward(dtype: str, spec: dict[str, Any], random: np.random.Generator, factors: Any = None) -> OpCall:
     draw = Draw(random, dtype)
-    inputs, options, numbers = _common(draw, spec)
+    inputs, options, numbers = _common(draw, spec, factors)
     out, lse = op_references.attention(*numbers)
     grad = draw.normal(*out.values.shape)
     layout = {"order": (0, 2, 1, 3)} if spec.get("view") else spec.get("layout", {})
@@ -138,4 +147,5 @@ def _backward(dtype: str, spec: dict[str, Any], random: np.random.Generator) -> 
         "lse": draw.input(op_references.round_to(lse.values, "float32"), "float32"),
     }
     expected = op_references.attention_backward(grad, *numbers)
-    return OpCall(inputs, options, expected, {"grad_q": 0, "grad_k": 1, "grad_v": 2})
+    outputs = {"grad_q": 0, "grad_k": 1, "grad_v": 2}
+    return OpCall(inputs, options, expected, outputs, weights=_weights(*numbers))

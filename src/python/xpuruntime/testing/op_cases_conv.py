@@ -46,6 +46,15 @@ _CASES: dict[str, dict[str, Any]] = {
     "channels-last-bias-relu": {
         "x": (1, 16, 8, 8), "weight": (16, 16, 3, 3), "bias": True, "activation": "relu", "stride": 2, "last": True,
     },
+    "channels-last-relu": {
+        "x": (2, 16, 8, 8), "weight": (32, 16, 3, 3), "activation": "relu", "padding": 1, "last": True,
+    },
+    "channels-last-bias-silu": {
+        "x": (2, 16, 8, 8), "weight": (32, 16, 3, 3), "bias": True, "activation": "silu", "padding": 1, "last": True,
+    },
+    "channels-last-bias-gelu": {
+        "x": (2, 16, 8, 8), "weight": (32, 16, 3, 3), "bias": True, "activation": "gelu", "padding": 1, "last": True,
+    },
     "channels-last-odd": {"x": (1, 3, 8, 9), "weight": (5, 3, 3, 3), "padding": 1, "last": True},
     "rows-apart": {"x": (1, 8, 9, 10), "weight": (8, 8, 3, 3), "padding": 1, "layout": {"pad": 6}},
     "columns-apart": {"x": (1, 8, 9, 10), "weight": (8, 8, 3, 3), "padding": 1, "layout": {"gap": 1}},

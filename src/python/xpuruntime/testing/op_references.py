@@ -8,22 +8,28 @@ that of the sums (2^-53 for fp64 inputs, else 2^-24), the bounds are
 
 * products (matmul, convolution): ``u_out |y| + (k + 64) u_acc (sum |a| |b| + |bias|)``, k terms a sum; an activation
   has a slope below 1.13 and adds ``16 u_acc (1 + |its argument|)``;
+* products of float8 on NVIDIA GPUs before compute capability 10: their tensor cores bring the products that one
+  instruction adds to the exponent of the largest and keep about 14 bits of each, and only some instructions later the
+  sum goes to fp32 (what cuBLAS calls fast accumulation leaves even that out). So ``2^-12 sum |a| |b|`` more, for
+  numbers among which none stands out (`FP8_SUMS`, and `Expected.fp8_sizes` for ``sum |a| |b|``);
 * norms: ``u_out |y| + |w| (32 u_acc (1 + |n|) + 8 u_acc S r + 2 u_in S r (1 + |n|))`` with n the normalised value, S
   the largest of the row, r the reciprocal deviation; the last term only with a residual, as its sum may be rounded;
 * attention: scores are wrong by at most ``d = (head_dim + 16) u_acc scale sum |q| |k| + 8 u_acc (|mask| + |lse|)``,
   weights relatively by ``e = 2 d + 2 u_in + (kv_length + 64) u_acc``, as they may be rounded to the inputs' dtype;
-* gradients: the same errors carried through their formulas.
+* gradients: the same errors carried through their formulas. Attention's weights and the gradients of its scores may be
+  rounded to fp16 on the way, which takes whatever is below 2^-25 from them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, sqrt
 from typing import Any
 
 import numpy as np
 
 __all__ = [
+    "FP8_SUMS",
     "ROUNDOFF",
     "Expected",
     "attention",
@@ -56,15 +62,31 @@ _FORMATS = {
 _TINIEST = {"float64": 0.0, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134, "float8_e4m3fn": 2.0**-10}
 _EXTRA = 64
 
+#: Error of the sums of float8 products on GPUs that add them with about 14 bits, as a part of ``sum |a| |b|``.
+FP8_SUMS = 2.0**-12
+
 
 @dataclass(frozen=True)
 class Expected:
-    """One result: its name, exact values in float64, what each may be wrong by, and its dtype."""
+    """One result.
+
+    Attributes
+    ----------
+    name : str
+    values : array
+        Exact, in float64.
+    bound : array
+        What each may be wrong by.
+    dtype : str
+    fp8_sizes : array, optional
+        Of products of float8: the sums of their absolute values, of which devices may add a part to `bound`.
+    """
 
     name: str
     values: Array
     bound: Array
     dtype: str
+    fp8_sizes: Array | None = None
 
 
 def round_to(values: Array, dtype: str) -> Array:
@@ -123,7 +145,8 @@ def matmul(
     with np.errstate(invalid="ignore"):
         values, sizes = scale * (a @ b), abs(scale) * (np.abs(a) @ np.abs(b))
         values, error = _finish(values, sizes, a.shape[-1], bias, activation, _sums(dtype))
-    return [_expect("out", values, error, out_dtype)]
+    found = _expect("out", values, error, out_dtype)
+    return [replace(found, fp8_sizes=1.13 * sizes) if dtype.startswith("float8") else found]
 
 
 def conv2d(
@@ -351,6 +374,9 @@ def attention_backward(
         + (q.shape[3] + _EXTRA) * u * size
         + (2 * u_in + found.error + relative) * of_mean
     )
+    # What rounding to the dtype takes from the smallest, before or after they are multiplied with the scale.
+    floor = np.where(p > 0, _TINIEST[dtype] if narrow else 0.0, 0.0)
+    scores_floor = max(1.0, abs(scale)) * floor
     rows = (q.shape[2] + _EXTRA) * u
 
     def gather(array: Array, kv_heads: int) -> Any:
@@ -360,10 +386,12 @@ def attention_backward(
 
     grad_q = scale * scores @ keys
     error_q = abs(scale) * (score_error + (k.shape[2] + _EXTRA) * u * np.abs(scores)) @ np.abs(keys)
+    error_q = error_q + scores_floor @ np.abs(keys)
     grad_k = scale * scores.swapaxes(-1, -2) @ q
     error_k = abs(scale) * (score_error + rows * np.abs(scores)).swapaxes(-1, -2) @ np.abs(q)
+    error_k = error_k + scores_floor.swapaxes(-1, -2) @ np.abs(q)
     grad_v = (p * f).swapaxes(-1, -2) @ grad
-    error_v = (p * f * (relative + rows)).swapaxes(-1, -2) @ np.abs(grad)
+    error_v = (p * f * (relative + rows) + np.where(f > 0, np.maximum(f, 1) * floor, 0)).swapaxes(-1, -2) @ np.abs(grad)
     kv_heads = k.shape[1]
     return [
         _expect("grad_q", grad_q, error_q, dtype),

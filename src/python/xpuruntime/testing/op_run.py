@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""One op case, run by one kernel and compared with what is expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime import ops
+
+if TYPE_CHECKING:
+    from xpuruntime.testing.op_arrays import Arrays
+    from xpuruntime.testing.op_cases import OpCall, OpCase
+
+__all__ = ["compare", "run_case"]
+
+
+def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: Any = None) -> OpCall:
+    """Run one case with one kernel, into poisoned results, and compare.
+
+    Parameters
+    ----------
+    case : OpCase
+    kernel : str
+        Its id.
+    arrays : Arrays
+    seed : int
+        Of the inputs.
+    factors : array, optional
+        What multiplies each attention weight, where dropout is not by our random numbers.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The kernel refuses the case.
+    AssertionError
+        A result is wrong in dtype, shape or value, an input was written to, or `out` is not what is returned.
+    """
+    call = case.call(seed) if factors is None else case.call(seed, factors=factors)
+    inputs = {name: arrays.make(one) for name, one in call.inputs.items()}
+    before = {name: arrays.read(array) for name, array in inputs.items()}
+    outputs = {
+        name: arrays.poison(call.expected[at].values.shape, call.expected[at].dtype, None if at else call.order)
+        for name, at in call.outputs.items()
+    }
+    results = getattr(ops, case.function)(**inputs, **call.options, **outputs, kernel=kernel)
+    found = [one for one in (results if isinstance(results, tuple) else (results,)) if one is not None]
+    assert len(found) == len(call.expected), f"{case.name}: {len(found)} results, expected {len(call.expected)}"
+    for name, at in call.outputs.items():
+        assert found[at] is outputs[name], f"{case.name}: what is returned is not {name}="
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(arrays.read(array), before[name], f"{case.name}: {name} was written to")
+    for result, expected in zip(found, call.expected, strict=True):
+        where = f"{case.name}: {expected.name}"
+        assert arrays.dtype(result) == expected.dtype, f"{where} is {arrays.dtype(result)}, expected {expected.dtype}"
+        bound = expected.bound
+        if expected.fp8_sizes is not None:
+            bound = bound + arrays.fp8_sums * expected.fp8_sizes
+        compare(where, arrays.read(result), expected.values, bound)
+    return call
+
+
+def compare(where: str, got: Any, want: Any, bound: Any) -> None:
+    """Raise AssertionError unless all of `got` is within `bound` of `want`, or as infinite or NaN as that."""
+    assert got.shape == want.shape, f"{where} has shape {got.shape}, expected {want.shape}"
+    plain = np.isfinite(want)
+    with np.errstate(invalid="ignore"):
+        right = np.where(plain, np.abs(got - want) <= bound, (got == want) | (np.isnan(got) & np.isnan(want)))
+    if right.all():
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess = np.where(right, 0.0, np.where(np.isfinite(got) & plain, np.abs(got - want) / bound, np.inf))
+    at = np.unravel_index(int(np.argmax(excess)), want.shape)
+    place = ", ".join(map(str, at))
+    raise AssertionError(
+        f"{where} is wrong at {int((~right).sum())} of {want.size} places; at [{place}] it is {got[at]!r}, expected "
+        f"{want[at]!r} within {bound[at]:.3g}"
+    )
