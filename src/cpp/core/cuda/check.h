@@ -16,9 +16,9 @@ namespace xpuruntime::cuda {
 void check(cudaError_t status, const char* call, int device);
 
 /// Makes `device` current for one scope and restores the caller's device. When the device is
-/// current already, nothing is called, but for a thread's first time, which binds its context. Otherwise its primary context is pushed on the driver's
-/// stack and popped again: `cudaSetDevice` would also create a context on the device that it
-/// restores. The destructor never throws.
+/// current already, nothing is called, but for a thread's first time, which binds its context.
+/// Otherwise its primary context is pushed on the driver's stack and popped again: `cudaSetDevice`
+/// would also create a context on the device that it restores. The destructor never throws.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
