@@ -13,6 +13,17 @@ import pytest
 collect_ignore_glob = [] if importlib.util.find_spec("torch") is not None else ["test_*_gpu.py"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _contexts_for_autograd() -> None:
+    """Let PyTorch's threads for gradients launch a kernel: it gives them the context that cuBLAS warns of lacking."""
+    import torch
+
+    for index in range(min(torch.cuda.device_count(), 2)):
+        x = torch.ones(8, device=f"cuda:{index}", requires_grad=True)
+        (x * x).sum().backward()
+        torch.cuda.synchronize(index)
+
+
 @pytest.fixture(autouse=True)
 def fresh_dispatcher() -> Iterator[None]:
     """No measured times of other tests, no file to keep them in, and nothing left running."""

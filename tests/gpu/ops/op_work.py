@@ -95,6 +95,23 @@ def matmul_work(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, nam
     )
 
 
+def product_work(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+    """Return a matmul without bias and activation, which every kernel of matmul has."""
+
+    def want(a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": a.double() @ b.double()}
+
+    return Work(
+        name="product",
+        op="matmul",
+        run=ops.matmul,
+        inputs={"a": randn(m, k, dtype=dtype), "b": randn(k, n, dtype=dtype)},
+        into={"out": torch.empty(m, n, device=DEVICE, dtype=dtype)},
+        want=want,
+        dtype=dtype,
+    )
+
+
 def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention in float64, and the logarithm of the sum of exponentials."""
     heads = q.shape[1] // k.shape[1]
@@ -250,7 +267,7 @@ WORKS: dict[str, Callable[[torch.dtype], Work]] = {
 
 
 def make_work(name: str, dtype: torch.dtype = torch.bfloat16) -> Work:
-    """Return one of `WORKS`, with its inputs there."""
-    work = WORKS[name](dtype)
+    """Return one of `WORKS`, or ``"product"``, with its inputs there."""
+    work = product_work(200, 264, 192, dtype) if name == "product" else WORKS[name](dtype)
     synchronize()
     return work

@@ -183,7 +183,7 @@ def test_policies_of_threads_are_their_own() -> None:
 
     def run(number: int) -> None:
         kernel = kernels[number % 2]
-        work = make_work("matmul")
+        work = make_work("product")
         start.wait()
         with torch.cuda.stream(torch.cuda.Stream()), xrt.use_policy(xrt.KernelPolicy(matmul=kernel)):
             for _ in range(20):
