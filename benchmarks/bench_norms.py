@@ -53,7 +53,7 @@ def forward_cases(rows: int, columns: int) -> dict[str, list[Callable[[], Any]]]
     views = [(cupy.from_dlpack(x.view(torch.int16)), cupy.from_dlpack(o.view(torch.int16))) for x, o in zip(xs, outs)]
 
     def cupy_copy(x: Any, out: Any) -> None:
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
             cupy.copyto(out, x)
 
     pairs = list(zip(xs, outs))

@@ -220,7 +220,7 @@ void ArrayArgument::order_before(const Stream& stream) const {
 }
 
 void ArrayArgument::order_after(const Stream& stream, bool written) const {
-  if (kind_ == Kind::kTensor) {
+  if (kind_ == Kind::kTensor && tensor_ != nullptr) {
     if (written) tensor_->record(stream);
     tensor_->storage().used_by(stream);
   } else if (const auto current = current_stream(); current && *current != stream.handle()) {

@@ -52,7 +52,8 @@ bool is_interruption(const py::error_already_set& error) { return !error.matches
 // The C++ class of an error of xpuruntime.errors, so that it is treated as one of this library's;
 // anything else goes on as it is.
 [[noreturn]] void rethrow(const py::error_already_set& error, DeviceId device) {
-  if (is_interruption(error)) throw Interruption(error);
+  if (is_interruption(error))
+    throw Interruption(error);  // NOLINT(bugprone-std-exception-baseclass)
   const py::module_ errors = py::module_::import("xpuruntime.errors");
   const std::string message = py::str(error.value());
   const std::string where = to_string(device);
@@ -225,7 +226,8 @@ class PythonDefinition final : public KernelDefinition {
     try {
       return to_support(object_.get().attr("supports")(to_dict(op, &device)), id_ + ".supports()");
     } catch (const py::error_already_set& error) {
-      if (is_interruption(error)) throw Interruption(error);
+      if (is_interruption(error))
+        throw Interruption(error);  // NOLINT(bugprone-std-exception-baseclass)
       return Support::no(id_ + ".supports() failed: " + current_reason());
     } catch (...) {
       return Support::no(id_ + ".supports() failed: " + current_reason());

@@ -273,7 +273,10 @@ std::vector<std::string> register_plugin_library(KernelRegistry& registry,
                                                  const std::string& path) {
   // Closed where it is refused, so that it can be loaded once it is mended.
   std::unique_ptr<void, Close> library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
-  if (library == nullptr) refuse(path, "cannot be opened: " + std::string(dlerror()));
+  if (library == nullptr) {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc keeps it by thread
+    refuse(path, "cannot be opened: " + std::string(dlerror()));
+  }
   const auto entry = reinterpret_cast<XpuKernels>(dlsym(library.get(), kEntry));
   if (entry == nullptr) {
     refuse(path, std::string("exports no function ") + kEntry + "; see kernel_plugin.h");
@@ -287,6 +290,7 @@ std::vector<std::string> register_plugin_library(KernelRegistry& registry,
   if (count == 0) refuse(path, "has no kernels: it says that their number is 0");
   std::vector<KernelRegistry::Definition> made = define(path, kernels, count);
   std::vector<std::string> ids;
+  ids.reserve(made.size());
   for (const auto& one : made) ids.emplace_back(one->id());
   try {
     registry.add_all(std::move(made));

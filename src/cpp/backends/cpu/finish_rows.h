@@ -10,7 +10,7 @@ namespace xpuruntime::cpu {
 template <int N>
 XPURUNTIME_INLINE void activate_lanes(Activation activation, typename Simd<N>::Floats& x) {
   using V = Simd<N>;
-  using Floats = typename V::Floats;
+  using Floats = V::Floats;
   switch (activation) {
     case Activation::kNone:
       return;
@@ -45,7 +45,7 @@ XPURUNTIME_INLINE void activate_lanes(Activation activation, typename Simd<N>::F
 template <int N>
 XPURUNTIME_INLINE void finish_rows(const FinishRows& at) {
   using V = Simd<N>;
-  using Floats = typename V::Floats;
+  using Floats = V::Floats;
   const std::int64_t whole = at.columns / N * N;
   const std::int64_t part = at.columns - whole;
   for (std::int64_t row = 0; row < at.rows; ++row) {

@@ -14,7 +14,7 @@ template <int N, typename T>
 XPURUNTIME_INLINE void norm_rows(const NormRows& at, std::int64_t first, std::int64_t last,
                                  float* s) {
   using V = Simd<N>;
-  using Floats = typename V::Floats;
+  using Floats = V::Floats;
   const std::int64_t columns = at.columns;
   const std::int64_t whole = columns / N * N;
   const std::int64_t part = columns - whole;
@@ -95,7 +95,7 @@ template <int N, typename T>
 XPURUNTIME_INLINE void norm_backward_rows(const NormBackwardRows& at, std::int64_t first,
                                           std::int64_t last, float* scratch, float* sums) {
   using V = Simd<N>;
-  using Floats = typename V::Floats;
+  using Floats = V::Floats;
   const std::int64_t columns = at.columns;
   const std::int64_t whole = columns / N * N;
   const std::int64_t part = columns - whole;

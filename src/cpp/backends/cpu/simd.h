@@ -49,9 +49,9 @@ struct Lanes<16> {
 
 template <int N>
 struct Simd {
-  using Floats = typename Lanes<N>::Floats;
-  using Words = typename Lanes<N>::Words;
-  using Halves = typename Lanes<N>::Halves;
+  using Floats = Lanes<N>::Floats;
+  using Words = Lanes<N>::Words;
+  using Halves = Lanes<N>::Halves;
   static constexpr std::size_t kLanes = N;
 
   static XPURUNTIME_INLINE void fill(Floats& out, float value) { out = Floats{} + value; }

@@ -65,7 +65,7 @@ class ThreadPool {
       for (int worker = 1; worker < thread_count(); ++worker) {
         std::thread([this, worker] { serve(worker); }).detach();
       }
-    } catch (const std::system_error&) {
+    } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
       // The system gives no more threads: those there are do the work.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

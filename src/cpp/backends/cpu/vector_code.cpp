@@ -12,6 +12,7 @@
 #include "cpu_facts.h"
 
 // One function of each kind for one instruction set.
+// NOLINTBEGIN(bugprone-macro-parentheses): names and attributes take none.
 #define XPURUNTIME_VECTOR_CODE(set, lanes, attribute)                                      \
   template <typename T>                                                                    \
   attribute void norm_##set(const NormRows& at, std::int64_t first, std::int64_t last,     \
@@ -29,6 +30,7 @@
       {norm_##set<float>, norm_##set<Half>, norm_##set<Brain>},                            \
       {norm_backward_##set<float>, norm_backward_##set<Half>, norm_backward_##set<Brain>}, \
       finish_##set};
+// NOLINTEND(bugprone-macro-parentheses)
 
 namespace xpuruntime::cpu {
 namespace {

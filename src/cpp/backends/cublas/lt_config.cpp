@@ -64,6 +64,7 @@ LtConfig parse_lt_config(std::string_view text) {
     visit_fields(config, [&](std::string_view field, auto& value) {
       if (field != name) return;
       known = true;
+      // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): its end is given too
       const auto [end, error] =
           std::from_chars(number.data(), number.data() + number.size(), value);
       if (error != std::errc() || end != number.data() + number.size()) {
