@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <cstdint>
+#include <utility>
 
 namespace xpuruntime {
 namespace {
@@ -78,10 +79,33 @@ bool add_dims(const TensorDesc& tensor, std::int64_t sign, Spans& spans) noexcep
   return true;
 }
 
+// The bytes between the first and the last of a view; none where it has no element.
+struct Bytes {
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+};
+
+Bytes bytes_of(const TensorDesc& tensor, const void* data) noexcept {
+  std::int64_t low = 0;
+  std::int64_t high = 1;
+  for (std::size_t i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return {};
+    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto size = static_cast<std::int64_t>(tensor.dtype.itemsize());
+  const auto start = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data));
+  return {start + low * size, start + high * size};
+}
+
 }  // namespace
 
 bool shares_memory(const TensorDesc& left, const void* left_data, const TensorDesc& right,
                    const void* right_data) noexcept {
+  // Nearly always they lie apart.
+  const Bytes one = bytes_of(left, left_data);
+  const Bytes other = bytes_of(right, right_data);
+  if (one.first >= other.end || other.first >= one.end) return false;
   Spans spans;
   if (!add_dims(left, 1, spans) || !add_dims(right, -1, spans)) return false;
   const std::int64_t distance = static_cast<std::int64_t>(
