@@ -83,8 +83,8 @@ def matmul(record: dict[str, Any]) -> Section:
         f"reads the weights. µs a call:\n\n{decode}\n{len(rows)} shapes; `auto` is "
         "`auto_strategy: best_performance` with a cold tuning cache, which measured every kernel and up to 8 "
         f"algorithms of cuBLASLt when the shape was first seen. {behind} of {len(rows)} are more than 2 % behind the "
-        f"best candidate. CuPy's product cannot be captured into a graph, so its host time is in it. The ceiling is torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} "
-        f"TFLOP/s.\n\n{table(head, rows)}\n{target_table(checks)}"
+        "best candidate. CuPy's product cannot be captured into a graph, so its host time counts. The ceiling is torch's "
+        f"product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s.\n\n{table(head, rows)}\n{target_table(checks)}"
     )
     return Section("Matrix products on CUDA", text, tuple(checks))
 
