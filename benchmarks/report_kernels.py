@@ -20,6 +20,20 @@ def medians(case: dict[str, Any]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in case["samples_us"].items()}
 
 
+NORMS_BOUND = """
+What bounds the rows that miss: the statistics of a row are known only when all of it was read, so a block writes
+after it has read, where a copy does both all the time; more rows in flight, persistent blocks and bulk copies were tried and
+were slower. The gradient also adds the weight's and the bias's partial sums, and a second, small kernel joins them; the
+kernel that it is held against moves its bytes faster than a copy does.
+"""
+MATMUL_BOUND = """
+What bounds the decode shapes from 16 rows on: each multiprocessor reads `a` again for its columns, so the traffic from
+L2 grows with the rows, to as many bytes as the weights at 64. That is an estimate from bytes, not from counters. The
+kernel that only reads the weights is launched plainly; ours begins to fetch before the kernel in front of it has ended,
+which is how it comes below. Where the tuned choice is behind, its own measurement, a moment earlier, had another winner.
+"""
+
+
 def norms(record: dict[str, Any]) -> Section:
     """Norms beside a copy of the same bytes."""
     ceiling = record["copy_bytes_per_second"]
@@ -43,7 +57,7 @@ def norms(record: dict[str, Any]) -> Section:
         "arrays, returns the sum and normalises it.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_norms.py`: the ceiling is a copy of 2 GiB, "
         f"{ceiling / 1e12:.2f} TB/s. The targets are 1.05 and, backward, 1.10 times the same bytes; small shapes, "
-        "which L2 or the launch decide, have none.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+        "which L2 or the launch decide, have none.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}{NORMS_BOUND}"
     )
     return Section("Norms on CUDA", text, tuple(checks))
 
@@ -83,8 +97,9 @@ def matmul(record: dict[str, Any]) -> Section:
         f"reads the weights. µs a call:\n\n{decode}\n{len(rows)} shapes; `auto` is "
         "`auto_strategy: best_performance` with a cold tuning cache, which measured every kernel and up to 8 "
         f"algorithms of cuBLASLt when the shape was first seen. {behind} of {len(rows)} are more than 2 % behind the "
-        "best candidate. CuPy's product cannot be captured into a graph, so its host time counts. The ceiling is torch's "
-        f"product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s.\n\n{table(head, rows)}\n{target_table(checks)}"
+        "best candidate. CuPy's product cannot be captured into a graph, so its host time counts. The ceiling is "
+        f"torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s.\n\n"
+        f"{table(head, rows)}\n{target_table(checks)}{MATMUL_BOUND}"
     )
     return Section("Matrix products on CUDA", text, tuple(checks))
 

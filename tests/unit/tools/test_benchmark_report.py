@@ -82,7 +82,8 @@ BODIES = {
 
 
 @pytest.fixture
-def report():
+def report(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("benchmark_report", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
