@@ -21,8 +21,8 @@ def medians(case: dict[str, Any]) -> dict[str, float]:
 
 
 NORMS_BOUND = """
-What bounds the rows that miss: the statistics of a row are known only when all of it was read, so a block writes
-after it has read, where a copy does both all the time; more rows in flight, persistent blocks and bulk copies were tried and
+What bounds the rows that miss: the statistics of a row are known only when all of it was read, so a block writes after
+it has read, where a copy does both all the time. More rows in flight, persistent blocks and bulk copies were tried and
 were slower. The gradient also adds the weight's and the bias's partial sums, and a second, small kernel joins them; the
 kernel that it is held against moves its bytes faster than a copy does.
 """
@@ -30,7 +30,7 @@ MATMUL_BOUND = """
 What bounds the decode shapes from 16 rows on: each multiprocessor reads `a` again for its columns, so the traffic from
 L2 grows with the rows, to as many bytes as the weights at 64. That is an estimate from bytes, not from counters. The
 kernel that only reads the weights is launched plainly; ours begins to fetch before the kernel in front of it has ended,
-which is how it comes below. Where the tuned choice is behind, its own measurement, a moment earlier, had another winner.
+which is how it comes below. Where the tuned choice is behind, its own measurement had another winner a moment earlier.
 """
 
 
