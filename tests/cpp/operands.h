@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "xpuruntime/error.h"
 #include "xpuruntime/operand.h"
@@ -24,8 +24,8 @@ inline constexpr DeviceId kCuda1{DeviceType::kCuda, 1};
 inline void* address(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
 /// A contiguous operand at an address of its own.
-inline Operand operand(const char* name, std::initializer_list<std::int64_t> shape,
-                       DType dtype = kF32, DeviceId device = kCuda0) {
+inline Operand operand(const char* name, const std::vector<std::int64_t>& shape, DType dtype = kF32,
+                       DeviceId device = kCuda0) {
   static std::uintptr_t next = 0;
   Operand made;
   made.name = name;
@@ -44,7 +44,7 @@ inline Operand operand(const char* name, std::initializer_list<std::int64_t> sha
   return made;
 }
 
-inline Operand with_strides(Operand made, std::initializer_list<std::int64_t> strides) {
+inline Operand with_strides(Operand made, const std::vector<std::int64_t>& strides) {
   std::copy(strides.begin(), strides.end(), made.strides.begin());
   return made;
 }

@@ -64,10 +64,11 @@ LtConfig parse_lt_config(std::string_view text) {
     visit_fields(config, [&](std::string_view field, auto& value) {
       if (field != name) return;
       known = true;
-      // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): its end is given too
-      const auto [end, error] =
-          std::from_chars(number.data(), number.data() + number.size(), value);
-      if (error != std::errc() || end != number.data() + number.size()) {
+      // NOLINTBEGIN(bugprone-suspicious-stringview-data-usage): the end is given too
+      const char* const first = number.data();
+      const auto [end, error] = std::from_chars(first, first + number.size(), value);
+      // NOLINTEND(bugprone-suspicious-stringview-data-usage)
+      if (error != std::errc() || end != first + number.size()) {
         refuse(text, "'" + std::string(number) + "' is no value for '" + std::string(name) + "'");
       }
     });
