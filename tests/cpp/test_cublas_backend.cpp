@@ -2,10 +2,9 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
+#include "backend_operands.h"
 #include "cublas/lt_config.h"
 #include "cublas/matmul_problem.h"
 #include "xpuruntime/error.h"
@@ -19,48 +18,10 @@
 namespace xpuruntime {
 namespace {
 
+using namespace testing;
 using cublas::Element;
 using cublas::LtConfig;
 using cublas::MatmulProblem;
-using Dims = std::vector<std::int64_t>;
-
-constexpr DType kHalf{2, 16, 1};
-constexpr DType kBfloat{4, 16, 1};
-constexpr DType kSingle{2, 32, 1};
-constexpr DType kDouble{2, 64, 1};
-constexpr DType kFp8{10, 8, 1};
-
-Dims packed(const Dims& shape) {
-  Dims strides(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= shape[i];
-  }
-  return strides;
-}
-
-Operand operand(const char* name, DType dtype, const Dims& shape, Dims strides = {},
-                std::uintptr_t address = 0x10000) {
-  if (strides.empty()) strides = packed(shape);
-  Operand made;
-  made.name = name;
-  made.absent = false;
-  made.rank = static_cast<std::uint8_t>(shape.size());
-  made.dtype = dtype;
-  made.device = {DeviceType::kCuda, 0};
-  made.data = reinterpret_cast<void*>(address);
-  std::copy(shape.begin(), shape.end(), made.shape.begin());
-  std::copy(strides.begin(), strides.end(), made.strides.begin());
-  return made;
-}
-
-DeviceInfo device_of(int major, int minor) {
-  DeviceInfo device;
-  device.id = {DeviceType::kCuda, 0};
-  device.compute_capability = {major, minor};
-  return device;
-}
 
 struct Case {
   MatmulInputs inputs;
@@ -110,10 +71,6 @@ std::string gemm_says(const Case& one) {
   Support support = cublas::describe_matmul(one.desc(), device_of(9, 0), problem);
   if (support.ok) support = cublas::check_for_gemm(problem);
   return support.ok ? "yes" : support.reason;
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST(CublasProblem, DescribesRowMajorMatricesAsColumns) {

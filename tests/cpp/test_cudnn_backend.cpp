@@ -3,10 +3,9 @@
 #if defined(XPURUNTIME_WITH_CUDNN)
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
+#include "backend_operands.h"
 #include "cudnn/conv_rules.h"
 #include "cudnn/plan_name.h"
 #include "cudnn/register.h"
@@ -19,52 +18,9 @@
 namespace xpuruntime {
 namespace {
 
-using Dims = std::vector<std::int64_t>;
-
-constexpr DType kHalf{2, 16, 1};
-constexpr DType kBfloat{4, 16, 1};
-constexpr DType kSingle{2, 32, 1};
-constexpr DType kDouble{2, 64, 1};
-constexpr DType kBool{6, 8, 1};
-constexpr DType kInt64{0, 64, 1};
-
-Dims packed(const Dims& shape) {
-  Dims strides(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= shape[i];
-  }
-  return strides;
-}
+using namespace testing;
 
 Dims channels_last(const Dims& s) { return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]}; }
-
-/// An operand at an address that nothing reads.
-Operand operand(const char* name, DType dtype, const Dims& shape, const Dims& strides,
-                std::uintptr_t address = 0x10000) {
-  Operand made;
-  made.name = name;
-  made.absent = false;
-  made.rank = static_cast<std::uint8_t>(shape.size());
-  made.dtype = dtype;
-  made.device = {DeviceType::kCuda, 0};
-  made.data = reinterpret_cast<void*>(address);
-  std::copy(shape.begin(), shape.end(), made.shape.begin());
-  std::copy(strides.begin(), strides.end(), made.strides.begin());
-  return made;
-}
-
-Operand operand(const char* name, DType dtype, const Dims& shape) {
-  return operand(name, dtype, shape, packed(shape));
-}
-
-DeviceInfo device_of(int major, int minor) {
-  DeviceInfo device;
-  device.id = {DeviceType::kCuda, 0};
-  device.compute_capability = {major, minor};
-  return device;
-}
 
 void set_all(OpCall& call) {
   std::uintptr_t address = 0;
@@ -126,10 +82,6 @@ class CudnnBackend : public ::testing::Test {
 
   KernelRegistry registry_;
 };
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_F(CudnnBackend, NamesEveryKernelAndFamily) {
   ASSERT_NE(find(OpKind::kAttention, "cudnn.sdpa"), nullptr);

@@ -15,6 +15,7 @@ void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_ops(pybind11::module_& module);
+void bind_onnxruntime(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

@@ -160,6 +160,25 @@ void bind_registry(py::module_& module) {
           },
           "op"_a, "word"_a, "Ids of the kernels that a word of a KernelPolicy means.")
       .def(
+          "supports",
+          [](const KernelRegistry& self, const py::dict& desc,
+             const std::optional<std::pair<int, int>>& capability) {
+            const OpDesc op = op_from_dict(desc);
+            const DeviceInfo device = device_of(op, capability);
+            py::list all;
+            for (const auto& kernel : self.kernels(op.kind)) {
+              Support fit = Support::no("serves another kind of device");
+              if (kernel->backend().device_type() == op.device.type) {
+                const py::gil_scoped_release unlocked;
+                fit = kernel->supports(op, device);
+              }
+              all.append(py::make_tuple(kernel->id(), fit.ok, fit.reason));
+            }
+            return all;
+          },
+          "desc"_a, py::kw_only(), "compute_capability"_a = py::none(),
+          "Id, whether it can serve, and if not why, of each kernel; opens no library.")
+      .def(
           "remove",
           [](KernelRegistry& self, const std::string& backend) { return self.remove(backend); },
           "backend"_a, Unlocked(), "Take out every kernel of a backend. Returns how many.")

@@ -26,11 +26,8 @@ namespace {
 py::object matmul(PyObject* const* values, Py_ssize_t count) {
   PositionalArguments args(values, count, 11, "matmul");
   const CallPlace place = args.next_place();
-  const ArrayArgument a(args.next(), "a");
-  const ArrayArgument b(args.next(), "b");
-  const ArrayArgument bias(args.next(), "bias");
-  const ArrayArgument scale_a(args.next(), "scale_a");
-  const ArrayArgument scale_b(args.next(), "scale_b");
+  const auto inputs = args.next_arrays({"a", "b", "bias", "scale_a", "scale_b"});
+  const auto& [a, b, bias, scale_a, scale_b] = inputs;
   PyObject* const out = args.next();
   MatmulOptions options;
   options.activation = args.next_activation();
@@ -40,7 +37,7 @@ py::object matmul(PyObject* const* values, Py_ssize_t count) {
   options.phase = args.next_phase();
   OpCall call = make_matmul(
       {a.operand(), b.operand(), bias.operand(), scale_a.operand(), scale_b.operand()}, options);
-  return run_call(place.site, call, {&a, &b, &bias, &scale_a, &scale_b}, {out}, args.next());
+  return run_call(place.site, call, inputs, {out}, args.next());
 }
 
 AttentionOptions attention_options(PositionalArguments& args, const CallPlace& place) {
@@ -56,11 +53,8 @@ AttentionOptions attention_options(PositionalArguments& args, const CallPlace& p
 py::object attention(PyObject* const* values, Py_ssize_t count) {
   PositionalArguments args(values, count, 13, "attention");
   const CallPlace place = args.next_place();
-  const ArrayArgument q(args.next(), "q");
-  const ArrayArgument k(args.next(), "k");
-  const ArrayArgument v(args.next(), "v");
-  const ArrayArgument mask(args.next(), "mask");
-  const ArrayArgument rng(args.next(), "rng");
+  const auto inputs = args.next_arrays({"q", "k", "v", "mask", "rng"});
+  const auto& [q, k, v, mask, rng] = inputs;
   PyObject* const out = args.next();
   const bool want_lse = args.next_flag();
   AttentionOptions options = attention_options(args, place);
@@ -68,20 +62,14 @@ py::object attention(PyObject* const* values, Py_ssize_t count) {
   options.phase = args.next_phase();
   OpCall call = make_attention(
       {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()}, options);
-  return run_call(place.site, call, {&q, &k, &v, &mask, &rng}, {out}, args.next());
+  return run_call(place.site, call, inputs, {out}, args.next());
 }
 
 py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
   PositionalArguments args(values, count, 16, "attention_backward");
   const CallPlace place = args.next_place();
-  const ArrayArgument grad_out(args.next(), "grad_out");
-  const ArrayArgument q(args.next(), "q");
-  const ArrayArgument k(args.next(), "k");
-  const ArrayArgument v(args.next(), "v");
-  const ArrayArgument out(args.next(), "out");
-  const ArrayArgument lse(args.next(), "lse");
-  const ArrayArgument mask(args.next(), "mask");
-  const ArrayArgument rng(args.next(), "rng");
+  const auto inputs = args.next_arrays({"grad_out", "q", "k", "v", "out", "lse", "mask", "rng"});
+  const auto& [grad_out, q, k, v, out, lse, mask, rng] = inputs;
   PyObject* const grad_q = args.next();
   PyObject* const grad_k = args.next();
   PyObject* const grad_v = args.next();
@@ -89,8 +77,7 @@ py::object attention_backward(PyObject* const* values, Py_ssize_t count) {
   OpCall call = make_attention_backward(
       grad_out.operand(), {q.operand(), k.operand(), v.operand(), mask.operand(), rng.operand()},
       out.operand(), lse.operand(), options);
-  return run_call(place.site, call, {&grad_out, &q, &k, &v, &out, &lse, &mask, &rng},
-                  {grad_q, grad_k, grad_v}, args.next());
+  return run_call(place.site, call, inputs, {grad_q, grad_k, grad_v}, args.next());
 }
 
 py::object norm(PyObject* const* values, Py_ssize_t count) {
@@ -98,10 +85,8 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
   const CallPlace place = args.next_place();
   NormOptions options;
   options.rms = args.next_flag();
-  const ArrayArgument x(args.next(), "x");
-  const ArrayArgument residual(args.next(), "residual");
-  const ArrayArgument weight(args.next(), "weight");
-  const ArrayArgument bias(args.next(), "bias");
+  const auto inputs = args.next_arrays({"x", "residual", "weight", "bias"});
+  const auto& [x, residual, weight, bias] = inputs;
   PyObject* const out = args.next();
   PyObject* const sum_out = args.next();
   options.want_sum = args.next_flag();
@@ -111,8 +96,8 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
   options.phase = args.next_phase();
   OpCall call =
       make_norm({x.operand(), residual.operand(), weight.operand(), bias.operand()}, options);
-  return run_call(place.site, call, {&x, &residual, &weight, &bias},
-                  {out, options.want_sum ? sum_out : Py_None}, args.next());
+  return run_call(place.site, call, inputs, {out, options.want_sum ? sum_out : Py_None},
+                  args.next());
 }
 
 py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
@@ -120,12 +105,8 @@ py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
   const CallPlace place = args.next_place();
   NormBackwardOptions options;
   options.rms = args.next_flag();
-  const ArrayArgument grad_y(args.next(), "grad_out");
-  const ArrayArgument x(args.next(), "x");
-  const ArrayArgument weight(args.next(), "weight");
-  const ArrayArgument mean(args.next(), "mean");
-  const ArrayArgument rstd(args.next(), "rstd");
-  const ArrayArgument grad_sum(args.next(), "grad_sum");
+  const auto inputs = args.next_arrays({"grad_out", "x", "weight", "mean", "rstd", "grad_sum"});
+  const auto& [grad_y, x, weight, mean, rstd, grad_sum] = inputs;
   PyObject* const grad_x = args.next();
   options.want_weight = args.next_flag();
   options.want_bias = args.next_flag();
@@ -134,16 +115,14 @@ py::object norm_backward(PyObject* const* values, Py_ssize_t count) {
   OpCall call = make_norm_backward({grad_y.operand(), x.operand(), weight.operand(), mean.operand(),
                                     rstd.operand(), grad_sum.operand()},
                                    options);
-  return run_call(place.site, call, {&grad_y, &x, &weight, &mean, &rstd, &grad_sum}, {grad_x},
-                  args.next());
+  return run_call(place.site, call, inputs, {grad_x}, args.next());
 }
 
 py::object conv(PyObject* const* values, Py_ssize_t count) {
   PositionalArguments args(values, count, 12, "conv2d");
   const CallPlace place = args.next_place();
-  const ArrayArgument x(args.next(), "x");
-  const ArrayArgument weight(args.next(), "weight");
-  const ArrayArgument bias(args.next(), "bias");
+  const auto inputs = args.next_arrays({"x", "weight", "bias"});
+  const auto& [x, weight, bias] = inputs;
   PyObject* const out = args.next();
   ConvOptions options;
   options.stride = args.next_integers<2>("stride");
@@ -155,7 +134,7 @@ py::object conv(PyObject* const* values, Py_ssize_t count) {
   options.deterministic = place.deterministic;
   options.phase = args.next_phase();
   OpCall call = make_conv({x.operand(), weight.operand(), bias.operand()}, options);
-  return run_call(place.site, call, {&x, &weight, &bias}, {out}, args.next());
+  return run_call(place.site, call, inputs, {out}, args.next());
 }
 
 Operand described(const char* name, std::initializer_list<std::int64_t> shape, const void* data) {
@@ -166,11 +145,7 @@ Operand described(const char* name, std::initializer_list<std::int64_t> shape, c
   operand.data = const_cast<void*>(data);
   operand.rank = static_cast<std::uint8_t>(shape.size());
   std::copy(shape.begin(), shape.end(), operand.shape.begin());
-  std::int64_t dense = 1;
-  for (std::size_t i = shape.size(); i-- > 0;) {
-    operand.strides[i] = dense;
-    dense *= operand.shape[i];
-  }
+  set_dense_strides(operand);
   return operand;
 }
 

@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, module) {
   bind_tensor(module);
   bind_kernels(module);
   bind_ops(module);
+  bind_onnxruntime(module);
 }

@@ -29,8 +29,8 @@ struct Order {
   std::optional<Stream> stream;
 };
 
-Order settle_order(DeviceId device, std::initializer_list<const ArrayArgument*> inputs,
-                   PyObject* stream, bool one_library) {
+Order settle_order(DeviceId device, std::span<const ArrayArgument> inputs, PyObject* stream,
+                   bool one_library) {
   if (stream != Py_None) {
     const Stream given = *stream_argument(stream, device);
     require_stream_of(device, given);
@@ -38,9 +38,9 @@ Order settle_order(DeviceId device, std::initializer_list<const ArrayArgument*> 
     return {given.handle(), given};
   }
   if (device.type != DeviceType::kCuda) return {};
-  for (const ArrayArgument* input : inputs) {
-    if (!input->given()) continue;
-    if (const auto current = input->current_stream()) {
+  for (const ArrayArgument& input : inputs) {
+    if (!input.given()) continue;
+    if (const auto current = input.current_stream()) {
       if (one_library) return {*current, std::nullopt};
       return {*current, Stream::wrap(device, *current)};
     }
@@ -58,8 +58,7 @@ struct Results {
 
 }  // namespace
 
-py::object run_call(CallSite& site, OpCall& call,
-                    std::initializer_list<const ArrayArgument*> inputs,
+py::object run_call(CallSite& site, OpCall& call, std::span<const ArrayArgument> inputs,
                     std::initializer_list<PyObject*> outputs, PyObject* stream) {
   const auto specs = call.outputs();
   Results results;
@@ -72,18 +71,18 @@ py::object run_call(CallSite& site, OpCall& call,
   }
   const ArrayArgument* lead = nullptr;
   bool one_library = true;
-  for (const ArrayArgument* input : inputs) {
-    if (!input->given()) continue;
-    if (lead == nullptr) lead = input;
-    one_library = one_library && lead->same_library(*input);
+  for (const ArrayArgument& input : inputs) {
+    if (!input.given()) continue;
+    if (lead == nullptr) lead = &input;
+    one_library = one_library && lead->same_library(input);
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (results.views[i]) one_library = one_library && lead->same_library(*results.views[i]);
   }
   const Order order = settle_order(call.desc.device, inputs, stream, one_library);
   if (order.stream) {
-    for (const ArrayArgument* input : inputs) {
-      if (input->given()) input->order_before(*order.stream);
+    for (const ArrayArgument& input : inputs) {
+      if (input.given()) input.order_before(*order.stream);
     }
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -108,8 +107,8 @@ py::object run_call(CallSite& site, OpCall& call,
         results.views[i]->order_after(*order.stream, true);
       }
     }
-    for (const ArrayArgument* input : inputs) {
-      if (input->given()) input->order_after(*order.stream, false);
+    for (const ArrayArgument& input : inputs) {
+      if (input.given()) input.order_after(*order.stream, false);
     }
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {

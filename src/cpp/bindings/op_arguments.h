@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "array_argument.h"
 #include "xpuruntime/dispatcher.h"
@@ -23,8 +24,7 @@ namespace xpuruntime::bindings {
 /// `inputs`: the first that is given decides what kind of arrays come back. `outputs`: for the
 /// first outputs of the call, None where a new array is to be made, as it is for those that are
 /// not listed. Returns the array, or a tuple of them where `call` has several outputs.
-pybind11::object run_call(CallSite& site, OpCall& call,
-                          std::initializer_list<const ArrayArgument*> inputs,
+pybind11::object run_call(CallSite& site, OpCall& call, std::span<const ArrayArgument> inputs,
                           std::initializer_list<PyObject*> outputs, PyObject* stream);
 
 /// Where a call stands, and what its policy says beyond kernels.
@@ -43,6 +43,11 @@ class PositionalArguments {
                       const char* function);
 
   PyObject* next() { return values_[at_++]; }
+  /// The next arguments as arrays of these names, in this order.
+  template <std::size_t kCount>
+  std::array<ArrayArgument, kCount> next_arrays(const char* const (&names)[kCount]) {
+    return arrays_of(names, std::make_index_sequence<kCount>());
+  }
   /// A Place of xpuruntime.ops.ambient, which begins with these three.
   CallPlace next_place();
   /// By Python's own idea of truth.
@@ -61,6 +66,11 @@ class PositionalArguments {
   }
 
  private:
+  template <std::size_t kCount, std::size_t... kAt>
+  std::array<ArrayArgument, kCount> arrays_of(const char* const (&names)[kCount],
+                                              std::index_sequence<kAt...> /*each*/) {
+    return {ArrayArgument(next(), names[kAt])...};
+  }
   void read_integers(std::span<std::int32_t> values, const char* name);
 
   PyObject* const* values_;

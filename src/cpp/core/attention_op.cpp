@@ -113,16 +113,6 @@ void set_attributes(OpCall& call, const AttentionInputs& inputs, const Attention
   attributes.deterministic = options.deterministic;
 }
 
-OutputSpec like(const Operand& operand, const char* name, std::uint8_t slot) {
-  OutputSpec spec;
-  spec.name = name;
-  spec.slot = slot;
-  spec.dtype = operand.dtype;
-  spec.rank = operand.rank;
-  spec.shape = operand.shape;
-  return spec;
-}
-
 }  // namespace
 
 OpCall make_attention(const AttentionInputs& inputs, const AttentionOptions& options) {
@@ -137,9 +127,9 @@ OpCall make_attention(const AttentionInputs& inputs, const AttentionOptions& opt
   call.set(Slot::kV, inputs.v);
   set_mask(call, Slot::kMask, inputs);
   if (options.dropout_p > 0.0F) call.set(Slot::kRng, inputs.rng);
-  call.add_output(like(inputs.q, "out", Slot::kOut), 4);
+  call.add_output(output_like(inputs.q, "out", Slot::kOut), 4);
   if (options.want_lse) {
-    OutputSpec lse = like(inputs.q, "lse", Slot::kLse);
+    OutputSpec lse = output_like(inputs.q, "lse", Slot::kLse);
     lse.rank = 3;
     lse.dtype = kFloat32;
     call.add_output(lse, 3);
@@ -178,9 +168,9 @@ OpCall make_attention_backward(const Operand& grad_out, const AttentionInputs& i
   call.set(Slot::kLse, lse);
   set_mask(call, Slot::kMask, inputs);
   if (options.dropout_p > 0.0F) call.set(Slot::kRng, inputs.rng);
-  call.add_output(like(inputs.q, "grad_q", Slot::kGradQ), 4);
-  call.add_output(like(inputs.k, "grad_k", Slot::kGradK), 4);
-  call.add_output(like(inputs.v, "grad_v", Slot::kGradV), 4);
+  call.add_output(output_like(inputs.q, "grad_q", Slot::kGradQ), 4);
+  call.add_output(output_like(inputs.k, "grad_k", Slot::kGradK), 4);
+  call.add_output(output_like(inputs.v, "grad_v", Slot::kGradV), 4);
   return call;
 }
 

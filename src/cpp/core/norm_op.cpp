@@ -64,18 +64,8 @@ void set_rows(OpCall& call, std::size_t slot, const Operand& operand, std::size_
   if (!operand.absent) call.set(slot, join_leading(operand, keep));
 }
 
-OutputSpec like(const Operand& x, const char* name, std::uint8_t slot) {
-  OutputSpec spec;
-  spec.name = name;
-  spec.slot = slot;
-  spec.dtype = x.dtype;
-  spec.rank = x.rank;
-  spec.shape = x.shape;
-  return spec;
-}
-
 OutputSpec stats(const Operand& x, const char* name, std::uint8_t slot) {
-  OutputSpec spec = like(x, name, slot);
+  OutputSpec spec = output_like(x, name, slot);
   spec.dtype = kFloat32;
   spec.rank = static_cast<std::uint8_t>(x.rank - 1);
   return spec;
@@ -120,8 +110,8 @@ OpCall make_norm(const NormInputs& inputs, const NormOptions& options) {
   set_rows(call, Slot::kResidual, inputs.residual, 1);
   call.set(Slot::kWeight, inputs.weight);
   call.set(Slot::kBias, inputs.bias);
-  call.add_output(like(x, "out", Slot::kY), 1, true);
-  if (options.want_sum) call.add_output(like(x, "sum_out", Slot::kSum), 1, true);
+  call.add_output(output_like(x, "out", Slot::kY), 1, true);
+  if (options.want_sum) call.add_output(output_like(x, "sum_out", Slot::kSum), 1, true);
   if (options.want_stats) {
     if (!options.rms) call.add_output(stats(x, "mean", Slot::kMean), 0, true);
     call.add_output(stats(x, "rstd", Slot::kRstd), 0, true);
@@ -162,7 +152,7 @@ OpCall make_norm_backward(const NormBackwardInputs& inputs, const NormBackwardOp
   set_rows(call, Slot::kMean, inputs.mean, 0);
   set_rows(call, Slot::kRstd, inputs.rstd, 0);
   set_rows(call, Slot::kGradSum, inputs.grad_sum, 1);
-  call.add_output(like(x, "grad_x", Slot::kGradX), 1, true);
+  call.add_output(output_like(x, "grad_x", Slot::kGradX), 1, true);
   if (options.want_weight) {
     call.add_output(columns(x, inputs.weight.dtype, "grad_weight", Slot::kGradWeight), 1);
   }

@@ -98,6 +98,24 @@ std::string describe(const Operand& operand) {
          to_string(operand.dtype) + " on " + to_string(operand.device);
 }
 
+void set_dense_strides(Operand& operand) noexcept {
+  std::int64_t dense = 1;
+  for (std::size_t i = operand.rank; i-- > 0;) {
+    operand.strides[i] = dense;
+    dense *= operand.shape[i];
+  }
+}
+
+OutputSpec output_like(const Operand& operand, const char* name, std::uint8_t slot) {
+  OutputSpec spec;
+  spec.name = name;
+  spec.slot = slot;
+  spec.dtype = operand.dtype;
+  spec.rank = operand.rank;
+  spec.shape = operand.shape;
+  return spec;
+}
+
 void OpCall::begin(OpKind kind, std::size_t slots, DeviceId device) {
   desc.kind = kind;
   desc.slots = static_cast<std::uint8_t>(slots);

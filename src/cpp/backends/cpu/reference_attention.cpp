@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <algorithm>
 
-#include "cpu/attention_rows.h"
 #include "cpu/reference.h"
+#include "cpu/reference_attention_kernel.h"
 #include "cpu/thread_pool.h"
 
 namespace xpuruntime::cpu {
@@ -11,21 +11,12 @@ namespace {
 
 using Slot = slots::Attention;
 
-class ReferenceAttention final : public Kernel {
+class ReferenceAttention final : public ReferenceAttentionKernel<Slot> {
  public:
-  explicit ReferenceAttention(const OpDesc& op)
-      : op_(op),
-        workers_(thread_count()),
-        kv_length_(op[Slot::kK].shape[2]),
-        head_dim_(op[Slot::kQ].shape[3]) {}
-
-  std::size_t workspace_bytes() const noexcept override {
-    return static_cast<std::size_t>(workers_ * per_worker()) * sizeof(double);
-  }
+  explicit ReferenceAttention(const OpDesc& op) : ReferenceAttentionKernel(op) {}
 
   void launch(void* const* operands, void* workspace, StreamHandle /*stream*/) const override {
-    const AttentionRows rows =
-        attention_rows(op_, operands, Slot::kQ, Slot::kK, Slot::kV, Slot::kMask, Slot::kRng);
+    const AttentionRows rows = rows_of(operands);
     const View out = view(op_, Slot::kOut, operands);
     const View lse = view(op_, Slot::kLse, operands);
     const std::int64_t length = rows.q_length();
@@ -35,7 +26,7 @@ class ReferenceAttention final : public Kernel {
       const std::int64_t head = task / length;  // batch * heads + h
       const std::int64_t b = head / rows.heads();
       const std::int64_t h = head % rows.heads();
-      double* const weights = static_cast<double*>(workspace) + worker * per_worker();
+      double* const weights = place_of(worker, workspace);
       double* const query = weights + kv_length_;
       double* const scratch = query + head_dim_;
       double* const sums = scratch + head_dim_;
@@ -55,11 +46,7 @@ class ReferenceAttention final : public Kernel {
   }
 
  private:
-  std::int64_t per_worker() const noexcept { return kv_length_ + 3 * head_dim_; }
-
-  const OpDesc op_;
-  const std::int64_t workers_;
-  const std::int64_t kv_length_, head_dim_;
+  std::int64_t per_worker() const noexcept override { return kv_length_ + 3 * head_dim_; }
 };
 
 }  // namespace

@@ -2,8 +2,8 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <algorithm>
 
-#include "cpu/attention_rows.h"
 #include "cpu/reference.h"
+#include "cpu/reference_attention_kernel.h"
 #include "cpu/thread_pool.h"
 
 namespace xpuruntime::cpu {
@@ -11,24 +11,15 @@ namespace {
 
 using Slot = slots::AttentionBackward;
 
-class ReferenceAttentionBackward final : public Kernel {
+class ReferenceAttentionBackward final : public ReferenceAttentionKernel<Slot> {
  public:
-  explicit ReferenceAttentionBackward(const OpDesc& op)
-      : op_(op),
-        workers_(thread_count()),
-        kv_length_(op[Slot::kK].shape[2]),
-        head_dim_(op[Slot::kQ].shape[3]) {}
-
-  std::size_t workspace_bytes() const noexcept override {
-    return static_cast<std::size_t>(workers_ * per_worker()) * sizeof(double);
-  }
+  explicit ReferenceAttentionBackward(const OpDesc& op) : ReferenceAttentionKernel(op) {}
 
   // With weights p, dropped weights p' = p * f and g = grad_out: grad_v = p'^T g; the gradient of p
   // is t = f * (g v^T); of the scores s = p * (t - sum(p * t)); grad_q = scale s k, grad_k = scale
   // s^T q.
   void launch(void* const* operands, void* workspace, StreamHandle /*stream*/) const override {
-    const AttentionRows rows =
-        attention_rows(op_, operands, Slot::kQ, Slot::kK, Slot::kV, Slot::kMask, Slot::kRng);
+    const AttentionRows rows = rows_of(operands);
     const View grad_k = view(op_, Slot::kGradK, operands);
     const View grad_v = view(op_, Slot::kGradV, operands);
     const std::int64_t kv_heads = rows.k.shape[1];
@@ -39,7 +30,7 @@ class ReferenceAttentionBackward final : public Kernel {
     parallel_for(tasks, steps, [&](std::int64_t task, int worker) {
       const std::int64_t b = task / kv_heads;
       const std::int64_t kv_head = task % kv_heads;
-      double* const sums_k = static_cast<double*>(workspace) + worker * per_worker();
+      double* const sums_k = place_of(worker, workspace);
       double* const sums_v = sums_k + kv_length_ * head_dim_;
       std::fill(sums_k, sums_v + kv_length_ * head_dim_, 0.0);
       for (std::int64_t i = 0; i < rows.group(); ++i) {
@@ -96,13 +87,9 @@ class ReferenceAttentionBackward final : public Kernel {
     }
   }
 
-  std::int64_t per_worker() const noexcept {
+  std::int64_t per_worker() const noexcept override {
     return 2 * kv_length_ * head_dim_ + 2 * kv_length_ + 4 * head_dim_;
   }
-
-  const OpDesc op_;
-  const std::int64_t workers_;
-  const std::int64_t kv_length_, head_dim_;
 };
 
 }  // namespace

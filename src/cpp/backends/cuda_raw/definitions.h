@@ -41,6 +41,31 @@ class Definition : public KernelDefinition {
   const OpKind op_;
 };
 
+/// A definition that supports what `describe` can put into the arguments of a launch.
+template <typename Args>
+class LaunchDefinition : public Definition {
+ public:
+  using Definition::Definition;
+
+  Support supports(const OpDesc& op, const DeviceInfo& device) const final {
+    Args args{};
+    return describe(op, device, args);
+  }
+
+ protected:
+  /// What `prepare` begins with: the arguments of its launches, but for the addresses. Throws as
+  /// `check` does.
+  Args described(const OpDesc& op, const DeviceInfo& device, const std::string& config) const {
+    Args args{};
+    check(describe(op, device, args), device, config);
+    return args;
+  }
+
+ private:
+  /// Fills `args`, with a model's addresses.
+  virtual Support describe(const OpDesc& op, const DeviceInfo& device, Args& args) const = 0;
+};
+
 /// A kernel whose launch is a function of operands, workspace and stream.
 template <typename Launch>
 class FunctionKernel final : public Kernel {

@@ -47,13 +47,6 @@ FlashBackwardWorkspace::FlashBackwardWorkspace(const FlashBackwardArgs& args) {
   bytes = ticket + align(sizeof(int));
 }
 
-void flash_backward_check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  int device = -1;
-  (void)cudaGetDevice(&device);
-  cuda::check(status, call, device);
-}
-
 std::size_t flash_backward_workspace(const FlashBackwardArgs& args) {
   return FlashBackwardWorkspace(args).bytes;
 }
@@ -138,9 +131,8 @@ void flash_backward(const FlashBackwardArgs& args, void* workspace,
 
   const bool any_rows = args.batch * args.heads * args.q_length > 0;
   if (any_rows) {
-    flash_backward_check(
-        cudaMemsetAsync(memory + places.sums, 0, places.bytes - places.sums, stream),
-        "cudaMemsetAsync");
+    cuda::check(cudaMemsetAsync(memory + places.sums, 0, places.bytes - places.sums, stream),
+                "cudaMemsetAsync");
     flash_backward_rows(params, stream);
   }
   if (flash_backward_sm90_serves(args, device)) {

@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include "cuda/check.h"
 #include "flash_backward_mma.cuh"
 
 namespace xpuruntime::cuda_raw {
@@ -22,14 +23,14 @@ using FlashBackwardMmaSmall256 = FlashBackwardMmaShape<256, 64, 1>;
 template <bool kBfloat16, typename Shape, bool kGeneral>
 void launch_flash_backward_mma(FlashBackwardParams params, cudaStream_t stream) {
   const auto kernel = flash_backward_mma_kernel<kBfloat16, Shape, kGeneral>;
-  flash_backward_check(
+  cuda::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes),
       "cudaFuncSetAttribute");
   params.kv_blocks = (params.kv_length + Shape::kKeys - 1) / Shape::kKeys;
   const std::int64_t blocks = params.args.batch * params.args.kv_heads * params.kv_blocks;
   if (blocks == 0) return;
   kernel<<<static_cast<unsigned int>(blocks), Shape::kThreads, Shape::kBytes, stream>>>(params);
-  flash_backward_check(cudaGetLastError(), "flash_backward_mma_kernel");
+  cuda::check(cudaGetLastError(), "flash_backward_mma_kernel");
 }
 
 template <bool kBfloat16>

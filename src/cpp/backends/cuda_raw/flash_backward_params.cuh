@@ -72,7 +72,4 @@ void flash_backward_rows(const FlashBackwardParams& params, cudaStream_t stream)
 /// grad_q from the sums.
 void flash_backward_grad_q(const FlashBackwardParams& params, cudaStream_t stream);
 
-/// Throws CudaError naming `call` where `status` is an error.
-void flash_backward_check(cudaError_t status, const char* call);
-
 }  // namespace xpuruntime::cuda_raw

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/check.h"
 #include "flash_backward_params.cuh"
 #include "mma.cuh"
 
@@ -108,7 +109,7 @@ void launch_rows(const FlashBackwardParams& params, cudaStream_t stream) {
   rows_kernel<kBfloat16, kLanes>
       <<<static_cast<unsigned int>((rows + kRowsABlock - 1) / kRowsABlock), kThreads, 0, stream>>>(
           params, rows);
-  flash_backward_check(cudaGetLastError(), "flash_backward_rows");
+  cuda::check(cudaGetLastError(), "flash_backward_rows");
 }
 
 }  // namespace
@@ -131,7 +132,7 @@ void flash_backward_grad_q(const FlashBackwardParams& params, cudaStream_t strea
   constexpr int kPiecesABlock = kThreads / 32;
   kernel<<<static_cast<unsigned int>((pieces + kPiecesABlock - 1) / kPiecesABlock), kThreads, 0,
            stream>>>(params, pieces);
-  flash_backward_check(cudaGetLastError(), "flash_backward_grad_q");
+  cuda::check(cudaGetLastError(), "flash_backward_grad_q");
 }
 
 }  // namespace xpuruntime::cuda_raw

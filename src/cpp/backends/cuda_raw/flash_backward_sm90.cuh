@@ -4,9 +4,9 @@
 
 #include "bulk_copy.cuh"
 #include "flash_backward_params.cuh"
-#include "flash_backward_wgmma.cuh"
 #include "flash_backward_work.cuh"
 #include "mma.cuh"
+#include "wgmma.cuh"
 
 namespace xpuruntime::cuda_raw {
 

@@ -169,47 +169,48 @@ Support favour(const OpDesc& op, const DeviceInfo& device, std::size_t q, std::s
   return Support::yes();
 }
 
-class FlashDefinition final : public Definition {
+class FlashDefinition final : public LaunchDefinition<FlashForwardArgs> {
  public:
   explicit FlashDefinition(BackendPointer backend)
-      : Definition(std::move(backend), kId, OpKind::kAttention) {}
+      : LaunchDefinition(std::move(backend), kId, OpKind::kAttention) {}
 
   std::vector<std::string> families() const override { return {"flash_v2"}; }
   std::string description() const override {
     return "the FlashAttention-2 algorithm on tensor cores, without the score matrix in memory";
   }
   std::string limits() const override { return kLimits; }
-  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    FlashForwardArgs args{};
-    return describe_forward(op, device, args);
-  }
   Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
     return favour(op, device, slots::Attention::kQ, slots::Attention::kMask, 256);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
     using Slot = slots::Attention;
-    FlashForwardArgs shape{};
-    check(describe_forward(op, device, shape), device, config);
-    return make_kernel([shape, capability = device.compute_capability, sms = device.sm_count](
-                           void* const* operands, void* /*workspace*/, StreamHandle stream) {
-      FlashForwardArgs args = shape;
-      args.q = operands[Slot::kQ];
-      args.k = operands[Slot::kK];
-      args.v = operands[Slot::kV];
-      args.mask = operands[Slot::kMask];
-      args.rng = static_cast<const std::int64_t*>(operands[Slot::kRng]);
-      args.out = operands[Slot::kOut];
-      args.lse = static_cast<float*>(operands[Slot::kLse]);
-      flash_forward(args, capability.first, capability.second, sms, cuda::as_stream(stream));
-    });
+    return make_kernel(
+        [shape = described(op, device, config), capability = device.compute_capability,
+         sms = device.sm_count](void* const* operands, void* /*workspace*/, StreamHandle stream) {
+          FlashForwardArgs args = shape;
+          args.q = operands[Slot::kQ];
+          args.k = operands[Slot::kK];
+          args.v = operands[Slot::kV];
+          args.mask = operands[Slot::kMask];
+          args.rng = static_cast<const std::int64_t*>(operands[Slot::kRng]);
+          args.out = operands[Slot::kOut];
+          args.lse = static_cast<float*>(operands[Slot::kLse]);
+          flash_forward(args, capability.first, capability.second, sms, cuda::as_stream(stream));
+        });
+  }
+
+ private:
+  Support describe(const OpDesc& op, const DeviceInfo& device,
+                   FlashForwardArgs& args) const override {
+    return describe_forward(op, device, args);
   }
 };
 
-class FlashBackwardDefinition final : public Definition {
+class FlashBackwardDefinition final : public LaunchDefinition<FlashBackwardArgs> {
  public:
   explicit FlashBackwardDefinition(BackendPointer backend)
-      : Definition(std::move(backend), kId, OpKind::kAttentionBackward) {}
+      : LaunchDefinition(std::move(backend), kId, OpKind::kAttentionBackward) {}
 
   std::vector<std::string> families() const override { return {"flash_v2"}; }
   std::string description() const override {
@@ -217,18 +218,13 @@ class FlashBackwardDefinition final : public Definition {
            "demand";
   }
   std::string limits() const override { return kLimits; }
-  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    FlashBackwardArgs args;
-    return describe_backward(op, device, args);
-  }
   Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
     return favour(op, device, slots::AttentionBackward::kQ, slots::AttentionBackward::kMask, 128);
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
     using Slot = slots::AttentionBackward;
-    FlashBackwardArgs shape;
-    check(describe_backward(op, device, shape), device, config);
+    const FlashBackwardArgs shape = described(op, device, config);
     const auto launch = [shape, on = device_of(device)](void* const* operands, void* workspace,
                                                         StreamHandle stream) {
       FlashBackwardArgs args = shape;
@@ -246,6 +242,12 @@ class FlashBackwardDefinition final : public Definition {
       flash_backward(args, workspace, on, cuda::as_stream(stream));
     };
     return make_kernel(launch, flash_backward_workspace(shape), shape.deterministic);
+  }
+
+ private:
+  Support describe(const OpDesc& op, const DeviceInfo& device,
+                   FlashBackwardArgs& args) const override {
+    return describe_backward(op, device, args);
   }
 };
 

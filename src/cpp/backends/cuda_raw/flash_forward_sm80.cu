@@ -288,12 +288,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-void check_launch(cudaError_t status, const char* call) {
-  int device = 0;
-  if (status != cudaSuccess) (void)cudaGetDevice(&device);
-  cuda::check(status, call, device);
-}
-
 template <int kHeadDim, bool kBfloat16, bool kGeneral>
 void launch(const FlashForwardArgs& args, cudaStream_t stream) {
   using T = Tile<kHeadDim>;
@@ -302,11 +296,11 @@ void launch(const FlashForwardArgs& args, cudaStream_t stream) {
   FlashExtras extras = flash_extras(args);
   void* parameters[] = {&copy, &extras, &row_blocks};
   const void* kernel = reinterpret_cast<const void*>(&forward<kHeadDim, kBfloat16, kGeneral>);
-  check_launch(
+  cuda::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes),
       "cudaFuncSetAttribute");
   const unsigned int blocks = static_cast<unsigned int>(row_blocks * args.batch * args.heads);
-  check_launch(
+  cuda::check(
       cudaLaunchKernel(kernel, dim3(blocks), dim3(kThreads), parameters, T::kSharedBytes, stream),
       "cudaLaunchKernel of the attention forward kernel");
 }

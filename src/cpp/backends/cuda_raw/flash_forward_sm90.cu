@@ -1,84 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <algorithm>
-#include <string>
 
 #include "cuda/check.h"
 #include "flash_forward.h"
 #include "flash_forward_sm90.cuh"
-#include "xpuruntime/error.h"
+#include "tensor_map.h"
 
 namespace xpuruntime::cuda_raw {
 namespace {
 
 constexpr std::int64_t kLongRows = 6144;  // of keys, with a head_dim of 97 to 128
 
-using Encode = CUresult(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                        const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                        CUtensorMapFloatOOBfill);
-
-int current_device() {
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  return device;
-}
-
-void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) cuda::check(status, call, current_device());
-}
-
-// The driver library is not linked: the runtime knows where it is.
-Encode* encode_function() {
-  static Encode* const kFunction = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                           cudaEnableDefault, &result),
-          "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
-    return reinterpret_cast<Encode*>(found);
-  }();
-  return kFunction;
-}
-
-// [batch, heads, rows, head_dim] in boxes of box_rows rows by 64 elements.
-CUtensorMap tensor_map(const char* name, const FlashForwardArgs& args, const void* base,
-                       std::int64_t heads, std::int64_t rows, const std::int64_t (&strides)[3],
-                       int box_rows) {
-  const std::int64_t sizes[4] = {args.head_dim, rows, heads, args.batch};
-  cuuint64_t dimensions[4];
-  cuuint64_t bytes[3];
-  for (int i = 0; i < 4; ++i) dimensions[i] = static_cast<cuuint64_t>(sizes[i]);
-  for (int i = 0; i < 3; ++i) {
-    // The stride of a dimension of length 1 may be anything and is never used.
-    const std::int64_t stride = sizes[i + 1] == 1 ? args.head_dim : strides[2 - i];
-    bytes[i] = static_cast<cuuint64_t>(stride) * 2;
-  }
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult status = encode_function()(
-      &map, args.bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      const_cast<void*>(base), dimensions, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw CudaError(std::string("the driver refused a tensor map of ") + name + " (status " +
-                        std::to_string(status) + "): pass a contiguous tensor",
-                    "cuda:" + std::to_string(current_device()), static_cast<int>(status));
-  }
-  return map;
-}
-
 template <typename S, bool kBfloat16, bool kGeneral>
 void launch(const FlashForwardArgs& args, int sm_count, cudaStream_t stream) {
   constexpr std::int64_t kCacheBytes = 32 << 20;  // of the L2 for keys and values
+  const std::int64_t q_lengths[4] = {args.batch, args.heads, args.q_length, args.head_dim};
+  const std::int64_t kv_lengths[4] = {args.batch, args.kv_heads, args.kv_length, args.head_dim};
   hopper::TensorMaps maps;
-  maps.q = tensor_map("q", args, args.q, args.heads, args.q_length, args.q_strides, 64);
-  maps.k =
-      tensor_map("k", args, args.k, args.kv_heads, args.kv_length, args.k_strides, S::kColumns);
-  maps.v =
-      tensor_map("v", args, args.v, args.kv_heads, args.kv_length, args.v_strides, S::kColumns);
+  maps.q = encode_heads_map("q", args.q, kBfloat16, q_lengths, args.q_strides, 64);
+  maps.k = encode_heads_map("k", args.k, kBfloat16, kv_lengths, args.k_strides, S::kColumns);
+  maps.v = encode_heads_map("v", args.v, kBfloat16, kv_lengths, args.v_strides, S::kColumns);
 
   const std::int64_t group = args.heads / args.kv_heads;
   const std::int64_t head_bytes = args.kv_length * args.head_dim * 4;
@@ -107,13 +49,14 @@ void launch(const FlashForwardArgs& args, int sm_count, cudaStream_t stream) {
   constexpr int kSharedBytes = static_cast<int>(sizeof(hopper::Shared<S>)) + 1024;
   static_assert(kSharedBytes <= 227 * 1024);
   const void* kernel = reinterpret_cast<const void*>(&hopper::forward<S, kBfloat16, kGeneral>);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "cudaFuncSetAttribute");
+  cuda::check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+      "cudaFuncSetAttribute");
   const int blocks = std::min(problem.items, sm_count);
   void* parameters[] = {&maps, &problem};
-  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), parameters,
-                         kSharedBytes, stream),
-        "cudaLaunchKernel of the attention forward kernel");
+  cuda::check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
+                               parameters, kSharedBytes, stream),
+              "cudaLaunchKernel of the attention forward kernel");
 }
 
 template <typename S, bool kGeneral>

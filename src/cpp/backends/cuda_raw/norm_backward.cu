@@ -84,9 +84,9 @@ Plan make_plan(const NormBackwardArgs& args, bool wide, int sm_count) {
 int shared_limit() {
   int device = 0;
   int bytes = 0;
-  check_launch(cudaGetDevice(&device), "cudaGetDevice");
-  check_launch(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-               "cudaDeviceGetAttribute");
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda::check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+              "cudaDeviceGetAttribute");
   return bytes - 1024;  // what the kernel has statically
 }
 
@@ -134,7 +134,7 @@ bool waits_itself(const void* kernel, int cc_major) {
   constexpr int first_version = 90;
   if (cc_major < first_version / 10) return false;
   cudaFuncAttributes attributes{};
-  check_launch(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  cuda::check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   return attributes.ptxVersion >= first_version;
 }
 

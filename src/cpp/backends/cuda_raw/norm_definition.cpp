@@ -12,9 +12,6 @@
 namespace xpuruntime::cuda_raw {
 namespace {
 
-constexpr const char* kLimits =
-    "fp32, fp16, bf16, weights of the same type or fp32; contiguous columns; CUDA from 8.0";
-
 std::string_view id_of(bool rms) noexcept {
   return rms ? "cuda_raw.rms_norm" : "cuda_raw.layer_norm";
 }
@@ -152,64 +149,66 @@ Support describe_backward(const OpDesc& op, const DeviceInfo& device, bool rms,
   return support_of(norm_refusal(args, device.compute_capability.first));
 }
 
-class NormDefinition final : public Definition {
+// A norm or its gradient, which `kDescribe` describes.
+template <typename Args, auto kDescribe>
+class EitherNorm : public LaunchDefinition<Args> {
+ public:
+  EitherNorm(BackendPointer backend, bool rms, OpKind op)
+      : LaunchDefinition<Args>(std::move(backend), id_of(rms), op), rms_(rms) {}
+
+  std::string limits() const final {
+    return "fp32, fp16, bf16, weights of the same type or fp32; contiguous columns; CUDA from 8.0";
+  }
+
+ private:
+  Support describe(const OpDesc& op, const DeviceInfo& device, Args& args) const final {
+    return kDescribe(op, device, rms_, args);
+  }
+
+  const bool rms_;
+};
+
+class NormDefinition final : public EitherNorm<NormForwardArgs, describe_forward> {
  public:
   NormDefinition(BackendPointer backend, bool rms)
-      : Definition(std::move(backend), id_of(rms), rms ? OpKind::kRmsNorm : OpKind::kLayerNorm),
-        rms_(rms) {}
+      : EitherNorm(std::move(backend), rms, rms ? OpKind::kRmsNorm : OpKind::kLayerNorm) {}
 
   std::string description() const override {
     return "one pass over memory, with the residual added on the way";
   }
-  std::string limits() const override { return kLimits; }
-  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    NormForwardArgs args;
-    return describe_forward(op, device, rms_, args);
-  }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
     using Slot = slots::Norm;
-    NormForwardArgs shape;
-    check(describe_forward(op, device, rms_, shape), device, config);
-    return make_kernel([shape, major = device.compute_capability.first, sms = device.sm_count](
-                           void* const* operands, void* /*workspace*/, StreamHandle stream) {
-      NormForwardArgs args = shape;
-      args.x = operands[Slot::kX];
-      args.residual = operands[Slot::kResidual];
-      args.weight = operands[Slot::kWeight];
-      args.bias = operands[Slot::kBias];
-      args.y = operands[Slot::kY];
-      args.sum_out = operands[Slot::kSum];
-      args.mean = static_cast<float*>(operands[Slot::kMean]);
-      args.rstd = static_cast<float*>(operands[Slot::kRstd]);
-      norm_forward(args, major, sms, cuda::as_stream(stream));
-    });
+    return make_kernel(
+        [shape = described(op, device, config), major = device.compute_capability.first,
+         sms = device.sm_count](void* const* operands, void* /*workspace*/, StreamHandle stream) {
+          NormForwardArgs args = shape;
+          args.x = operands[Slot::kX];
+          args.residual = operands[Slot::kResidual];
+          args.weight = operands[Slot::kWeight];
+          args.bias = operands[Slot::kBias];
+          args.y = operands[Slot::kY];
+          args.sum_out = operands[Slot::kSum];
+          args.mean = static_cast<float*>(operands[Slot::kMean]);
+          args.rstd = static_cast<float*>(operands[Slot::kRstd]);
+          norm_forward(args, major, sms, cuda::as_stream(stream));
+        });
   }
-
- private:
-  const bool rms_;
 };
 
-class NormBackwardDefinition final : public Definition {
+class NormBackwardDefinition final : public EitherNorm<NormBackwardArgs, describe_backward> {
  public:
   NormBackwardDefinition(BackendPointer backend, bool rms)
-      : Definition(std::move(backend), id_of(rms),
-                   rms ? OpKind::kRmsNormBackward : OpKind::kLayerNormBackward),
-        rms_(rms) {}
+      : EitherNorm(std::move(backend), rms,
+                   rms ? OpKind::kRmsNormBackward : OpKind::kLayerNormBackward) {}
 
   std::string description() const override {
     return "one pass over memory, with all gradients in it";
   }
-  std::string limits() const override { return kLimits; }
-  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    NormBackwardArgs args;
-    return describe_backward(op, device, rms_, args);
-  }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
     using Slot = slots::NormBackward;
-    NormBackwardArgs shape;
-    check(describe_backward(op, device, rms_, shape), device, config);
+    const NormBackwardArgs shape = described(op, device, config);
     const auto launch = [shape, major = device.compute_capability.first, sms = device.sm_count](
                             void* const* operands, void* workspace, StreamHandle stream) {
       NormBackwardArgs args = shape;
@@ -226,9 +225,6 @@ class NormBackwardDefinition final : public Definition {
     };
     return make_kernel(launch, norm_backward_workspace(shape, device.sm_count));
   }
-
- private:
-  const bool rms_;
 };
 
 }  // namespace

@@ -57,21 +57,14 @@ void with_type(NormType type, Body&& body) {
   }
 }
 
-inline void check_launch(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  cuda::check(status, call, device);
-}
-
 /// Lets `kernel` have more than 48 KiB of shared memory, its static part included, on the current
 /// device.
 inline void allow_shared(const void* kernel, std::size_t bytes) {
   constexpr std::size_t always_allowed = 40 * 1024;
   if (bytes <= always_allowed) return;
-  check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)),
-               "cudaFuncSetAttribute");
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(bytes)),
+              "cudaFuncSetAttribute");
 }
 
 /// Launches `kernel`; `early`: it waits by itself for the work enqueued before, so that its blocks
@@ -89,8 +82,8 @@ void launch(dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream, bool
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
-  check_launch(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
-               "cudaLaunchKernelEx");
+  cuda::check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
+              "cudaLaunchKernelEx");
 }
 
 }  // namespace xpuruntime::cuda_raw::norm

@@ -103,10 +103,10 @@ Support describe_skinny(const OpDesc& op, const DeviceInfo& device, SkinnyMatmul
   return support_of(skinny_matmul_refusal(args, device_of(device)));
 }
 
-class SkinnyDefinition final : public Definition {
+class SkinnyDefinition final : public LaunchDefinition<SkinnyMatmulArgs> {
  public:
   explicit SkinnyDefinition(BackendPointer backend)
-      : Definition(std::move(backend), "cuda_raw.skinny", OpKind::kMatmul) {}
+      : LaunchDefinition(std::move(backend), "cuda_raw.skinny", OpKind::kMatmul) {}
 
   std::string description() const override {
     return "few rows by a large matrix, as in decoding: as fast as the matrix can be read";
@@ -114,10 +114,6 @@ class SkinnyDefinition final : public Definition {
   std::string limits() const override {
     return "fp16, bf16; m up to " + std::to_string(kSkinnyMaxM) +
            ", any n and k; bias and every activation; CUDA from 8.0";
-  }
-  Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    SkinnyMatmulArgs args;
-    return describe_skinny(op, device, args);
   }
   Support favoured(const OpDesc& op, const DeviceInfo& device) const override {
     SkinnyMatmulArgs args;
@@ -132,8 +128,7 @@ class SkinnyDefinition final : public Definition {
   }
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
-    SkinnyMatmulArgs shape;
-    check(describe_skinny(op, device, shape), device, config);
+    const SkinnyMatmulArgs shape = described(op, device, config);
     const auto launch = [shape, on = device_of(device)](void* const* operands, void* workspace,
                                                         StreamHandle stream) {
       if (shape.m == 0 || shape.n == 0 || shape.batch == 0) return;
@@ -145,6 +140,12 @@ class SkinnyDefinition final : public Definition {
       skinny_matmul(args, workspace, on, cuda::as_stream(stream));
     };
     return make_kernel(launch, skinny_matmul_workspace(shape));
+  }
+
+ private:
+  Support describe(const OpDesc& op, const DeviceInfo& device,
+                   SkinnyMatmulArgs& args) const override {
+    return describe_skinny(op, device, args);
   }
 };
 

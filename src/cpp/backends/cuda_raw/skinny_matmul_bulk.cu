@@ -1,32 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include <string>
-
 #include "cuda_raw/skinny_matmul_bulk.cuh"
 #include "cuda_raw/skinny_matmul_launch.cuh"
-#include "xpuruntime/error.h"
+#include "cuda_raw/tensor_map.h"
 
 namespace xpuruntime::cuda_raw::skinny {
 namespace {
-
-using Encode = CUresult(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                        const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                        CUtensorMapFloatOOBfill);
-
-// The driver library is not linked: the runtime knows where it is.
-Encode* encode_function() {
-  static Encode* const kFunction = [] {
-    constexpr unsigned int kVersion = 12000;
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_launch(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kVersion,
-                                                  cudaEnableDefault, &result),
-                 "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
-    return reinterpret_cast<Encode*>(found);
-  }();
-  return kFunction;
-}
 
 /// An operand of rows of `length` elements, one contiguous row after another `stride` apart.
 struct Operand {
@@ -41,29 +20,15 @@ struct Operand {
 bool make_map(CUtensorMap& map, const Operand& operand, int box_rows, int box_length,
               bool bfloat16) {
   const bool by_panels = operand.length % kPanel == 0;
-  const auto number = [](std::int64_t x) { return static_cast<cuuint64_t>(x); };
-  const cuuint64_t sizes[4] = {number(by_panels ? kPanel : operand.length), number(operand.rows),
-                               number(by_panels ? operand.length / kPanel : 1),
-                               number(operand.batched() ? operand.batch : 1)};
-  // Of a dimension of length 1 the stride is not used, but must be valid.
-  constexpr std::int64_t kAnyStride = 16;
-  const cuuint64_t strides[3] = {number(operand.rows > 1 ? 2 * operand.stride : kAnyStride),
-                                 number(by_panels ? 2 * kPanel : kAnyStride),
-                                 number(operand.batched() ? 2 * operand.batch_stride : kAnyStride)};
-  const cuuint32_t box[4] = {kPanel, static_cast<cuuint32_t>(box_rows),
-                             static_cast<cuuint32_t>(by_panels ? box_length / kPanel : 1), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult status = encode_function()(
-      &map, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      const_cast<void*>(operand.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw CudaError(std::string("the driver refused a tensor map of ") + operand.name +
-                        " (status " + std::to_string(static_cast<int>(status)) +
-                        "): pass a contiguous tensor",
-                    "cuda:" + std::to_string(current_device()), static_cast<int>(status));
-  }
+  map = encode_tensor_map(
+      {.name = operand.name,
+       .data = operand.data,
+       .bfloat16 = bfloat16,
+       .lengths = {by_panels ? kPanel : operand.length, operand.rows,
+                   by_panels ? operand.length / kPanel : 1, operand.batched() ? operand.batch : 1},
+       .strides = {operand.stride, kPanel, operand.batch_stride},
+       .box = {kPanel, box_rows, by_panels ? box_length / kPanel : 1, 1},
+       .fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_128B});
   return by_panels;
 }
 

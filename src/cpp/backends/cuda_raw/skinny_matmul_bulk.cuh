@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_chunks(const Problem& p, const Maps& maps, 
   const std::uint64_t once = evict_first_policy();
   const std::uint64_t often = evict_normal_policy();
   const auto copy_b = [&](int start, int stage) {
-    barrier_arrive_expecting(full + 8 * stage, S::kBytesB + 2 * p.m * S::kChunk);
+    barrier_expect(full + 8 * stage, S::kBytesB + 2 * p.m * S::kChunk);
     copy_tile(ring + stage * S::kStageBytes, &maps.b, maps.b_by_panels,
               S::kTransposed ? start : first_column, S::kTransposed ? first_column : start,
               batch_of_b, S::kRowLength / kPanel, 2 * S::kRows * kPanel, full + 8 * stage, once);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(S::kThreads + 32, 1)
       barrier_init(full + 8 * stage, 1);
       barrier_init(empty + 8 * stage, S::kWarps);
     }
-    barrier_init_done();
+    barrier_init_fence();
   }
   __syncthreads();
   if (p.split > 1) cluster_arrive();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/check.h"
+#include "cuda_api.h"
 #include "cuda_raw/skinny_matmul.h"
 #include "cuda_raw/skinny_matmul_plan.h"
 #include "cuda_raw/skinny_matmul_tile.cuh"
@@ -31,16 +32,6 @@ void with_type(bool bfloat16, Body&& body) {
   } else {
     body.template operator()<__half>();
   }
-}
-
-inline int current_device() {
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  return device;
-}
-
-inline void check_launch(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) cuda::check(status, call, current_device());
 }
 
 inline Problem problem_of(const SkinnyMatmulArgs& args, const Plan& plan, int ring_offset) {
@@ -75,14 +66,14 @@ void enqueue(const Problem& p, std::int64_t batch, int columns, int threads, int
   // Devices, by number, on which the kernel may have as much as it asks for. One bit is set twice
   // by two threads at worst; devices beyond 63 set the limit each time.
   static std::atomic<std::uint64_t> allowed{0};
-  const int device = current_device();
+  const int device = cuda::current_device();
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
   if ((allowed.load(std::memory_order_acquire) & bit) == 0) {
     int limit = 0;
-    check_launch(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                 "cudaDeviceGetAttribute");
-    check_launch(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
-                 "cudaFuncSetAttribute");
+    cuda::check(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                "cudaDeviceGetAttribute");
+    cuda::check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+                "cudaFuncSetAttribute");
     allowed.fetch_or(bit, std::memory_order_release);
   }
   cudaLaunchConfig_t config{};
@@ -100,7 +91,7 @@ void enqueue(const Problem& p, std::int64_t batch, int columns, int threads, int
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = !hopper ? 0 : p.split == 1 ? 1 : 2;
-  check_launch(cudaLaunchKernelEx(&config, kKernel, parameters...), "cudaLaunchKernelEx");
+  cuda::check(cudaLaunchKernelEx(&config, kKernel, parameters...), "cudaLaunchKernelEx");
 }
 
 }  // namespace xpuruntime::cuda_raw::skinny

@@ -7,14 +7,15 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
-// The instructions the skinny matmul kernels need and CUDA C++ has no name for. Those of the second
-// half exist from compute capability 9.0 on.
+#include "cuda_raw/bulk_copy.cuh"
+#include "cuda_raw/mma.cuh"
+
+// The instructions the skinny matmul kernels need and CUDA C++ has no name for, beside those of the
+// headers above. Those of the second half, and of bulk_copy.cuh, exist from compute capability 9.0
+// on.
 namespace xpuruntime::cuda_raw::skinny {
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 /// Four 8x8 matrices of 2-byte elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ uint4 load_matrices(std::uint32_t address) {
@@ -23,12 +24,6 @@ __device__ __forceinline__ uint4 load_matrices(std::uint32_t address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address));
   return v;
-}
-
-__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
 }
 
 /// The same, each matrix transposed on the way.
@@ -40,32 +35,28 @@ __device__ __forceinline__ uint4 load_matrices_transposed(std::uint32_t address)
   return v;
 }
 
-/// acc (16x8, fp32) += a (16x16) * b (16x8).
+__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+/// acc (16x8, fp32) += a (16x16) * b (16x8), T being __half or __nv_bfloat16.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&acc)[4], std::uint32_t a0, std::uint32_t a1,
                                              std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
-                                             std::uint32_t b1);
-
-template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&acc)[4], std::uint32_t a0,
-                                                     std::uint32_t a1, std::uint32_t a2,
-                                                     std::uint32_t a3, std::uint32_t b0,
-                                                     std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&acc)[4], std::uint32_t a0,
-                                                            std::uint32_t a1, std::uint32_t a2,
-                                                            std::uint32_t a3, std::uint32_t b0,
-                                                            std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                                             std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
 }
 
 /// A barrier of the first `threads` threads of the block.
@@ -101,34 +92,6 @@ __device__ __forceinline__ void store_cluster(std::uint32_t address, int rank, f
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x),
                "f"(v.y), "f"(v.z), "f"(v.w)
                : "memory");
-}
-
-__device__ __forceinline__ void barrier_init(std::uint32_t barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-/// Makes initialised barriers visible to the copy engine.
-__device__ __forceinline__ void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive_expecting(std::uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
 }
 
 __device__ __forceinline__ std::uint64_t evict_first_policy() {

@@ -7,37 +7,17 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "cuda/driver_function.h"
 #include "xpuruntime/error.h"
 
 namespace xpuruntime::cuda {
 namespace {
 
-// The driver library is not linked: the runtime knows where it is.
-template <typename Function>
-Function* entry_point(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  constexpr unsigned int kVersion = 12000;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result);
-#else
-  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
-#endif
-  if (status != cudaSuccess || found == nullptr) {
-    (void)cudaGetLastError();
-    throw CudaError(std::string("the NVIDIA driver has no ") + name +
-                        ": install a driver that is not older than the CUDA runtime",
-                    "cuda", static_cast<int>(status));
-  }
-  return reinterpret_cast<Function*>(found);
-}
-
 struct Driver {
   CUresult (*retain)(CUcontext*, CUdevice) =
-      entry_point<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain");
-  CUresult (*push)(CUcontext) = entry_point<CUresult(CUcontext)>("cuCtxPushCurrent");
-  CUresult (*pop)(CUcontext*) = entry_point<CUresult(CUcontext*)>("cuCtxPopCurrent");
+      driver_function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain");
+  CUresult (*push)(CUcontext) = driver_function<CUresult(CUcontext)>("cuCtxPushCurrent");
+  CUresult (*pop)(CUcontext*) = driver_function<CUresult(CUcontext*)>("cuCtxPopCurrent");
 };
 
 const Driver& driver() {
@@ -72,6 +52,13 @@ void check(cudaError_t status, const char* call, int device) {
   throw CudaError(std::string(call) + " failed on cuda:" + std::to_string(device) + ": " +
                       cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")",
                   "cuda:" + std::to_string(device), static_cast<int>(status));
+}
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  int device = 0;
+  (void)cudaGetDevice(&device);
+  check(status, call, device);
 }
 
 DeviceGuard::DeviceGuard(int device) { enter(device); }

@@ -15,6 +15,9 @@ namespace xpuruntime::cuda {
 /// non-sticky error first.
 void check(cudaError_t status, const char* call, int device);
 
+/// The same for a call on the current device.
+void check(cudaError_t status, const char* call);
+
 /// Makes `device` current for one scope and restores the caller's device. When the device is
 /// current already, nothing is called, but for a thread's first time, which binds its context.
 /// Otherwise its primary context is pushed on the driver's stack and popped again: `cudaSetDevice`

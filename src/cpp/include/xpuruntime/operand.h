@@ -38,6 +38,9 @@ struct Operand {
 /// "a [2, 3] float32 on cuda:0".
 std::string describe(const Operand& operand);
 
+/// Gives it the strides of a contiguous array of its shape.
+void set_dense_strides(Operand& operand) noexcept;
+
 /// An output that an operation asks for: the caller allocates it contiguous, or hands in one that
 /// `OpCall::set_output` finds right.
 struct OutputSpec {
@@ -51,6 +54,9 @@ struct OutputSpec {
 
   std::span<const std::int64_t> dims() const noexcept { return {shape.data(), rank}; }
 };
+
+/// An output of the shape and dtype of `operand`.
+OutputSpec output_like(const Operand& operand, const char* name, std::uint8_t slot);
 
 /// One call of an operation, checked and ready for CallSite::run once its outputs are set. Made by
 /// the functions of matmul_op.h, attention_op.h, norm_op.h and conv_op.h.
