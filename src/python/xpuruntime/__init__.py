@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from xpuruntime import ops
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
     from xpuruntime.demo import demo_images, demo_model_path
+    from xpuruntime.engines.artifact import Artifact
     from xpuruntime.evidence import Report
-    from xpuruntime.inference import InferenceSession, plan
+    from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
-    from xpuruntime.policies import AccuracyPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
+    from xpuruntime.policies import AccuracyPolicy, ArtifactPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
     from xpuruntime.runtime.device import (
         Device,
         get_all_devices,
@@ -54,6 +55,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccuracyPolicy",
+    "Artifact",
+    "ArtifactPolicy",
+    "Comparison",
     "CudaError",
     "Device",
     "DeviceManager",
@@ -83,6 +87,8 @@ __all__ = [
     "XpuRuntimeWarning",
     "__version__",
     "clear_decisions",
+    "compare_engines",
+    "compile_model",
     "decisions",
     "demo_images",
     "demo_model_path",
@@ -100,6 +106,9 @@ __all__ = [
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "AccuracyPolicy": "policies",
+    "Artifact": "engines.artifact",
+    "ArtifactPolicy": "policies",
+    "Comparison": "inference",
     "Device": "runtime.device",
     "DeviceManager": "_core",
     "Event": "runtime.stream",
@@ -118,6 +127,8 @@ _LAZY = {
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
     "clear_decisions": "ops",
+    "compare_engines": "inference",
+    "compile_model": "inference",
     "decisions": "ops",
     "demo_images": "demo",
     "demo_model_path": "demo",

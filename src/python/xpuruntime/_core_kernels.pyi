@@ -57,6 +57,14 @@ class KernelRegistry:
     def find(self, op: str, word: str) -> list[str]:
         """Return the ids of the kernels that a word of a KernelPolicy means."""
 
+    def supports(
+        self, desc: OpDict, *, compute_capability: tuple[int, int] | None = None
+    ) -> list[tuple[str, bool, str]]:
+        """Return of each kernel its id, whether it can serve an operation, and if not why. Opens no library.
+
+        With `compute_capability` the device need not be there.
+        """
+
     def remove(self, backend: str) -> int:
         """Take out every kernel of a backend. Returns how many."""
 

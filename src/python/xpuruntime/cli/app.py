@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, demo, kernels, machine, plan, policy, run
+from xpuruntime.cli import bench, compare, demo, kernels, machine, plan, policy, run
+from xpuruntime.cli import compile as compiling
 
 __all__ = ["app"]
 
@@ -54,6 +55,8 @@ app.command("kernels", epilog=EXIT_CODES)(kernels.kernels)
 app.command("run", epilog=EXIT_CODES)(run.run)
 app.command("bench", epilog=EXIT_CODES)(bench.bench)
 app.command("plan", epilog=EXIT_CODES)(plan.plan)
+app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
+app.command("compare", epilog=EXIT_CODES)(compare.compare)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
 app.command("demo", epilog=EXIT_CODES)(demo.demo)

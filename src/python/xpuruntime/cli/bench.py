@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xpuruntime.cli.options import (
+    CalibrationOption,
     DeviceOption,
     DimOption,
     EngineOption,
@@ -46,6 +47,7 @@ def bench(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
+    calibration: CalibrationOption = None,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +61,7 @@ def bench(
 
     _, feeds = prepare(model, input, dim)
     arrays = feeds.arrays
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, load_us = open_session(model, choice, as_json=json)
     samples: dict[str, list[float]] = {}
     with session, progress(as_json=json) as bar:

@@ -26,18 +26,26 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     engine: str | None = None
     precision: str | None = None
+    calibration: str | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `InferenceSession` and of `plan`. Engines may be a list with commas."""
         names = self.engine.split(",") if self.engine and "," in self.engine else self.engine
-        return {"policy": self.policy, "device": self.device, "engine": names, "precision": self.precision}
+        return {
+            "policy": self.policy,
+            "device": self.device,
+            "engine": names,
+            "precision": self.precision,
+            "calibration": self.calibration,
+        }
 
 
 def prepare(model: str, values: list[str] | None, dims: list[str] | None) -> tuple[ModelInfo, Feeds]:
     """Read the model's facts and its inputs, and say on stderr when inputs are made up."""
-    from xpuruntime.engines.model import inspect_model
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.inference.artifacts import artifact_model
 
-    info = inspect_model(model)
+    info = artifact_model(model) or read_model(model)
     feeds = read_feeds(info, values, dims)
     note = feeds.note()
     if note:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "CalibrationOption",
     "DeviceOption",
     "EngineOption",
     "InputOption",
@@ -18,7 +19,9 @@ __all__ = [
     "PrecisionOption",
 ]
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
+]
 PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", "-p", metavar="FILE", help="Policy file, YAML or JSON; or 'auto'.", show_default=False),
@@ -40,6 +43,15 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision", help="fp32, tf32, fp16, bf16, int8 or model. Overrides the policy.", show_default=False
+    ),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="PATH",
+        help="Inputs to quantise with, for --precision int8: an .npz or .npy file, or a folder of them.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]

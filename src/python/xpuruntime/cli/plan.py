@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from xpuruntime.cli.options import (
+    CalibrationOption,
     DeviceOption,
     DimOption,
     EngineOption,
@@ -35,6 +36,7 @@ def plan(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
+    calibration: CalibrationOption = None,
     machine: MachineOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -47,7 +49,7 @@ def plan(
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.runtime.snapshot import load_machine
 
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
         made = inference.plan(model, machine=other, **choice.arguments())
@@ -61,6 +63,7 @@ def explain(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
+    calibration: CalibrationOption = None,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> int:
@@ -73,7 +76,7 @@ def explain(
     from xpuruntime.cli.output import print_thing, working
 
     _, feeds = prepare(model, input, dim)
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from xpuruntime.cli.options import (
+    CalibrationOption,
     DeviceOption,
     DimOption,
     EngineOption,
@@ -35,6 +36,7 @@ def run(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
+    calibration: CalibrationOption = None,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -47,7 +49,7 @@ def run(
 
     info, feeds = prepare(model, input, dim)
     check_output_path(output, len(info.outputs))
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision)
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, _ = open_session(model, choice, as_json=json)
     with session:
         start = time.perf_counter_ns()

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host"]
+__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host", "torch_dtype_name"]
 
 Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 
 #: Types seen so far; a type that is no array raises and is not kept.
 _KINDS: dict[type, Kind] = {}
+
+#: torch.dtype to our name, filled as dtypes are met.
+_TORCH_DTYPES: dict[Any, str] = {}
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
@@ -144,3 +147,15 @@ def from_host(array: np.ndarray[Any, Any], kind: Kind) -> Any:
     from xpuruntime import _core
 
     return _core.Tensor.from_numpy(array)
+
+
+def torch_dtype_name(dtype: Any) -> str:
+    """Return our name of a ``torch.dtype``."""
+    return _TORCH_DTYPES.get(dtype) or _name_torch_dtype(dtype)
+
+
+def _name_torch_dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    name = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(name, name)
+    _TORCH_DTYPES[dtype] = name
+    return name

@@ -4,18 +4,24 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import msgspec
 
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.engines.run_threads import RunThreads
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
+    from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.records import Boundary, Control, Conversion, Unit, Verdict
+    from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -43,11 +49,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         One candidate device, concrete: ``"cpu"``, ``"cuda:0"``, ``"npu"``.
     policy : Policy
         Merged: keyword arguments of the session are already in it.
+    calibration : Calibration or None
+        The inputs that the session was given to quantise with.
+    artifact : Artifact or None
+        Set when a compiled artifact is loaded: already checked against `Engine.target`.
+    purpose : {"run", "compile"}
+        ``"compile"`` when an artifact is to be made and nothing will run here: the device may then be one that this
+        machine lacks, where the engine compiles ahead of time.
     """
 
     model: ModelInfo
     device: str
     policy: Policy
+    calibration: Any = None
+    artifact: Artifact | None = None
+    purpose: Literal["run", "compile"] = "run"
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +75,17 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     controls : tuple of Control
         One for each policy key that the policy states.
     settings : dict
-        What `load` will hand to the vendor, resolved now so that the plan can show it.
+        What `load` will hand to the vendor, resolved now so that the plan can show it. ``computes`` is a precision,
+        such as ``"fp16"``, where the engine computes tensors of the model in another one than their own: the loaded
+        model is then held against fp32 on the CPU.
+    uncompilable : str or None
+        Why this request cannot be compiled, although the engine compiles others; `Engine.compile` refuses it too.
     """
 
     verdict: Verdict
     controls: tuple[Control, ...] = ()
     settings: dict[str, Any] = {}
+    uncompilable: str | None = None
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +102,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         What could not be observed, and why.
     partial : bool
         Whether the pass broke off or a source of records was missing.
+    keys : dict of str to KeySeen
+        Policy keys that the engine itself has compared, where it knows more than its units tell.
     """
 
     units: tuple[Unit, ...] = ()
@@ -88,6 +111,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     effective: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     partial: bool = False
+    keys: dict[str, KeySeen] = {}
 
 
 class Binding(ABC):
@@ -108,8 +132,16 @@ class Binding(ABC):
         """Release the buffers. Idempotent."""
 
 
+#: Held while a model gets its threads.
+_MAKING = threading.Lock()
+#: Threads that run one model asynchronously, at most.
+_THREADS = 4
+
+
 class LoadedModel(ABC):
     """A model loaded by one engine, ready to run. Safe to call from many threads."""
+
+    _threads: RunThreads | None = None
 
     @abstractmethod
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -118,6 +150,34 @@ class LoadedModel(ABC):
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
         return self.run
+
+    def run_async(self, feeds: Mapping[str, Any], stream: Any = None) -> Future[dict[str, Any]]:
+        """Start a run and return at once; see `InferenceSession.run_async`.
+
+        By default, `run` is called by a few threads of the model. Arrays on a device are run by the calling thread, and
+        the future is done at once: there `run` only queues the work, in the order of the caller's stream.
+        """
+        if stream is not None or _on_device(feeds):
+            done: Future[dict[str, Any]] = Future()
+            done.set_running_or_notify_cancel()
+            try:
+                done.set_result(self.run(feeds, stream))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+        with _MAKING:
+            if self._threads is None:
+                count = max(1, min(_THREADS, os.cpu_count() or 1))
+                self._threads = RunThreads(count)
+            threads = self._threads
+        return threads.submit(self.run, dict(feeds) if hasattr(feeds, "keys") else feeds)
+
+    def stop_async(self) -> None:
+        """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""
+        with _MAKING:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close()
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
@@ -140,6 +200,19 @@ class LoadedModel(ABC):
         """Release everything. Idempotent; running afterwards raises."""
 
 
+def _on_device(feeds: Mapping[str, Any]) -> bool:
+    """Whether an input is an array on a device other than the CPU."""
+    if not hasattr(feeds, "values"):
+        return False
+    return any(
+        hasattr(one, "__dlpack_device__") and int(one.__dlpack_device__()[0]) not in _HOST for one in feeds.values()
+    )
+
+
+#: DLPack's numbers of memory that the CPU reads: its own, and pinned memory of CUDA and ROCm.
+_HOST = (1, 3, 11)
+
+
 class Engine(ABC):
     """An inference engine. Stateless; importing its module must not import the vendor's package.
 
@@ -153,12 +226,23 @@ class Engine(ABC):
     automatic : bool
         Whether ``engine: auto`` may choose it. An engine that computes no real answer sets this to ``False`` and runs
         only when it is named.
+    formats : tuple of str
+        The `ModelInfo.format` of the models it takes; others are rejected before it is asked.
+    compiles : bool
+        Whether `compile` makes an artifact that `load` can start from.
+    runtime_keys : tuple of str
+        Policy keys that say how a compiled artifact is run and change nothing in it, beside those of the plan itself
+        (engine, device, fallback, artifacts, accuracy, mode). All other keys must be the same when it is loaded as
+        when it was made. A key stands for all below it.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
     automatic: ClassVar[bool] = True
+    formats: ClassVar[tuple[str, ...]] = ("onnx",)
+    compiles: ClassVar[bool] = False
+    runtime_keys: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def probe(self) -> EngineFacts:
@@ -175,3 +259,31 @@ class Engine(ABC):
     @abstractmethod
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Load the model. Slow; raises an `XpuRuntimeError` and leaves nothing behind when it fails."""
+
+    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+        """Return what a compiled artifact of this request is tied to: versions of engine and libraries, chip, device.
+
+        Pure. An artifact is loaded only where every entry is the same as when it was made: leave out what does not
+        matter, such as the index of a device, and take what a compilation ahead of time aims at from the policy, so
+        that it is the same on the machine that compiles and on the one that runs.
+        """
+        raise _nothing_to_compile(self.name, request, judgement, machine)
+
+    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+        """Write the compiled model into an empty folder that exists. Slow.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The engine has nothing to compile.
+        XpuRuntimeError
+            The compilation failed; what was written is thrown away by the caller.
+        """
+        raise _nothing_to_compile(self.name, request, judgement, machine, folder)
+
+
+def _nothing_to_compile(engine: str, *_: Any) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"the engine {engine} makes no compiled artifact; load the model itself, or name an engine that does",
+        engine=engine,
+    )

@@ -52,6 +52,10 @@ class ConversionLog:
         with self._lock:
             return tuple(Conversion(what=w, reason=r, count=n) for (w, r), n in self._counts.items())
 
+    def notes(self) -> tuple[str, ...]:
+        """Return the log so far as sentences: what was done, and why."""
+        return tuple(f"{one.what}: {one.reason}" for one in self.records())
+
 
 def describe(info: TensorInfo) -> str:
     """Return ``"x: float32 [N, 64]"``, or ``"s: sequence of float32 [N, 64]"``."""
@@ -209,6 +213,14 @@ class FeedCheck:
                 f"{len(info.shape)}: {expected}"
             )
             raise InputError(msg)
+        for axis, (got, limit) in enumerate(zip(shape, info.limits, strict=False)):
+            if limit is not None and not limit[0] <= got <= limit[1]:
+                size = str(limit[0]) if limit[0] == limit[1] else f"from {limit[0]} to {limit[1]}"
+                msg = (
+                    f"input {name!r} has shape {list(shape)}, but execution.shapes states that axis {axis} is {size}, "
+                    f"got {got}"
+                )
+                raise InputError(msg)
         for axis, (got, want) in enumerate(zip(shape, info.shape, strict=True)):
             if isinstance(want, int) and got != want:
                 msg = (
@@ -243,6 +255,13 @@ class FeedCheck:
         for name, (dtype, shape) in described.items():
             self.check(name, dtype, shape)
         self.symbols({name: shape for name, (_, shape) in described.items()})
+
+    def admit(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Check every array as `full` does, unless arrays of just these types and shapes have passed before."""
+        key = tuple(described.items())
+        if not self.known(key):
+            self.full(described)
+            self.remember(key)
 
     def on_host(self, feeds: Mapping[str, Any], *, strict: bool, log: ConversionLog) -> dict[str, Any]:
         """Return NumPy arrays ready for an engine: checked, shared where possible, copied once where not contiguous.

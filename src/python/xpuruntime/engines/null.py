@@ -26,6 +26,7 @@ from xpuruntime.engines.feeds import (
     room,
     type_name,
 )
+from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
 from xpuruntime.runtime.machine import EngineFacts
@@ -58,27 +59,27 @@ class NullEngine(Engine):
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept when it was named and every output is a tensor."""
         del machine
-        candidate = f"{self.name}@{request.device}"
 
-        def reject(code: str, reason: str, fix: str) -> Judgement:
-            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code=code, reason=reason, fix=fix))
+        def refuse(code: str, reason: str, fix: str) -> Judgement:
+            return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         named = request.policy.execution.engine
         listed = (named,) if isinstance(named, str) else tuple(named)
         fallback = request.policy.execution.fallback
         listed += () if isinstance(fallback, str) else tuple(entry.partition("@")[0] for entry in fallback)
         if self.name not in listed:
-            return reject(
+            return refuse(
                 "not_named", "it computes nothing and is used only when named", "state engine: null if you want zeros"
             )
         if request.device != "cpu":
-            return reject("device_unsupported", "the null engine has only the device cpu", "use device cpu")
+            return refuse("device_unsupported", "the null engine has only the device cpu", "use device cpu")
         shapeless = [o.name for o in request.model.outputs if o.shape is None or not is_tensor(o)]
         if shapeless:
-            return reject(
+            return refuse(
                 "op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine"
             )
         controls = tuple(_control(key, value) for key, value in request.policy.stated().items())
+        candidate = f"{self.name}@{request.device}"
         verdict = Verdict(
             candidate=candidate, accepted=True, code="accepted", reason="named in the policy; computes nothing"
         )
@@ -92,6 +93,7 @@ class NullEngine(Engine):
 
 def _control(key: str, value: Any) -> Control:
     placed = key in ("execution.engine", "execution.device", "execution.fallback", "mode")
+    placed = placed or key == "execution.static_shape" or key.startswith("execution.shapes.")
     return Control(
         key=key,
         requested=str(value),

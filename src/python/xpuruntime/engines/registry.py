@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import threading
+import warnings
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineError, XpuRuntimeWarning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +37,11 @@ class EngineRegistry:
         """
         for word in (engine.name, *engine.aliases):
             if word in self._engines or word in self._aliases:
-                msg = f"engine name {word!r} is already registered; choose another name for {type(engine).__qualname__}"
+                taken = type(self._engines[self._aliases.get(word, word)])
+                msg = (
+                    f"engine name {word!r} is already registered, by {taken.__module__}.{taken.__qualname__}; choose "
+                    f"another name for {type(engine).__qualname__}"
+                )
                 raise EngineError(msg, engine=engine.name)
         self._engines[engine.name] = engine
         for alias in engine.aliases:
@@ -72,18 +79,46 @@ class EngineRegistry:
         return name in self._engines or name in self._aliases
 
 
+#: Module and class of each engine of this package, in the order in which ``engine: auto`` tries them. None of the
+#: modules imports a vendor's package.
+_BUILTIN = (
+    ("xpuruntime.engines.onnxruntime", "OnnxRuntimeEngine"),
+    ("xpuruntime.engines.tensorrt", "TensorRtEngine"),
+    ("xpuruntime.engines.tensorrt", "TensorRtRtxEngine"),
+    ("xpuruntime.engines.openvino", "OpenVinoEngine"),
+    ("xpuruntime.engines.qnn", "QnnEngine"),
+    ("xpuruntime.engines.torch", "TorchEngine"),
+    ("xpuruntime.engines.null", "NullEngine"),
+)
+
 _default: EngineRegistry | None = None
+_partial: EngineRegistry | None = None
+_making = threading.RLock()
 
 
 def default_registry() -> EngineRegistry:
-    """Return the process-wide registry with the engines of this package."""
-    global _default
-    if _default is None:
-        from xpuruntime.engines.null import NullEngine
-        from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+    """Return the process-wide registry: the engines of this package, then those of installed plugins.
 
-        registry = EngineRegistry()
-        registry.register(OnnxRuntimeEngine())
-        registry.register(NullEngine())
+    It is made on first use. A plugin that fails is left out, with one `XpuRuntimeWarning` that names it and the reason.
+    """
+    global _default, _partial
+    if _default is not None:
+        return _default
+    failures: list[str] = []
+    with _making:
+        if _partial is not None:  # made by another thread meanwhile, or asked for by a plugin that is being loaded
+            return _partial
+        from xpuruntime.engines.plugins import register_plugins
+
+        _partial = registry = EngineRegistry()
+        try:
+            for module, name in _BUILTIN:
+                registry.register(getattr(importlib.import_module(module), name)())
+            failures = register_plugins(registry)
+        except BaseException:
+            _partial = None
+            raise
         _default = registry
-    return _default
+    for failure in failures:  # at the end, for a filter may turn a warning into an error
+        warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)
+    return registry

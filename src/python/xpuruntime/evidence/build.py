@@ -104,6 +104,7 @@ def build_report(
             device=resolved(device, "device"),
             precision=resolved(precision, "precision"),
             allow_cpu_ops=allow_cpu_ops,
+            keys=getattr(observed, "keys", None),
         ),
         units=observed.units,
         boundaries=observed.boundaries,

@@ -16,6 +16,8 @@ from xpuruntime.evidence.records import Control, Observation, Status, Unit
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from xpuruntime.evidence.records import KeySeen
+
 __all__ = ["computing", "observations"]
 
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8"})
@@ -32,6 +34,7 @@ def observations(
     device: str | None = None,
     precision: str | None = None,
     allow_cpu_ops: Collection[str] = (),
+    keys: Mapping[str, KeySeen] | None = None,
 ) -> tuple[Observation, ...]:
     """Compare every policy key with the records of a run.
 
@@ -51,13 +54,15 @@ def observations(
         where a control states them.
     allow_cpu_ops : collection of str
         Operators that the policy lets run on the CPU.
+    keys : mapping of str to KeySeen, optional
+        Keys that the engine itself has compared.
 
     Returns
     -------
     tuple of Observation
         Engine, device and precision first, then the order of `controls`.
     """
-    comparison = _Comparison(effective, units, engine, device, precision, frozenset(allow_cpu_ops))
+    comparison = _Comparison(effective, units, engine, device, precision, frozenset(allow_cpu_ops), keys or {})
     stated = {c.key: c for c in controls}
     implied = [
         Control(key=key, requested=default, resolved=value, enforceability="enforced", reason="")
@@ -94,8 +99,9 @@ class _Comparison:
         device: str | None,
         precision: str | None,
         allowed: frozenset[str],
+        keys: Mapping[str, KeySeen],
     ) -> None:
-        self.effective, self.units = effective, units
+        self.effective, self.units, self.keys = effective, units, keys
         self.engine, self.device, self.precision, self.allowed = engine, device, precision, allowed
         self.ran = computing(units)
         self._special: dict[str, Callable[[Control], tuple[str, Status, str]]] = {
@@ -110,7 +116,10 @@ class _Comparison:
         }
 
     def observe(self, control: Control) -> Observation:
-        if control.key in self._special:
+        if control.key in self.keys:
+            seen = self.keys[control.key]
+            observed, status, reason = seen.observed, seen.status, seen.reason
+        elif control.key in self._special:
             observed, status, reason = self._special[control.key](control)
         elif control.key.startswith("kernels."):
             observed, status, reason = observe_kernels(control, self.effective, self.ran)
@@ -196,8 +205,13 @@ class _Comparison:
         unknown = [u for u in self.ran if u.precision_requested and not u.precision_run]
         if unknown:
             return observed, "unobservable", f"these do not say in which precision they ran: {_named(unknown)}"
-        what = "what the model states" if wanted == "model" else wanted
-        return observed, "honoured", f"every unit ran in {what}"
+        if wanted == "model":
+            return observed, "honoured", "every unit ran in what the model states"
+        others = sum(asked != wanted for asked in asked_of.values())
+        if others:
+            told = f"every unit of which {wanted} was asked ran in it; {others} others ran in the types of the graph"
+            return observed, "honoured", told
+        return observed, "honoured", f"every unit ran in {wanted}"
 
     def _layout(self, control: Control) -> tuple[str, Status, str]:
         wanted = control.requested

@@ -44,6 +44,8 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
     family = control.key.removeprefix("kernels.")
     words = _FAMILIES.get(family)
     concerned = list(units) if words is None else [u for u in units if any(w in _flat(u.op) for w in words)]
+    if words is not None and not concerned and control.enforceability == "enforced" and control.resolved == "-":
+        return "-", "honoured", control.reason
     wanted = [_flat(w.rpartition(".")[2]) for w in re.split(r"[,\s\[\]()'\"]+", control.requested) if w]
     if control.key in effective and (words is None or all(u.kernel is None for u in concerned)):
         value = effective[control.key]
@@ -52,8 +54,6 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
         return value, "substituted", "the engine reads back another value"
     if words is None and control.key == "kernels.auto_strategy":
         return "-", "unobservable", "a way of choosing leaves no trace of its own"
-    if not concerned and control.enforceability == "enforced" and control.resolved == "-":
-        return "-", "honoured", control.reason
     if not concerned:
         return "-", "unobservable", f"no {family} unit ran: the engine may have run it as other operators"
     if words is None:

@@ -17,6 +17,7 @@ __all__ = [
     "Control",
     "Conversion",
     "Enforceability",
+    "KeySeen",
     "Latency",
     "Observation",
     "Status",
@@ -42,9 +43,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
         ``"engine"`` or ``"engine@device"``, such as ``"onnxruntime@cuda:0"``.
     accepted : bool
     code : str
-        Machine-readable reason: ``accepted``, ``not_tried``, ``engine_unknown``, ``engine_missing``, ``engine_broken``,
-        ``device_missing``, ``device_unsupported``, ``library_missing``, ``precision_unsupported``, ``op_unsupported``,
-        ``not_enforceable``.
+        Machine-readable reason, such as ``engine_missing``; all of them are in the reference of errors.
     reason : str
         One sentence why.
     fix : str or None
@@ -91,6 +90,17 @@ class Observation(_Record, frozen=True, kw_only=True):
     key: str
     requested: str
     resolved: str
+    observed: str
+    status: Status
+    reason: str
+
+
+class KeySeen(_Record, frozen=True, kw_only=True):
+    """What an engine itself found out about one policy key, where it knows more than its units tell.
+
+    `status` is meant as in `Observation`.
+    """
+
     observed: str
     status: Status
     reason: str

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Doing it: `InferenceSession` plans, loads, runs and explains."""
+"""Doing it: `InferenceSession` plans, loads, runs and explains; models are compiled once, and engines compared."""
 
 from __future__ import annotations
 
-from xpuruntime.inference.session import InferenceSession, plan
+from xpuruntime.inference.comparing import Comparison, compare_engines
+from xpuruntime.inference.compiling import compile_model
+from xpuruntime.inference.plans import plan
+from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["InferenceSession", "plan"]
+__all__ = ["Comparison", "InferenceSession", "compare_engines", "compile_model", "plan"]

@@ -7,6 +7,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from xpuruntime.engines.book import PROBED
 from xpuruntime.evidence import Latency, build_report
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["explain_session", "measure"]
 
 _WARM = 3
+_ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
 #: Inputs that a note names.
 _NAMED = 4
 
@@ -41,13 +45,16 @@ def explain_session(
         feeds = inputs
     latency = measure(lambda: loaded.run(feeds), runs)
     observed = loaded.observe(feeds, runs)
+    if session._proof is not None:  # out of tolerance, the session would have been refused
+        checked = dict.fromkeys(_ACCURACY, PROBED)
+        observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})
     execution = session.policy.execution
     return build_report(
         session.plan.to_dict(),
         session.plan.controls,
         observed,
         allow_cpu_ops=execution.allow_cpu_ops,
-        conversions=loaded.conversions(),
+        conversions=(*loaded.conversions(), *session._checks),
         latency=latency,
         memory=loaded.memory(),
         libraries=loaded_libraries(),

@@ -4,32 +4,31 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError
+from xpuruntime.inference.plans import artifact_of, merge_policy, plan_model, warn_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
-    from typing import Literal
 
+    from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
-    from xpuruntime.planning import Plan
-    from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
+    from xpuruntime.inference.plans import ModelLike, PolicyLike, Precision
+    from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine
 
-    PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
-    Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
-
-__all__ = ["InferenceSession", "plan"]
+__all__ = ["InferenceSession"]
 
 
 class InferenceSession:
@@ -37,8 +36,9 @@ class InferenceSession:
 
     Parameters
     ----------
-    model : str or path
-        An ONNX file.
+    model : str, path, or torch.nn.Module
+        An ONNX file, an exported program of PyTorch (``.pt2``), a module in evaluation mode, or a compiled artifact:
+        the folder that `compile_model` wrote, whose own policy holds when none is given.
     device : str, optional
         ``"cpu"``, ``"cuda:0"``, ``"auto"``, …; overrides the policy.
     engine : str or sequence of str, optional
@@ -51,6 +51,11 @@ class InferenceSession:
         The policy; a path is loaded.
     precision : str, optional
         ``"fp32"``, ``"fp16"``, ``"bf16"``, …; ``fp16=True`` is the same as ``precision="fp16"``.
+    example_inputs : mapping of str to tensor, or sequence of tensors, optional
+        For a module: what it is called with once, to learn its operators and results.
+    calibration : path, array, mapping, list or iterable, optional
+        Inputs like those that the model will get, to quantise it with where `precision` is ``"int8"``; see
+        `Calibration`.
     registry : EngineRegistry, optional
         Engines to choose from; default: all of this package.
     machine : Machine, optional
@@ -89,7 +94,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: ModelLike,
         device: str | None = None,
         engine: str | Sequence[str] | None = None,
         kernel_policy: KernelPolicy | None = None,
@@ -99,24 +104,31 @@ class InferenceSession:
         precision: Precision | None = None,
         fp16: bool = False,
         backend: str | Sequence[str] | None = None,
+        example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+        calibration: Any = None,
         registry: EngineRegistry | None = None,
         machine: Machine | None = None,
     ) -> None:
         self._loaded: LoadedModel | None = None
         self.run: Callable[..., dict[str, Any]] = closed
         engines = registry if registry is not None else default_registry()
-        stated = _merge(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
-        self._model, self.plan, self._machine = _plan(model, stated, engines, machine)
+        artifact, policy = artifact_of(model, policy)
+        stated = merge_policy(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
+        asked, self.plan, self._machine = plan_model(
+            model, stated, engines, machine, example_inputs=example_inputs, calibration=calibration, artifact=artifact
+        )
+        self._model = asked.model
         self.policy = stated
-        if self.plan.warnings:
-            lines = self.plan.warnings
-            text = lines[0] if len(lines) == 1 else "\n  ".join(("", *lines))
-            warnings.warn(f"{self.plan.engine}@{self.plan.device}: {text}", XpuRuntimeWarning, stacklevel=2)
-        from xpuruntime.engines.base import Request
+        warn_of(self.plan, stacklevel=3)
+        from xpuruntime.inference.loading import load_planned
 
-        request = Request(model=self._model, device=self.plan.device, policy=stated)
-        chosen = engines.get(self.plan.engine)
-        self._loaded = chosen.load(request, self.plan.judgement(), self._machine)
+        self._engine = engines.get(self.plan.engine)
+        self._request = asked.on(self.plan.device, stated)
+        ready = load_planned(self._engine, self._request, self.plan, self._machine)
+        warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
+        self.plan, self._artifact = ready.plan, ready.artifact
+        self._proof, self._checks = ready.proof, ready.conversions
+        self._loaded = ready.loaded
         self.run = self._loaded.runner()
 
     @property
@@ -133,6 +145,37 @@ class InferenceSession:
     def model(self) -> ModelInfo:
         """What was read from the model file."""
         return self._model
+
+    def run_async(self, inputs: Mapping[str, Any], *, stream: Any = None) -> Future[dict[str, Any]]:
+        """Start a run and return at once.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            As for `run`. Do not write into the arrays before the future is done: they are not copied.
+        stream : stream, optional
+            CUDA only, as for `run`.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            ``.result()`` is what `run` returns, or raises what it raises. ``.cancel()`` works until the run begins. As
+            many runs go on side by side as the engine does well; others wait, however many there are. `close` cancels
+            those that wait and lets the others finish.
+
+        Raises
+        ------
+        InputError
+            An input is wrong, where the engine looks at once; else the future raises it.
+        XpuRuntimeError
+            The session is closed.
+
+        Notes
+        -----
+        CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
+        arrays are ready in the order of the caller's stream.
+        """
+        return self._open().run_async(inputs, stream)
 
     def bind(
         self,
@@ -192,6 +235,33 @@ class InferenceSession:
             raise InputError(msg)
         return explain_session(self, self._open(), inputs, runs)
 
+    def save_compiled(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Artifact:
+        """Write this model, compiled, into a folder that `InferenceSession` starts from without the slow part.
+
+        Slow: the engine compiles once more, unless the session itself was made from an artifact, which is copied.
+
+        Parameters
+        ----------
+        folder : str or path
+            By custom ``model.xrt``. It appears whole or not at all.
+        overwrite : bool
+            Replace a folder that is there.
+
+        Raises
+        ------
+        InputError
+            The folder is there already.
+        UnsupportedOperationError
+            The engine makes no compiled artifact.
+        XpuRuntimeError
+            As `compile_model`.
+        """
+        from xpuruntime.inference.compiling import save_compiled
+
+        self._open()
+        request = msgspec.structs.replace(self._request, artifact=self._artifact)
+        return save_compiled(self._engine, request, self.plan, self._machine, folder, overwrite=overwrite)
+
     def memory(self) -> dict[str, int]:
         """Return bytes held by owner, as far as the engine tells."""
         return self._open().memory()
@@ -201,6 +271,7 @@ class InferenceSession:
         loaded, self._loaded = self._loaded, None
         self.run = closed
         if loaded is not None:
+            loaded.stop_async()
             loaded.close()
 
     def _open(self) -> LoadedModel:
@@ -223,79 +294,3 @@ class InferenceSession:
     def __repr__(self) -> str:
         state = "closed" if self._loaded is None else f"{self.plan.engine}@{self.plan.device}"
         return f"<InferenceSession {self._model.path!r} {state}>"
-
-
-def plan(
-    model: str | os.PathLike[str],
-    device: str | None = None,
-    engine: str | Sequence[str] | None = None,
-    kernel_policy: KernelPolicy | None = None,
-    exec_policy: ExecutionPolicy | None = None,
-    policy: PolicyLike | None = None,
-    *,
-    precision: Precision | None = None,
-    fp16: bool = False,
-    backend: str | Sequence[str] | None = None,
-    registry: EngineRegistry | None = None,
-    machine: Machine | None = None,
-) -> Plan:
-    """Decide what would run, without loading anything.
-
-    Parameters are those of `InferenceSession`.
-
-    Returns
-    -------
-    Plan
-        The chosen engine and device, every rejected candidate with its reason and fix, and the enforceability of each
-        policy key.
-    """
-    engines = registry if registry is not None else default_registry()
-    stated = _merge(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
-    return _plan(model, stated, engines, machine)[1]
-
-
-def _merge(
-    device: str | None,
-    engine: str | Sequence[str] | None,
-    kernel_policy: KernelPolicy | None,
-    exec_policy: ExecutionPolicy | None,
-    policy: PolicyLike | None,
-    precision: Precision | None,
-    *,
-    fp16: bool,
-    backend: str | Sequence[str] | None,
-) -> Policy:
-    from xpuruntime.policies import Policy
-
-    if engine is not None and backend is not None and engine != backend:
-        msg = f"engine={engine!r} and backend={backend!r} contradict each other; backend is an alias, state one of them"
-        raise PolicyError(msg)
-    if fp16 and precision not in (None, "fp16"):
-        msg = f"fp16=True and precision={precision!r} contradict each other; state one of them"
-        raise PolicyError(msg)
-    return Policy.coerce(policy).with_overrides(
-        device=device,
-        engine=engine if engine is not None else backend,
-        precision="fp16" if fp16 else precision,
-        kernel_policy=kernel_policy,
-        exec_policy=exec_policy,
-    )
-
-
-def _plan(
-    model: str | os.PathLike[str], policy: Policy, registry: EngineRegistry, machine: Machine | None
-) -> tuple[ModelInfo, Plan, Machine]:
-    from xpuruntime.engines.model import inspect_model
-    from xpuruntime.planning import PlanRequest, resolve
-
-    info = inspect_model(model)
-    facts = machine if machine is not None else _machine_of(registry)
-    return info, resolve(PlanRequest(model=info), policy, facts, registry.engines()), facts
-
-
-@functools.lru_cache(maxsize=8)
-def _machine_of(registry: EngineRegistry) -> Machine:
-    """Take the snapshot once per registry: what is installed does not change under a running process."""
-    from xpuruntime.runtime.snapshot import machine_snapshot
-
-    return machine_snapshot(registry.engines())

@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.policies.kernel_rule import RuleMatch
 
-__all__ = ["compile_rules"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+
+__all__ = ["compile_placed", "compile_rules"]
 
 _MOST = 2**63 - 1
 #: No number is in it.
@@ -36,9 +40,24 @@ def compile_rules(policy: Policy | KernelPolicy, mode: str | None = None) -> _co
 
 @lru_cache(maxsize=256)
 def _compile(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
+    return compile_placed(policy, tuple(enumerate(policy.rules)), enforcement)
+
+
+def compile_placed(
+    policy: KernelPolicy, placed: Iterable[tuple[int, KernelRule]], enforcement: str
+) -> _core.KernelRules:
+    """Return the short forms of a policy compiled with other rules than its own, each with the place it goes back to.
+
+    Parameters
+    ----------
+    policy : KernelPolicy
+    placed : iterable of (int, KernelRule)
+        Decisions name a rule by its place: ``"kernels.rules[0]"``.
+    enforcement : {"prefer", "strict"}
+    """
     rules = [
-        {"match": _match(rule.match), "use": _words(rule.use), "source": f"kernels.rules[{index}]"}
-        for index, rule in enumerate(policy.rules)
+        {"match": _match(rule.match), "use": _words(rule.use), "source": f"kernels.rules[{place}]"}
+        for place, rule in placed
         if rule.use is not None
     ]
     defaults = [

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from xpuruntime import _core
+from xpuruntime.runtime.files import replace_file
+from xpuruntime.runtime.folders import cache_folder
+from xpuruntime.runtime.locking import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["SCHEMA", "TuningCache", "tuning_path", "use_tuning_cache"]
 
@@ -144,7 +144,7 @@ class TuningCache:
         entries[key] = raw
         for old in list(entries)[: max(len(entries) - _MAX_ENTRIES, 0)]:
             del entries[old]
-        _replace(self.path, msgspec.json.encode(_File(schema=SCHEMA, entries=entries)) + b"\n")
+        replace_file(self.path, msgspec.json.encode(_File(schema=SCHEMA, entries=entries)) + b"\n")
         self._read = None
         return note
 
@@ -188,69 +188,15 @@ class TuningCache:
             raise _DamagedError(f"its schema is {found.schema!r}; this release reads {SCHEMA}")
         return found.entries
 
-    @contextlib.contextmanager
-    def _locked(self) -> Generator[None, None, None]:
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
         """Keep other processes out. Raises TimeoutError."""
-        with self.path.with_name(self.path.name + ".lock").open("ab") as file:
-            deadline = time.monotonic() + self.lock_seconds
-            while not _try_lock(file.fileno()):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has held {file.name} for {self.lock_seconds:g} s")
-                time.sleep(0.005)
-            try:
-                yield
-            finally:
-                _unlock(file.fileno())
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(descriptor: int) -> None:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _unlock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return locked(self.path.with_name(self.path.name + ".lock"), seconds=self.lock_seconds)
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".new")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -264,10 +210,7 @@ def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
         return None
     if stated:
         return Path(stated).expanduser()
-    folder = environment.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
-    # The XDG rules: a folder that is not absolute counts as not stated.
-    base = Path(folder) if folder and Path(folder).is_absolute() else Path("~/.cache").expanduser()
-    return base / "xpuruntime" / "tuning.json"
+    return cache_folder(environment) / "tuning.json"
 
 
 def use_tuning_cache() -> TuningCache | None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
+from xpuruntime.planning.probing import plan_here, possible_engines
 from xpuruntime.planning.resolve import resolve
 
-__all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest", "resolve"]
+__all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest", "plan_here", "possible_engines", "resolve"]

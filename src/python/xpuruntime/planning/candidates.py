@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["KNOWN_EXTRAS", "Candidate", "find_engine", "list_candidates", "nearest_engine"]
+__all__ = ["KNOWN_EXTRAS", "Candidate", "asks_for_every_engine", "find_engine", "list_candidates", "nearest_engine"]
 
 #: Engines a policy may name without an adapter being registered, and the extra that installs the vendor's package.
-KNOWN_EXTRAS = {"openvino": "openvino", "qnn": "qnn", "tensorrt": "tensorrt", "torch": "torch"}
+KNOWN_EXTRAS = {name: name for name in ("tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +65,14 @@ def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
     return f"{hint}registered: {', '.join(engines) or 'none'}"
 
 
-def list_candidates(policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> tuple[Candidate, ...]:
+def list_candidates(
+    policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str = "onnx"
+) -> tuple[Candidate, ...]:
     """List what may run, in order and without repeats.
 
-    Engines in the policy's order, or all that take part in ``engine: auto`` in registry order; for each the policy's
-    device, or with ``device: auto`` each of `Engine.devices`. With both ``auto``, accelerators of every engine come
-    before any CPU. Entries of ``execution.fallback`` follow.
+    Engines in the policy's order, or in registry order all that take part in ``engine: auto`` and read models of
+    `model_format`; for each the policy's device, or with ``device: auto`` each of `Engine.devices`. With both ``auto``,
+    accelerators of every engine come before any CPU. Entries of ``execution.fallback`` follow.
 
     Raises
     ------
@@ -78,16 +80,22 @@ def list_candidates(policy: Policy, machine: Machine, engines: Mapping[str, Engi
         An entry of ``execution.fallback`` is not ``"engine@device"``.
     """
     found: dict[str, Candidate] = {}
-    for candidate in (*_primary(policy, machine, engines), *_fallback(policy, engines)):
+    for candidate in (*_primary(policy, machine, engines, model_format), *_fallback(policy, engines)):
         found.setdefault(str(candidate), candidate)
     return tuple(found.values())
 
 
-def _primary(policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> list[Candidate]:
+def asks_for_every_engine(policy: Policy) -> bool:
+    """Say whether the policy leaves the engine to the plan."""
+    asked = policy.execution.engine
+    return asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
+
+
+def _primary(policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str) -> list[Candidate]:
     asked, device = policy.execution.engine, normal_device(policy.execution.device)
-    everything = asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
+    everything = asks_for_every_engine(policy)
     if everything:
-        names = [name for name, engine in engines.items() if engine.automatic]
+        names = [name for name, engine in engines.items() if engine.automatic and model_format in engine.formats]
     else:
         names = [asked] if isinstance(asked, str) else list(asked)
     pairs: list[Candidate] = []
@@ -122,6 +130,6 @@ def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[Candida
 
 
 def normal_device(device: str) -> str:
-    """Return the device with its index: ``"cuda"`` is ``"cuda:0"``."""
+    """Return the device with its index where one is always meant: ``"cuda"`` is ``"cuda:0"``."""
     text = str(device)
-    return f"{text}:0" if text in {"cuda", "rocm"} else text
+    return f"{text}:0" if text in {"cuda", "rocm", "dml"} else text

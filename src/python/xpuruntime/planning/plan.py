@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,8 +15,10 @@ from xpuruntime.evidence.records import Control, Verdict
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.engines.base import Judgement
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.policies import Policy
 
 __all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest"]
 
@@ -28,15 +30,37 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRequest(_Value, frozen=True, kw_only=True):
-    """What is to be planned: a model. Everything else is in the policy.
+    """What is to be planned: a model, and what for. Everything else is in the policy.
 
     Attributes
     ----------
     model : ModelInfo
         As `xpuruntime.engines.model.inspect_model` returns it.
+    calibration : Calibration or None
+        The inputs that were given to quantise with.
+    artifact : Artifact or None
+        The compiled artifact that is to be loaded instead of the model.
+    purpose : {"run", "compile"}
+        See `Request`.
     """
 
     model: ModelInfo
+    calibration: Any = None
+    artifact: Artifact | None = None
+    purpose: Literal["run", "compile"] = "run"
+
+    def on(self, device: str, policy: Policy) -> Request:
+        """Return what an engine is asked about one device."""
+        from xpuruntime.engines.base import Request
+
+        return Request(
+            model=self.model,
+            device=device,
+            policy=policy,
+            calibration=self.calibration,
+            artifact=self.artifact,
+            purpose=self.purpose,
+        )
 
 
 class InputFacts(_Value, frozen=True, kw_only=True):

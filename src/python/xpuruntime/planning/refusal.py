@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import CudaError, EngineError, PolicyError, UnsupportedOperationError, XpuRuntimeError
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["control_lines", "refusal"]
 
 _ENGINE_CODES = frozenset({"engine_missing", "engine_broken", "library_missing"})
+#: Of engines that do not count where another one is broken: they are not there, or never had the device.
+_ELSEWHERE = frozenset({"engine_missing", "device_unsupported", "format_unsupported", "not_named"})
+#: The part of a fix that says to leave mode strict.
+_OTHER_MODE = re.compile(r"(, or |, |^)(use|set) mode: prefer")
+_ARTIFACT_CODES = frozenset({"artifact_foreign", "artifact_stale"})
 
 
 def refusal(
@@ -38,7 +44,8 @@ def refusal(
     -------
     XpuRuntimeError
         `PolicyError` when every engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
-        not there, `EngineError` when engines or their libraries are missing, `UnsupportedOperationError` otherwise.
+        not there, `EngineError` when engines or their libraries are missing or a compiled artifact does not fit,
+        `UnsupportedOperationError` otherwise.
     """
     codes = {verdict.code for verdict in verdicts}
     device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
@@ -59,18 +66,26 @@ def refusal(
     cuda = [c.device.startswith("cuda") for c in candidates]
     if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):
         return CudaError(message, device=device, engine=engine)
-    if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:
+    if codes - _ELSEWHERE and codes - _ELSEWHERE <= {"library_missing", "engine_broken"}:
+        return EngineError(message, device=device, engine=engine)  # one engine could, once it is mended
+    if codes & _ARTIFACT_CODES or (codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES):
         return EngineError(message, device=device, engine=engine)
     return UnsupportedOperationError(message, device=device, engine=engine)
 
 
-def control_lines(controls: Sequence[Control]) -> list[str]:
-    """Return one line for each key: what was asked, what can be done, why, and the fix."""
-    return [
-        f"  {control.key}: {control.requested} is {control.enforceability}: {_sentence(control.reason)}"
-        + (f" Fix: {control.fix}" if control.fix else f" Fix: remove {control.key}, or set mode: prefer")
-        for control in controls
-    ]
+def control_lines(controls: Sequence[Control], mode: str = "strict") -> list[str]:
+    """Return one line for each key: what was asked, what can be done, why, and the fix.
+
+    A fix that is another mode is left out where `mode` is that one.
+    """
+    lines = []
+    for control in controls:
+        fix = control.fix or f"remove {control.key}, or set mode: prefer"
+        if mode == "prefer":
+            fix = _OTHER_MODE.sub("", fix)
+        told = f"  {control.key}: {control.requested} is {control.enforceability}: {_sentence(control.reason)}"
+        lines.append(f"{told} Fix: {fix}" if fix else told)
+    return lines
 
 
 def _summary(codes: set[str], count: int) -> str:

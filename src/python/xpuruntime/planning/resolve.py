@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.base import Judgement, Request
+from xpuruntime.engines.base import Judgement
 from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.planning.candidates import KNOWN_EXTRAS, list_candidates, nearest_engine
+from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
+from xpuruntime.planning.candidates import KNOWN_EXTRAS, asks_for_every_engine, list_candidates, nearest_engine
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
+from xpuruntime.planning.rules import without_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +66,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     ``auto``, are tried, and those of ``execution.fallback`` after them. A fallback that is taken is a line in
     `Plan.warnings`.
     """
-    candidates = list_candidates(policy, machine, engines)
+    candidates = list_candidates(policy, machine, engines, request.model.format)
     verdicts: list[Verdict] = []
     unmet: dict[str, Sequence[Control]] = {}
     chosen: tuple[Candidate, Judgement] | None = None
@@ -76,6 +78,8 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
             verdicts.append(_unknown(candidate, engines))
             continue
         judgement = _judge(candidate, request, policy, machine, engines)
+        if judgement.verdict.code == "option_invalid":  # a mistake in the policy: no other engine runs in spite of it
+            raise refusal([candidate], [judgement.verdict], {}, str(request.model.path))
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         if judgement.verdict.accepted and policy.mode == "strict" and short:
             unmet[str(candidate)] = short
@@ -100,7 +104,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         controls=judgement.controls,
         settings=judgement.settings,
         warnings=tuple(_warnings(policy, winner, judgement, verdicts)),
-        notes=tuple(_notes(policy, winner, judgement, verdicts)),
+        notes=tuple(_notes(request, policy, winner, judgement, verdicts)),
     )
 
 
@@ -108,10 +112,44 @@ def _judge(
     candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> Judgement:
     engine = engines[candidate.engine]
+    if request.model.format not in engine.formats:
+        takes = " and ".join(engine.formats)
+        return Judgement(
+            verdict=Verdict(
+                candidate=str(candidate),
+                accepted=False,
+                code="format_unsupported",
+                reason=f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
+                fix="name an engine that takes it, or export the model",
+            )
+        )
+    foreign = request.artifact and foreign_artifact(request.artifact, candidate.engine, candidate.device)
+    if foreign:
+        return Judgement(verdict=foreign)
+    if request.purpose == "compile" and not engine.compiles:
+        return Judgement(
+            verdict=Verdict(
+                candidate=str(candidate),
+                accepted=False,
+                code="compile_unsupported",
+                reason=f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
+                fix="name an engine that compiles: "
+                + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
+            )
+        )
+    if candidate.device in engine.devices(machine) and _only_simulates(candidate, request, policy, machine):
+        return Judgement(
+            verdict=Verdict(
+                candidate=str(candidate),
+                accepted=False,
+                code="not_named",
+                reason=f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
+                fix=f"state engine: {candidate.engine}",
+            )
+        )
     if candidate.device == "auto":
         # The engine offers no device here: ask it about the CPU, so that its own reason is told.
-        asked = Request(model=request.model, device="cpu", policy=policy)
-        answer = engine.judge(asked, machine).verdict
+        answer = engine.judge(request.on("cpu", policy), machine).verdict
         if answer.accepted:
             answer = Verdict(
                 candidate=str(candidate),
@@ -119,13 +157,42 @@ def _judge(
                 code="device_missing",
                 reason="it has no device on this machine",
             )
-        return Judgement(verdict=msgspec.structs.replace(answer, candidate=str(candidate)))
-    judgement = engine.judge(Request(model=request.model, device=candidate.device, policy=policy), machine)
+        return Judgement(verdict=_signed(answer, candidate, engine))
+    asked = request.on(candidate.device, policy)
+    judgement = engine.judge(asked, machine)
+    verdict = judgement.verdict
+    if verdict.accepted:
+        verdict = (
+            refuse_compiling(engine, asked, judgement) or stale_artifact(engine, asked, judgement, machine) or verdict
+        )
+    about_artifacts = artifact_controls(engine, asked, judgement)
+    told = [control for control in judgement.controls if control.key not in about_artifacts]
     return Judgement(
-        verdict=msgspec.structs.replace(judgement.verdict, candidate=str(candidate)),
-        controls=_complete(candidate, policy, judgement.controls),
+        verdict=_signed(verdict, candidate, engine),
+        controls=_complete(candidate, policy, (*without_nodes(asked, told), *about_artifacts.values())),
         settings=judgement.settings,
     )
+
+
+def _only_simulates(candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
+    """Whether a simulator would run for a policy that leaves the engine to the plan."""
+    if candidate.fallback or request.purpose == "compile" or request.artifact is not None:
+        return False
+    facts = machine.engines.get(candidate.engine)
+    return facts is not None and facts.detail.get("runs_on") == "simulator" and asks_for_every_engine(policy)
+
+
+def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
+    """Return a verdict under the name of its candidate; one on a missing engine names the extra that installs it."""
+    fix = verdict.fix
+    if (
+        verdict.code == "engine_missing"
+        and engine.extra is not None
+        and f"xpuruntime[{engine.extra}]" not in (fix or "")
+    ):
+        install = f'pip install "xpuruntime[{engine.extra}]"'
+        fix = f"{install}; {fix}" if fix else install
+    return msgspec.structs.replace(verdict, candidate=str(candidate), fix=fix)
 
 
 def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control]) -> tuple[Control, ...]:
@@ -227,14 +294,18 @@ def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts:
         lines.extend(f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {"engine_unknown"})
     if policy.mode == "prefer":
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
-        lines.extend(line.strip() for line in control_lines(short))
+        lines.extend(line.strip() for line in control_lines(short, policy.mode))
     return lines
 
 
-def _notes(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
+def _notes(
+    request: PlanRequest, policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]
+) -> list[str]:
     before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
     which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"
     lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
+    if request.artifact is not None:
+        lines.append(f"loaded from artifact {request.artifact.folder}")
     if before:
         lines.append("rejected before it: " + ", ".join(f"{v.candidate} ({v.code})" for v in before))
     if policy.mode == "auto":

@@ -6,6 +6,7 @@ Values here know nothing of machines and engines. They check form; planning chec
 """
 
 from xpuruntime.policies.accuracy_policy import AccuracyPolicy
+from xpuruntime.policies.artifact_policy import ArtifactPolicy
 from xpuruntime.policies.device_spec import DeviceSpec
 from xpuruntime.policies.execution_policy import ExecutionPolicy
 from xpuruntime.policies.kernel_policy import KernelPolicy
@@ -17,6 +18,7 @@ from xpuruntime.policies.schema import policy_schema
 __all__ = [
     "SCHEMA",
     "AccuracyPolicy",
+    "ArtifactPolicy",
     "DeviceSpec",
     "ExecutionPolicy",
     "KernelPolicy",

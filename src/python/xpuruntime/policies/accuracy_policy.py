@@ -37,15 +37,14 @@ def _check_reference(text: str) -> str:
 
 
 class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
-    """How close the results must be to a reference. At least one limit is stated; all that are stated must hold.
+    """How close results must be to a reference. At least one limit is stated; the others are those of the precision.
 
     Attributes
     ----------
     reference : str
         ``"engine.device.precision"``: who computes the reference.
     rtol, atol : float or None
-        Each output value ``y`` must meet ``abs(y - r) <= atol + rtol * abs(r)``; one that is ``None`` counts as 0
-        when the other is stated.
+        Each output ``y`` must meet ``max(abs(y - r)) <= atol + rtol * max(abs(r))``.
     cosine : float or None
         Least cosine similarity of each output, from 0 to 1.
     """

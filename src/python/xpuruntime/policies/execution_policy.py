@@ -7,11 +7,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from xpuruntime.policies.artifact_policy import ArtifactPolicy
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, Device, check_device
+from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.input_shapes import InputShapes
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
 from xpuruntime.policies.memory_policy import MemoryPolicy
-from xpuruntime.policies.provider_options import ENGINE_PATTERN, FrozenDict, ProviderOptions, check_engine
+from xpuruntime.policies.provider_options import ENGINE_PATTERN, ProviderOptions, check_engine
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 
@@ -69,8 +72,13 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         Operator types that may run on the CPU although another device is asked, such as ``"Shape"``.
     static_shape : bool
         Whether all input shapes are fixed at load time.
+    shapes : dict of str to tuple of (int or str)
+        Input name to its dimensions: each a size, or a range ``"1..512"`` (min..max) or ``"1..128..512"``
+        (min..opt..max). Fixed sizes are put into the graph. Frozen, as `provider_options`.
     cuda_graph : {"off", "prefer", "require"}
     memory : MemoryPolicy
+    artifacts : ArtifactPolicy
+        Where compiled models are kept.
     determinism : {"none", "run_to_run"}
         ``run_to_run``: the same inputs give the same bits in every run on the same machine.
     tf32 : bool or None
@@ -116,8 +124,12 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             empty=True,
         ),
         "static_shape": Flag("Whether all input shapes are fixed at load time."),
+        "shapes": InputShapes("Dimensions of the inputs, each a size or a range: input to list."),
         "cuda_graph": Choice(("off", "prefer", "require"), "Whether to run as one captured CUDA graph."),
         "memory": Nested(MemoryPolicy, "Which pool serves device memory, and how much of it."),
+        "artifacts": Nested(
+            ArtifactPolicy, "Where compiled models are kept, and what happens to one that does not fit."
+        ),
         "determinism": Choice(("none", "run_to_run"), "Whether results must repeat bit for bit."),
         "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
         "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
@@ -131,8 +143,10 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     fallback: tuple[str, ...] | Literal["error"] = "error"
     allow_cpu_ops: tuple[str, ...] = ()
     static_shape: bool = False
+    shapes: dict[str, tuple[int | str, ...]] = FrozenDict()
     cuda_graph: CudaGraph = "off"
     memory: MemoryPolicy = MemoryPolicy()
+    artifacts: ArtifactPolicy = ArtifactPolicy()
     determinism: Determinism = "none"
     tf32: bool | None = None
     layout: Layout = "auto"
@@ -150,8 +164,10 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             fallback: str | Sequence[str] = "error",
             allow_cpu_ops: str | Sequence[str] = (),
             static_shape: bool = False,
+            shapes: Mapping[str, Sequence[int | str]] = ...,
             cuda_graph: CudaGraph = "off",
             memory: MemoryPolicy | dict[str, Any] = ...,
+            artifacts: ArtifactPolicy | dict[str, Any] = ...,
             determinism: Determinism = "none",
             tf32: bool | None = None,
             layout: Layout = "auto",
@@ -165,3 +181,10 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             raise Refused("false contradicts precision 'tf32'; leave 'tf32' out, or state precision 'fp32'", "tf32")
         if self.tf32 is True and self.precision == "fp32":
             raise Refused("true contradicts precision 'fp32'; leave 'tf32' out, or state precision 'tf32'", "tf32")
+        ranges = [name for name, shape in self.shapes.items() if any(isinstance(size, str) for size in shape)]
+        if self.static_shape and ranges:
+            raise Refused(
+                f"true contradicts the range in shapes.{ranges[0]}; state one size for each dimension, or leave "
+                "'static_shape' out",
+                "static_shape",
+            )

@@ -219,7 +219,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
 
         These are the keys away from their default: a default asks nothing, wherever it is written. Lists of rules
         have one key a rule, ``"kernels.rules[0]"``; provider options one an option,
-        ``"execution.provider_options.onnxruntime.use_tf32"``; `auto_strategy` is ``"kernels.auto_strategy"``.
+        ``"execution.provider_options.onnxruntime.use_tf32"``; shapes one an input, ``"execution.shapes.image"``;
+        `auto_strategy` is ``"kernels.auto_strategy"``.
         """
         stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
         for section, value in (("execution", self.execution), ("kernels", self.kernels), ("accuracy", self.accuracy)):
@@ -244,7 +245,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
 
 
 def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
-    if isinstance(value, PolicyValue) and key == "execution.memory":
+    if isinstance(value, PolicyValue) and key in ("execution.memory", "execution.artifacts"):
         for name, field in value.stated_fields().items():
             stated[f"{key}.{name}"] = field
     elif isinstance(value, dict):

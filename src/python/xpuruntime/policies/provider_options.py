@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from xpuruntime.policies.document import Mapping, Node, Scalar, describe, from_python
+from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
 from xpuruntime.policies.refusal import Refused, quote
 
-__all__ = ["ENGINE_PATTERN", "FrozenDict", "ProviderOptions", "check_engine"]
+__all__ = ["ENGINE_PATTERN", "ProviderOptions", "check_engine"]
 
 _ENGINE = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
 ENGINE_PATTERN = f"^{_ENGINE.pattern}$"
@@ -27,30 +28,6 @@ def check_engine(name: str) -> str:
             f"a device is stated under 'device'"
         )
     return name
-
-
-class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed and can be hashed. ``dict(x)`` is a copy that can be changed."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError("provider options of a policy are frozen; make a copy with dict(...) and a new policy")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (dict(self),)
-
-    def __copy__(self) -> FrozenDict:
-        return self
-
-    def __deepcopy__(self, memo: object) -> FrozenDict:
-        return self
 
 
 class ProviderOptions(Kind):

@@ -99,3 +99,7 @@ class Machine(_Fact, frozen=True, kw_only=True):
     cuda_reason: str | None = None
     core_cuda: bool = False
     engines: dict[str, EngineFacts] = {}
+
+    def with_engines(self, facts: dict[str, EngineFacts]) -> Machine:
+        """Return a copy that also knows these engines."""
+        return msgspec.structs.replace(self, engines={**self.engines, **facts})

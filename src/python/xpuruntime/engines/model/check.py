@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["check_graph", "check_text", "complaint"]
+__all__ = ["check_graph", "check_text", "complaint", "complaint_about"]
 
 #: Operators that ONNX Runtime registers in the default domain although ONNX does not (any opset before the one given).
 _ENGINE_OPS = {"SimplifiedLayerNormalization": 1 << 30, "LayerNormalization": 17}
@@ -88,6 +88,22 @@ def check_graph(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str
     if reason is not None:
         raise refuse(where, f"the graph is invalid: {reason}", "mend the exporter, or export the model again")
     return custom, resorted
+
+
+def complaint_about(model: onnx.ModelProto) -> str | None:
+    """Return what the ONNX checker has against a model with all its weights, which are as before afterwards."""
+    held: list[tuple[onnx.TensorProto, list[int], bytes]] = []
+    try:
+        for tensor in tensors(model):
+            if (nbytes(tensor) or 0) > _LARGE and tensor.HasField("raw_data"):
+                held.append((tensor, list(tensor.dims), tensor.raw_data))
+                tensor.raw_data = b""
+                tensor.dims[:] = [0]
+        return complaint(model)
+    finally:
+        for tensor, dims, data in held:
+            tensor.dims[:] = dims
+            tensor.raw_data = data
 
 
 def complaint(model: onnx.ModelProto) -> str | None:

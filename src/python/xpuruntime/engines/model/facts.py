@@ -30,12 +30,16 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
         A number, the name of a symbolic dimension, or None for a dimension that is not known. None in place of the
         tuple: the rank is not known.
     kind : {"tensor", "sparse_tensor", "sequence", "optional", "map", "unknown"}
+    limits : tuple of (int, int) or None
+        Least and largest size of each dimension that a policy states, ``None`` for the others; empty where it states
+        none.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
     kind: Literal["tensor", "sparse_tensor", "sequence", "optional", "map", "unknown"] = "tensor"
+    limits: tuple[tuple[int, int] | None, ...] = ()
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):

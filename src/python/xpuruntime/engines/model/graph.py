@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["Place", "graphs", "name_nodes", "normal_domain", "sort_nodes", "subgraphs", "tensors"]
+__all__ = ["Place", "graphs", "name_nodes", "normal_domain", "reads", "sort_nodes", "subgraphs", "tensors"]
 
 
 class Place(NamedTuple):
@@ -109,7 +109,7 @@ def sort_nodes(graph: onnx.GraphProto) -> bool:
         for _, inner in subgraphs(node):
             moved |= sort_nodes(inner)
     makers = {output: i for i, node in enumerate(graph.node) for output in node.output if output}
-    needs: list[set[int]] = [{makers[name] for name in _reads(node) if name in makers} for node in graph.node]
+    needs: list[set[int]] = [{makers[name] for name in reads(node) if name in makers} for node in graph.node]
     if all(max(need, default=-1) < i for i, need in enumerate(needs)):
         return moved
     readers: list[list[int]] = [[] for _ in needs]
@@ -137,12 +137,12 @@ def sort_nodes(graph: onnx.GraphProto) -> bool:
     return True
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names a node reads, also those its subgraphs capture."""
     yield from node.input
     for _, graph in subgraphs(node):
         inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         inside |= {output for inner in graph.node for output in inner.output}
         for inner in graph.node:
-            yield from (name for name in _reads(inner) if name not in inside)
+            yield from (name for name in reads(inner) if name not in inside)
         yield from (value.name for value in graph.output if value.name not in inside)

@@ -19,6 +19,7 @@ from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model.shapes import fix_shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -60,10 +61,18 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         The names given to nodes that had none, or that of another node.
     resorted : bool
         Whether nodes stood before what they read; `named_proto` puts them in order.
+    fixed : dict of str to tuple of int or None
+        Sizes that a policy gave to dimensions of inputs; `named_proto` puts them into the graph.
     base_dir : str or None
         Where external data is looked up.
     data : bytes or None
         The model itself when it came as bytes; not part of `facts`.
+    format : str
+        ``"onnx"``; other readers have words of their own, and `Engine.formats` says who takes them.
+    source : object
+        What such a reader read, for the engine that takes it; not part of `facts`.
+    digest : str or None
+        SHA-256 of a model that is no file.
     """
 
     path: str
@@ -85,8 +94,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: Quantisation = Quantisation()
     renamed: tuple[str, ...] = ()
     resorted: bool = False
+    fixed: dict[str, tuple[int | None, ...]] = {}
     base_dir: str | None = None
     data: bytes | None = None
+    format: str = "onnx"
+    source: Any = None
+    digest: str | None = None
 
     def __hash__(self) -> int:
         return hash((self.path, self.size, self.mtime_ns, self.graph_name, len(self.nodes)))
@@ -101,12 +114,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_renaming(self) -> bool:
-        """Whether the file as it is differs from `named_proto`: in node names, or in the order of nodes."""
-        return bool(self.renamed) or self.resorted
+        """Whether the file as it is differs from `named_proto`: in node names, their order, or sizes of inputs."""
+        return bool(self.renamed) or self.resorted or bool(self.fixed)
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the model file, without external data, in hex. Computed on first use and remembered."""
+        if self.digest is not None:
+            return self.digest
         if self.data is not None:
             return hashlib.sha256(self.data).hexdigest()
         return _digest(self.path, self.size, self.mtime_ns)
@@ -117,7 +132,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.weights.get(dtype, 0) for dtype in dtypes) / total if total else 0.0
 
     def named_proto(self) -> onnx.ModelProto:
-        """Read the model again, with unique node names and ordered nodes; external data is not loaded.
+        """Read the model again, with unique node names, ordered nodes and fixed sizes; external data is not loaded.
 
         Raises
         ------
@@ -134,6 +149,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             sort_nodes(proto.graph)
         for place in name_nodes(proto):
             place.node.name = place.name
+        if self.fixed:
+            fix_shapes(proto, self.fixed)
         return proto
 
     def serialized_named(self) -> bytes:
@@ -144,6 +161,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a plan or report says about the model, ready for JSON. `digest=False` leaves SHA-256 out."""
         facts: dict[str, Any] = {
             "path": self.path,
+            "format": self.format,
             "size": self.size,
             "producer": self.producer,
             "graph": self.graph_name,

@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ONNX Runtime can do with the execution and accuracy keys of a policy, on the CPU and on CUDA."""
+"""What ONNX Runtime can do with the execution keys of a policy, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.book import Book, show
-from xpuruntime.engines.onnxruntime.kernel_controls import settle_kernels, settle_rules
+from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
     CPU_OPTIONS,
     CUDA_OPTIONS,
     NAMES,
     SESSION_OPTIONS,
-    check_options,
-    own_options,
 )
 from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.options import check_options, own_options
+from xpuruntime.engines.quantisation.judge import quantises
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 
-__all__ = ["PROBED", "settle"]
-
-#: What becomes of the accuracy keys, here and in the evidence.
-PROBED = "probe input held against fp32 on the CPU"
-#: Engines that a portable policy may hold options for while another one runs.
-_OTHERS = ("openvino", "qnn", "tensorrt", "torch", "null")
+__all__ = ["settle"]
 
 
-def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+def settle(request: Request, capability: tuple[int, int] | None = None) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for ONNX Runtime on its device. Pure.
+
+    `capability` is the compute capability of a CUDA device, which kernels of ours are asked about.
 
     Raises
     ------
@@ -44,83 +41,29 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
     )
     book = Book(policy.stated())
+    book.common(request, "onnxruntime", checked="checked against the node assignment after loading")
     _given_options(request, settings, book, cuda=cuda)
     _placement(request, settings, book, cuda=cuda)
     _precision(request, settings, book, cuda=cuda)
     _execution(request, settings, book, cuda=cuda)
     _memory(request, settings, book, cuda=cuda)
-    settle_kernels(request, settings, book, cuda=cuda)
-    settle_rules(request, settings, book)
-    _accuracy(request, book)
-    return settings, tuple(book.controls)
-
-
-def _accuracy(request: Request, book: Book) -> None:
-    book.add(
-        "kernels.auto_strategy",
-        "-",
-        "unsupported",
-        "ONNX Runtime chooses its kernels itself; nothing is tuned here",
-        "remove the key, or use mode: prefer",
-    )
-    wanted = request.policy.accuracy
-    reference = "onnxruntime.cpu.fp32"
-    for key in book.stated:
-        if key == "accuracy.reference" and wanted is not None and wanted.reference != reference:
-            book.add(
-                key,
-                reference,
-                "unsupported",
-                f"the reference of this engine is {reference}",
-                f"state reference: {reference}",
-            )
-        elif key.startswith("accuracy."):
-            book.add(
-                key,
-                PROBED,
-                "enforced",
-                "the session is refused beyond the tolerance",
-            )
+    KernelKeys(request, settings, book, capability).settle()
+    return settings, book.finish("ONNX Runtime")
 
 
 def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
-    given = own_options(request.policy.execution.provider_options)
+    given = own_options(request.policy.execution.provider_options, NAMES)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
     provider = CUDA_OPTIONS if cuda else CPU_OPTIONS
     settings.options.update(check_options(given, provider, where, also=SESSION_OPTIONS))
     settings.session.update(check_options(session, SESSION_OPTIONS, where, also=provider))
     settings.level = settings.session.pop("graph_optimization_level", "all")
-    for key in book.stated:
-        if not key.startswith("execution.provider_options."):
-            continue
-        engine = key.split(".")[2]
-        if engine in NAMES:
-            book.add(
-                key,
-                show(book.stated[key]),
-                "enforced",
-                "validated and handed to ONNX Runtime; provider options are read back after loading",
-            )
-        elif engine in _OTHERS or engine in request.policy.execution.engine:
-            book.add(key, "-", "enforced", f"used when {engine} runs, and only then")
-        else:
-            book.add(
-                key,
-                "-",
-                "unsupported",
-                f"onnxruntime runs, and the policy names no engine {engine!r}",
-                f"remove the key, or write {where} if {engine!r} was meant to be that",
-            )
+    book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
 
 
 def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     execution = request.policy.execution
-    book.add("execution.engine", "onnxruntime", "enforced", "checked against the session's own provider list")
-    book.add("execution.device", request.device, "enforced", "checked against the node assignment after loading")
-    book.add(
-        "execution.fallback", show(execution.fallback), "enforced", "the plan changes engine or device only as listed"
-    )
     settings.allow_cpu_ops = tuple(execution.allow_cpu_ops) if cuda else ()
     if cuda:
         book.add(
@@ -154,6 +97,8 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
                 "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts",
                 "use device cuda:0, or precision fp32",
             )
+    elif precision == "int8":
+        _int8(request, settings, book, cuda=cuda)
     elif precision == "fp32":
         resolved = "use_tf32=0" if cuda else "the model's own types"
         book.add(
@@ -185,6 +130,27 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         )
     else:
         book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
+
+
+def _int8(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+    if quantises(request):
+        settings.qdq = "ort-cuda" if cuda else "ort-cpu"
+        resolved = f"graph quantised from {request.calibration.count} calibration samples"
+    else:
+        resolved = f"the model's own quantisation ({request.model.quantisation.scheme})"
+    if cuda:
+        book.add(
+            "execution.precision",
+            resolved,
+            "advisory",
+            "the CUDA provider rounds values to int8 and back, and computes convolutions and products in floats",
+            "use engine tensorrt, which computes int8, or precision fp16, which is faster here",
+        )
+    elif settings.qdq is not None:
+        reason = "convolutions and products with constant weights become integer operators; the report has the others"
+        book.add("execution.precision", resolved, "enforced", reason)
+    else:
+        book.add("execution.precision", resolved, "enforced", "nothing is converted")
 
 
 def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
@@ -233,21 +199,7 @@ def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         )
     else:
         book.add("execution.layout", "-", "enforced", "left to the engine")
-    dynamic = [i.name for i in request.model.inputs if not all(isinstance(d, int) for d in (i.shape or ("?",)))]
-    if execution.static_shape and dynamic:
-        book.add(
-            "execution.static_shape",
-            "-",
-            "advisory",
-            f"the model's own shapes are dynamic ({', '.join(dynamic)}); bind() fixes them per binding",
-        )
-    else:
-        book.add(
-            "execution.static_shape",
-            "the model's own shapes",
-            "enforced",
-            "the model's shapes are fixed" if not dynamic else "nothing asked",
-        )
+    book.shapes(request, "ONNX Runtime takes any size, so nothing is built for a range")
     settings.graph = execution.cuda_graph if cuda else "off"
     if execution.cuda_graph == "off":
         book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")

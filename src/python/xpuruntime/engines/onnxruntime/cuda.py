@@ -20,10 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
 from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.cuda_arrays import (
+    DeviceArray,
+    as_kind,
+    caller_stream,
+    device_array,
+    host_copies,
+    made_current,
+    several_devices,
+    stream_owner,
+)
 from xpuruntime.engines.feeds import ConversionLog, FeedCheck
-from xpuruntime.engines.onnxruntime.device_arrays import DeviceArray, as_bool, as_kind, device_array, element_type
+from xpuruntime.engines.onnxruntime.device_arrays import as_bool, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.streams import caller_stream, stream_owner
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -96,7 +105,7 @@ class CudaModel(LoadedModel):
         self._local = threading.local()
         self._host_options = self.run_options(sync=True)
         self.device_options = self.run_options(sync=stream is None)
-        self.several = _several_devices()
+        self.several = several_devices()
         self._foreign: dict[int, Any] = {}
         self._others: list[Any] = []
         self.where = self._ort_device()
@@ -137,11 +146,7 @@ class CudaModel(LoadedModel):
 
     def on_device(self) -> contextlib.AbstractContextManager[None]:
         """Make the session's device current: ONNX Runtime expects it, and does not see to it in each call."""
-        if not self.several:
-            return _HERE
-        from xpuruntime import _core
-
-        return _core.DeviceScope(self.device)
+        return made_current(self.device, several=self.several)
 
     @property
     def closed(self) -> bool:
@@ -225,7 +230,7 @@ class CudaModel(LoadedModel):
         caller = self.foreign(stream, kind)
         order = self.stream if self.stream is not None else caller
         items = {name: self._device_item(name, array, kinds[name], order) for name, array in feeds.items()}
-        self._remember({name: (item.dtype, item.shape) for name, item in items.items()})
+        self.check.admit({name: (item.dtype, item.shape) for name, item in items.items()})
         binding = self.thread_binding()
         where = self.where
         with self.turn, self.on_device():
@@ -283,12 +288,6 @@ class CudaModel(LoadedModel):
             seen.clear()
         seen.add(key)
 
-    def _remember(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        key = tuple(described.items())
-        if not self.check.known(key):
-            self.check.full(described)
-            self.check.remember(key)
-
     def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
 
@@ -336,16 +335,7 @@ class CudaModel(LoadedModel):
 
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy; see `LoadedModel.observe`. Device arrays are copied to the host first."""
-        from xpuruntime import _core
-
-        host = {}
-        for name, array in feeds.items():
-            kind = kind_of(name, array)
-            if kind == "numpy":
-                host[name] = array
-            else:
-                tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
-                host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.contiguous().to("cpu").numpy()
+        host = host_copies(feeds)
         with self.on_device():
             return self._observer(self._hosts(host), runs)
 
@@ -367,16 +357,6 @@ class CudaModel(LoadedModel):
             self._allocator = None
         self._foreign.clear()
         self._others = []
-
-
-#: One device: it is always the current one.
-_HERE = contextlib.nullcontext()
-
-
-def _several_devices() -> bool:
-    from xpuruntime import _core
-
-    return _core.DeviceManager.instance().get_device_count("cuda") > 1
 
 
 class _Exported:

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
-from xpuruntime.engines.base import Binding, closed
-from xpuruntime.engines.feeds import fixed_shape, known_outputs
-from xpuruntime.engines.onnxruntime.device_arrays import as_kind, device_array, element_type
+from xpuruntime.engines.base import Binding
+from xpuruntime.engines.cuda_arrays import as_kind, device_array
+from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.onnxruntime.device_arrays import element_type
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class CudaBinding(Binding):
         session = self._model._session
         if session is not None and self._graph_id is not None and self._io is not None:
             session.release_captured_graph(int(self._graph_id))
-        self.run = closed
+        self.run = closed_binding
         self._io = None
         self._keep.clear()
         self.inputs, self.outputs = {}, {}

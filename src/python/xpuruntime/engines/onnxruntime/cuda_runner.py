@@ -7,8 +7,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES, torch_dtype_name
-from xpuruntime.engines.onnxruntime.streams import torch_stream
+from xpuruntime.engines.arrays import torch_dtype_name
+from xpuruntime.engines.cuda_arrays import torch_stream
+from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

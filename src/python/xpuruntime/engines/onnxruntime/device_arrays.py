@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Device arrays of any framework as ONNX Runtime binds them: pointer, type, shape."""
+"""Element types as ONNX Runtime binds and exports them."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from xpuruntime.engines.arrays import device_of
 from xpuruntime.errors import InputError
 
-if TYPE_CHECKING:
-    from xpuruntime.engines.arrays import Kind
-
-__all__ = ["ONNX_TYPES", "DeviceArray", "as_bool", "as_kind", "device_array", "element_type", "torch_dtype_name"]
+__all__ = ["ONNX_TYPES", "as_bool", "element_type"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -40,74 +33,6 @@ ONNX_TYPES = {
 
 #: Offset of ``DLTensor.dtype.code`` (behind data, device and ndim), and the code of booleans.
 _DTYPE_CODE, _DL_BOOL = 20, 6
-
-#: torch.dtype to our name, filled as dtypes are met.
-_TORCH_DTYPES: dict[Any, str] = {}
-
-
-class DeviceArray(msgspec.Struct, frozen=True):
-    """What a binding needs of one array, and `owner`, which keeps it alive. No pointer: `owner` is a host array."""
-
-    pointer: int | None
-    dtype: str
-    shape: tuple[int, ...]
-    contiguous: bool
-    owner: Any
-
-
-def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) -> DeviceArray:
-    """Describe a CUDA array without copying it.
-
-    Parameters
-    ----------
-    name : str
-        Input name, for messages.
-    array : object
-    kind : str
-    device : str
-        Where it must be.
-    stream : Stream
-        Where the data will be read: a DLPack producer is told to make it ready there.
-
-    Raises
-    ------
-    InputError
-        If it is on another device, or requires grad.
-    """
-    if kind == "torch":
-        where = f"cuda:{array.get_device()}" if array.is_cuda else array.device.type
-    else:
-        where = device_of(name, array, kind)
-    if where != device:
-        msg = (
-            f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
-        )
-        raise InputError(msg)
-    if kind == "torch":
-        if array.requires_grad:
-            msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
-            raise InputError(msg)
-        dtype = torch_dtype_name(array.dtype)
-        return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
-    if kind == "cupy":
-        return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
-    from xpuruntime import _core
-
-    tensor = _core.Tensor.from_dlpack(array, stream=stream)
-    return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), tensor.is_contiguous, tensor)
-
-
-def as_kind(tensor: Any, kind: Kind) -> Any:
-    """Return our CUDA tensor as the caller's kind, without a copy."""
-    if kind == "torch":
-        return sys.modules["torch"].from_dlpack(tensor)
-    if kind == "cupy":
-        return sys.modules["cupy"].from_dlpack(tensor)
-    if kind == "jax":
-        import importlib
-
-        return importlib.import_module("jax").dlpack.from_dlpack(tensor)
-    return tensor
 
 
 def as_bool(capsule: Any) -> Any:
@@ -137,15 +62,3 @@ def element_type(name: str, dtype: str) -> int:
         msg = f"{name!r} has dtype {dtype}, which cannot be bound on a CUDA device; it can be {', '.join(ONNX_TYPES)}"
         raise InputError(msg)
     return code
-
-
-def torch_dtype_name(dtype: Any) -> str:
-    """Return our name of a ``torch.dtype``."""
-    return _TORCH_DTYPES.get(dtype) or _name_torch_dtype(dtype)
-
-
-def _name_torch_dtype(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    name = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(name, name)
-    _TORCH_DTYPES[dtype] = name
-    return name

@@ -12,12 +12,16 @@ import msgspec
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import settle
 from xpuruntime.engines.onnxruntime.options import NAMES
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, settle_pass_through
+from xpuruntime.engines.onnxruntime.settings import Settings, uncompilable
+from xpuruntime.engines.quantisation.judge import refuse_int8
+from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
+    from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.runtime.machine import Machine
 
@@ -41,15 +45,21 @@ _DOMAINS = frozenset(
 #: Types inside models that ONNX Runtime's Python interface has no arrays for.
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex")
 _CUDA = "CUDAExecutionProvider"
-_OTHER = {"rocm": "MIGraphXExecutionProvider", "metal": "CoreMLExecutionProvider", "dml": "DmlExecutionProvider"}
 _INSTALL = 'pip install "xpuruntime[cuda]"'
 
 
 class OnnxRuntimeEngine(Engine):
-    """ONNX Runtime on ``cpu`` and ``cuda:N``."""
+    """ONNX Runtime on ``cpu`` and ``cuda:N``, and handed on to ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
+    compiles: ClassVar[bool] = True
+    runtime_keys: ClassVar[tuple[str, ...]] = (
+        "execution.threads",
+        "execution.memory",
+        "execution.cuda_graph",
+        "execution.allow_cpu_ops",
+    )
 
     def probe(self) -> EngineFacts:
         """Import the wheel and look which providers can be loaded here; finds libraries without loading them."""
@@ -99,7 +109,7 @@ class OnnxRuntimeEngine(Engine):
         """Return the CUDA devices, then the CPU.
 
         A wheel with the CUDA provider on a machine without a device still offers ``cuda:0``, so that the plan says why
-        it is not used.
+        it is not used. Devices of providers that are handed on are used when a policy names them, and only then.
         """
         facts = machine.engines.get(self.name)
         if facts is None or _CUDA not in (*facts.providers, *facts.broken):
@@ -108,23 +118,28 @@ class OnnxRuntimeEngine(Engine):
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""
-        candidate = f"{self.name}@{request.device}"
-        rejection = self._reject(request, machine)
-        if rejection is not None:
-            code, reason, fix = rejection
-            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code=code, reason=reason, fix=fix))
+        refusal = self._refuse(request, machine)
+        if refusal is not None:
+            return refusal.judgement(self.name, request.device)
         try:
-            settings, controls = settle(request)
+            if request.device.partition(":")[0] in PASS_THROUGH:
+                settings, controls = settle_pass_through(request)
+            else:
+                settings, controls = settle(request, _capability(request.device, machine))
         except PolicyError as error:
-            return Judgement(
-                verdict=Verdict(candidate=candidate, accepted=False, code="option_invalid", reason=str(error))
-            )
+            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+        candidate = f"{self.name}@{request.device}"
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"
         if settings.provider == _CUDA and "use_tf32" not in settings.options:
             reason += "; fp32 matmul and conv may use TF32 there: state precision fp32 to forbid it"
         verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        return Judgement(
+            verdict=verdict,
+            controls=controls,
+            settings=msgspec.to_builtins(settings),
+            uncompilable=uncompilable(settings),
+        )
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
@@ -133,55 +148,67 @@ class OnnxRuntimeEngine(Engine):
         del machine
         return load_model(request, msgspec.convert(judgement.settings, Settings))
 
-    def _reject(self, request: Request, machine: Machine) -> tuple[str, str, str | None] | None:
+    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+        """Return versions, provider and the instruction sets that the optimised graph is made for."""
+        from xpuruntime.engines.onnxruntime.compiling import compiled_for
+
+        return compiled_for(msgspec.convert(judgement.settings, Settings), machine, request.device)
+
+    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+        """Write the graph as the optimisers leave it; see `Engine.compile`."""
+        from xpuruntime.engines.onnxruntime.compiling import compile_model
+
+        del machine
+        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+
+    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
-            return (
+            return Refusal(
                 "engine_missing",
                 (facts and facts.reason) or "no onnxruntime wheel is installed",
                 "pip install onnxruntime-gpu",
             )
         if not facts.loadable:
-            return "engine_broken", facts.reason or "the wheel does not import", facts.fix
-        kind, _, index = request.device.partition(":")
-        if kind in _OTHER:
-            provider = _OTHER[kind]
-            have = (
-                "is in this wheel, but this release does not drive it yet"
-                if provider in facts.providers
-                else "is not in the installed wheel"
-            )
-            return "device_unsupported", f"device {kind} needs {provider}, which {have}", "use device cpu or cuda:0"
+            return Refusal("engine_broken", facts.reason or "the wheel does not import", facts.fix)
+        kind = request.device.partition(":")[0]
+        if kind in PASS_THROUGH:
+            return refuse_pass_through(request, facts, machine) or _refuse_model(request, kind)
         if kind not in ("cpu", "cuda"):
-            return (
+            return Refusal(
                 "device_unsupported",
-                f"ONNX Runtime has no device {request.device!r}; it runs on cpu and cuda:N",
+                f"ONNX Runtime has no device {request.device!r}; it runs on cpu, cuda:N, rocm:N, metal and dml:N",
                 "use device cpu or cuda:0, or name an engine that has this device in execution.engine",
             )
         if kind == "cuda":
-            rejection = _reject_cuda(request.device, int(index or 0), facts, machine)
-            if rejection is not None:
-                return rejection
-        return _reject_model(request, kind)
+            refusal = _refuse_cuda(request.device, facts, machine)
+            if refusal is not None:
+                return refusal
+        return _refuse_model(request, kind)
 
 
-def _reject_cuda(device: str, index: int, facts: EngineFacts, machine: Machine) -> tuple[str, str, str | None] | None:
-    if not machine.cuda:
-        return "device_missing", f"{device} is not there: {machine.cuda_reason or 'no CUDA device'}", "use device cpu"
-    if index not in {d.index for d in machine.cuda}:
-        have = ", ".join(f"cuda:{d.index}" for d in machine.cuda)
-        return "device_missing", f"{device} is not there: this machine has {have}", f"use one of {have}"
+def _capability(device: str, machine: Machine) -> tuple[int, int] | None:
+    """Return the compute capability of a CUDA device."""
+    kind, _, index = device.partition(":")
+    found = [d for d in machine.cuda if kind == "cuda" and d.index == int(index or 0)]
+    return found[0].compute_capability if found else None
+
+
+def _refuse_cuda(device: str, facts: EngineFacts, machine: Machine) -> Refusal | None:
+    missing = missing_cuda_device(device, machine)
+    if missing is not None:
+        return missing
     if not machine.core_cuda:
-        return (
+        return Refusal(
             "library_missing",
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
     if _CUDA in facts.broken:
-        return "library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", _INSTALL
+        return Refusal("library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", _INSTALL)
     if _CUDA not in facts.providers:
         wheel = facts.detail.get("wheel", "installed")
-        return (
+        return Refusal(
             "library_missing",
             f"the {wheel} wheel has no CUDA provider",
             "pip uninstall -y onnxruntime && pip install --force-reinstall onnxruntime-gpu",
@@ -189,26 +216,23 @@ def _reject_cuda(device: str, index: int, facts: EngineFacts, machine: Machine) 
     return None
 
 
-def _reject_model(request: Request, kind: str) -> tuple[str, str, str | None] | None:
+def _refuse_model(request: Request, kind: str) -> Refusal | None:
     precision = request.policy.execution.precision
     if precision == "bf16" and kind == "cpu":
-        return (
+        return Refusal(
             "precision_unsupported",
             "the CPU provider has no bfloat16 kernels",
             "use precision fp32, or device cuda:0",
         )
-    if precision == "int8" and request.model.quantisation.scheme == "none":
-        return (
-            "precision_unsupported",
-            "this release does not quantise: the model has no QDQ or integer ops",
-            "quantise the model first, or use precision fp16",
-        )
+    refused = refuse_int8(request)
+    if refused is not None:
+        return refused
     if precision == "tf32" and kind == "cpu":
-        return "precision_unsupported", "the CPU has no TF32", "use precision fp32"
+        return Refusal("precision_unsupported", "the CPU has no TF32", "use precision fp32")
     for role, tensors in (("input", request.model.inputs), ("output", request.model.outputs)):
         for tensor in tensors:
             if tensor.dtype.startswith(_NO_ARRAYS):
-                return (
+                return Refusal(
                     "op_unsupported",
                     f"{role} {tensor.name!r} is of type {tensor.dtype}, and ONNX Runtime takes and gives no arrays of "
                     "it in Python",
@@ -217,7 +241,7 @@ def _reject_model(request: Request, kind: str) -> tuple[str, str, str | None] | 
     foreign = {d: ops for d, ops in request.model.custom_domains.items() if d not in _DOMAINS}
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
-        return (
+        return Refusal(
             "op_unsupported",
             f"ONNX Runtime has no kernels for the custom operators {named}",
             "export the model without them",

@@ -6,35 +6,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
+from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting.applying import arch_of, terms_of
+from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, built, threads_of_ours
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.onnxruntime.book import Book
+    from xpuruntime.engines.book import Book
+    from xpuruntime.engines.onnxruntime.rewriting import Left, Rewrite
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["ATTENTION_BITS", "CONV_SEARCH", "settle_kernels", "settle_rules"]
-
-#: Attention families to bits of the CUDA option ``sdpa_kernel``. Bit 16 (math) is never switched off by ONNX Runtime.
-ATTENTION_BITS = {
-    "flash_v2": 1,
-    "efficient": 2,
-    "trt_fused": 4,
-    "cudnn": 8,
-    "cudnn.sdpa": 8,
-    "math": 16,
-    "trt_flash": 32,
-    "trt_cross": 64,
-    "trt_causal": 128,
-    "lean": 256,
-    "decoder": 512,
-}
-
-#: Convolution families to the CUDA option ``cudnn_conv_algo_search``.
-CONV_SEARCH = {
-    "cudnn": "HEURISTIC",
-    "cudnn_heuristic": "HEURISTIC",
-    "cudnn_exhaustive": "EXHAUSTIVE",
-    "cudnn_default": "DEFAULT",
-}
+__all__ = ["KernelKeys"]
 
 _ATTENTION_OPS = frozenset(
     {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "DecoderMaskedMultiHeadAttention"}
@@ -46,109 +33,258 @@ _OPS_OF = {
     "rms_norm": frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}),
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
-_REWRITE = "no option of ONNX Runtime chooses this kernel"
+_REMOVE = "remove the key, or use mode: prefer"
+_NOT_BUILT = "our kernels were not built as operators of ONNX Runtime: its C headers were not there at installation"
+_BUILD = "run `make ort-headers` in the sources and reinstall xpuruntime"
+_TYPES = {"fp16": 10, "bf16": 16}
+#: Nodes that a control names.
+_NAMED = 3
 
 
-def settle_kernels(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
-    """Resolve the preferences of the kernel policy into provider options."""
-    for op, use in request.policy.kernels.preferences.items():
-        key = f"kernels.{op}"
+class KernelKeys:
+    """Settles the kernel keys of one request: by operators of ours, or by options of ONNX Runtime.
+
+    Parameters
+    ----------
+    request : Request
+    settings : Settings
+        With the keys of `execution` settled; gets the rewrites and the options.
+    book : Book
+    capability : (int, int) or None
+        Compute capability of the CUDA device.
+    """
+
+    def __init__(self, request: Request, settings: Settings, book: Book, capability: tuple[int, int] | None) -> None:
+        self._request, self._settings, self._book = request, settings, book
+        self._cuda = request.device.startswith("cuda")
+        self._policy = request.policy.kernels
+        settings.capability = capability
+        self._asking = Asking(self._policy, request.device, arch_of(settings))
+        self._why_not = _why_not(request, settings)
+        tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
+        self._found = self._find(capability, tune=tune) if self._why_not is None else Found()
+        settings.tune = tune
+        settings.rewrites = {one.node: str(one) for one in self._found.rewrites}
+        settings.left = {one.node: str(one) for one in self._found.left}
+
+    def settle(self) -> None:
+        """Add the control of every kernel key."""
+        for op in self._policy.preferences:
+            self._short_form(op)
+        self._rules()
+        if self._policy.auto_strategy == "best_performance" and self._why_not is not None:
+            self._book.add("kernels.auto_strategy", "-", "unsupported", *self._why_not)
+        elif self._settings.tune:
+            self._book.add(
+                "kernels.auto_strategy",
+                f"{len(self._found.free)} nodes measured at load",
+                "enforced",
+                "where the policy leaves the choice, each operation whose sizes are fixed is measured as ONNX Runtime "
+                "has it and as ours, and becomes ours where that is faster by more than 2 %",
+            )
+        else:
+            reason = "where the policy leaves the choice, ONNX Runtime's own kernels run"
+            self._book.add("kernels.auto_strategy", "first_supported", "enforced", reason)
+
+        self._threads()
+
+    def _threads(self) -> None:
+        """Take the promise of ``execution.threads`` back where kernels of ours run on threads of their own."""
+        asked = self._request.policy.execution.threads
+        ours = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
+        if asked is None or not ours or threads_of_ours() == asked:
+            return
+        for place, control in enumerate(self._book.controls):
+            if control.key == "execution.threads":
+                self._book.controls[place] = msgspec.structs.replace(
+                    control,
+                    enforceability="advisory",
+                    reason="session option for ONNX Runtime's own operators; kernels of ours share the threads of the "
+                    "process",
+                    fix=f"set the environment variable {THREADS}={asked} before the process starts",
+                )
+
+    def _find(self, capability: tuple[int, int] | None, *, tune: bool) -> Found:
+        if not (tune or self._asking.speaks):
+            return Found()
+        from xpuruntime.engines.model.shapes import with_shapes
+
+        request, settings = self._request, self._settings
+        return find_rewrites(
+            with_shapes(request.model, request.policy).named_proto(),
+            self._asking,
+            terms_of(request, settings),
+            capability,
+            tune=tune,
+            fp32_as=_TYPES.get(settings.convert or "", 1),
+        )
+
+    def _short_form(self, op: str) -> None:
+        key, use = f"kernels.{op}", self._policy.preferences[op]
         wanted = (use,) if isinstance(use, str) else tuple(use)
-        present = any(name.rpartition(":")[2] in _OPS_OF[op] for name in request.model.ops)
-        if "auto" in wanted:
-            book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
-        elif not present:
-            book.add(key, "-", "enforced", f"the model has no {op} node: nothing to choose")
-        elif op == "attention" and cuda:
-            _attention(wanted, settings, book, key)
-        elif op == "conv" and cuda:
-            _conv(wanted, settings, book, key)
-        elif op == "matmul" and cuda and set(wanted) <= {"cublas", "cublasLt", "cublas.cublas", "cublas.cublasLt"}:
-            book.add(
-                key,
-                "-",
-                "unsupported",
-                f"{_REWRITE}; the CUDA provider calls cuBLAS or cuBLASLt as it sees fit",
-                "remove the key, or use mode: prefer",
-            )
+        if wanted[0] == "auto":
+            self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
+        elif self._asking.ours(op, wanted) and (self._why_not is None or not self._has_option(op, wanted)):
+            self._rewritten(key, wanted, present=self._present(op), what=f"{op} node")
+        elif not self._present(op):
+            self._book.add(key, "-", "enforced", f"the model has no {op} node: nothing to choose")
+        elif op == "attention" and self._cuda:
+            self._attention(wanted, key)
+        elif op == "conv" and self._cuda:
+            self._conv(wanted, key)
+        elif wanted[-1] == "auto":
+            self._book.add(key, "the engine's choice", "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
         else:
-            book.add(key, "-", "unsupported", _REWRITE, "remove the key, or use mode: prefer")
+            reason = f"neither an option of ONNX Runtime nor a kernel of ours is called {', '.join(wanted)}"
+            self._book.add(key, "-", "unsupported", reason, _REMOVE)
 
+    def _has_option(self, op: str, wanted: Sequence[str]) -> bool:
+        known: object = {"attention": ATTENTION_BITS, "conv": CONV_SEARCH}.get(op, {})
+        return self._cuda and any(word in known for word in wanted)  # type: ignore[operator]
 
-def _attention(wanted: tuple[str, ...], settings: Settings, book: Book, key: str) -> None:
-    unknown = [name for name in wanted if name not in ATTENTION_BITS]
-    known = [name for name in wanted if name in ATTENTION_BITS]
-    if not known:
-        book.add(
+    def _present(self, op: str) -> bool:
+        kinds = {one.kind for one in self._found.rewrites} | {one.kind for one in self._found.left}
+        if op in kinds:
+            return True
+        return any(name.rpartition(":")[2] in _OPS_OF[op] for name in self._request.model.ops)
+
+    def _rewritten(self, key: str, wanted: Sequence[str], *, present: bool, what: str) -> None:
+        """Add the control of a key that asks for kernels of ours."""
+        done = [one for one in self._found.rewrites if key in one.keys]
+        left = [one for one in self._found.left if key in one.keys]
+        if self._why_not is not None and present:
+            reason, fix = self._why_not
+            self._book.add(key, "-", "unsupported", f"{', '.join(wanted)}: {reason}", fix)
+        elif not done and not left:
+            why = f"the model has no {what}" if not present else "other rules hold for every node"
+            self._book.add(key, "-", "enforced", f"{why}: nothing to choose")
+        elif not left:
+            self._book.add(key, _counted(done), "enforced", _held(done, strict=self._settings.strict))
+        else:
+            reason = f"{len(left)} of {len(done) + len(left)} nodes stay with ONNX Runtime: {_named(left)}"
+            level: object = "advisory" if done else "unsupported"
+            fix = "ask for another kernel for them by a rule with match.node, or use mode: prefer"
+            self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
+
+    def _rules(self) -> None:
+        """Resolve the rules: kernels of ours, and fp32 for nodes of a converted or quantised graph."""
+        keep: list[str] = []
+        for index, rule in enumerate(self._policy.rules):
+            key = f"kernels.rules[{index}]"
+            use = (rule.use,) if isinstance(rule.use, str) else rule.use or ()
+            glob = rule.match.node
+            chosen = bool(use) and use[0] != "auto"
+            changed = self._settings.convert is not None or self._settings.qdq is not None
+            kept = rule.precision == "fp32" and bool(glob) and changed
+            if kept and glob:
+                keep.append(glob)
+            if chosen and rule.precision is not None and not kept:
+                self._precision(key)
+            elif chosen and self._asking.ours(rule.match.op, use):
+                present = rule.match.op is None or self._present(rule.match.op)
+                self._rewritten(key, use, present=present, what="node that it is for")
+            elif chosen:
+                reason = f"no kernel of ours is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
+                self._book.add(key, "-", "unsupported", reason, _REMOVE)
+            elif kept:
+                by = "converter" if self._settings.qdq is None else "quantiser"
+                self._book.add(key, f"nodes {glob} stay fp32", "enforced", f"the {by} leaves them alone")
+            elif rule.precision is None:
+                self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
+            else:
+                self._precision(key)
+        self._settings.keep_fp32 = tuple(keep)
+
+    def _precision(self, key: str) -> None:
+        self._book.add(
             key,
             "-",
             "unsupported",
-            f"the CUDA provider has no {', '.join(unknown)}; it has {', '.join(ATTENTION_BITS)}",
-            "name one of those",
+            "a precision rule needs a node pattern, precision: fp32, and a graph converted or quantised here",
+            "state match.node and execution.precision: fp16, or int8 with a calibration",
         )
-        return
-    bits = 0
-    for name in known:
-        bits |= ATTENTION_BITS[name]
-    settings.options["sdpa_kernel"] = str(bits)
-    left = f"; it has no {', '.join(unknown)}" if unknown else ""
-    if known == ["math"] and not unknown:
-        book.add(key, f"sdpa_kernel={bits}", "enforced", "only the unfused kernel is allowed")
-        return
-    book.add(
-        key,
-        f"sdpa_kernel={bits}",
-        "advisory",
-        (
-            "the set of allowed kernels; ONNX Runtime keeps the unfused one allowed where none of them "
-            f"fits{left}. The evidence says which ran"
-        ),
-    )
 
-
-def _conv(wanted: tuple[str, ...], settings: Settings, book: Book, key: str) -> None:
-    known = [name for name in wanted if name in CONV_SEARCH]
-    if not known:
-        book.add(
-            key,
-            "-",
-            "unsupported",
-            f"the CUDA provider has only cuDNN convolutions: {', '.join(CONV_SEARCH)}",
-            "name one of those",
-        )
-        return
-    search = CONV_SEARCH[known[0]]
-    if settings.deterministic and search == "EXHAUSTIVE":
-        book.add(
-            key,
-            "cudnn_conv_algo_search=HEURISTIC",
-            "unsupported",
-            "exhaustive search picks by timing, which determinism: run_to_run forbids",
-            "drop one of the two keys",
-        )
-        return
-    settings.options["cudnn_conv_algo_search"] = search
-    book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
-
-
-def settle_rules(request: Request, settings: Settings, book: Book) -> None:
-    """Resolve the rules of the kernel policy: only precision by node can be enforced here."""
-    keep: list[str] = []
-    for index, rule in enumerate(request.policy.kernels.rules):
-        key = f"kernels.rules[{index}]"
-        glob = rule.match.node
-        chosen = rule.use not in (None, "auto", ("auto",))
-        if rule.precision == "fp32" and glob and not chosen and settings.convert:
-            keep.append(glob)
-            book.add(key, f"nodes {glob} stay fp32", "enforced", "the converter leaves them alone")
-        elif chosen:
-            book.add(key, "-", "unsupported", f"{_REWRITE} for single nodes", "remove the rule, or use mode: prefer")
-        else:
-            book.add(
+    def _attention(self, wanted: tuple[str, ...], key: str) -> None:
+        unknown = [name for name in wanted if name not in ATTENTION_BITS]
+        known = [name for name in wanted if name in ATTENTION_BITS]
+        if not known:
+            self._book.add(
                 key,
                 "-",
                 "unsupported",
-                "a precision rule needs a node pattern, precision: fp32 and a converted graph",
-                "state match.node and execution.precision: fp16",
+                f"the CUDA provider has no {', '.join(unknown)}; it has {', '.join(ATTENTION_BITS)}",
+                "name one of those",
             )
-    settings.keep_fp32 = tuple(keep)
+            return
+        bits = 0
+        for name in known:
+            bits |= ATTENTION_BITS[name]
+        self._settings.options["sdpa_kernel"] = str(bits)
+        left = f"; it has no {', '.join(unknown)}" if unknown else ""
+        if known == ["math"] and not unknown:
+            self._book.add(key, f"sdpa_kernel={bits}", "enforced", "only the unfused kernel is allowed")
+            return
+        self._book.add(
+            key,
+            f"sdpa_kernel={bits}",
+            "advisory",
+            (
+                "the set of allowed kernels; ONNX Runtime keeps the unfused one allowed where none of them "
+                f"fits{left}. The evidence says which ran"
+            ),
+        )
+
+    def _conv(self, wanted: tuple[str, ...], key: str) -> None:
+        known = [name for name in wanted if name in CONV_SEARCH]
+        if not known:
+            self._book.add(
+                key,
+                "-",
+                "unsupported",
+                f"the CUDA provider has only cuDNN convolutions: {', '.join(CONV_SEARCH)}",
+                "name one of those",
+            )
+            return
+        search = CONV_SEARCH[known[0]]
+        if self._settings.deterministic and search == "EXHAUSTIVE":
+            self._book.add(
+                key,
+                "cudnn_conv_algo_search=HEURISTIC",
+                "unsupported",
+                "exhaustive search picks by timing, which determinism: run_to_run forbids",
+                "drop one of the two keys",
+            )
+            return
+        self._settings.options["cudnn_conv_algo_search"] = search
+        self._book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
+
+
+def _why_not(request: Request, settings: Settings) -> tuple[str, str] | None:
+    """Return why no operator of ours can be in the graph, and the fix; ``None`` where they can."""
+    if not built():
+        return _NOT_BUILT, _BUILD
+    if settings.qdq is not None:
+        return "the graph is quantised, and kernels of ours compute in floats", "use precision fp16, or remove the key"
+    if request.purpose == "compile" or request.artifact is not None:
+        return "a compiled graph holds ONNX Runtime's own operators", "run the model itself, or remove the key"
+    return None
+
+
+def _counted(done: Sequence[Rewrite]) -> str:
+    ops = ", ".join(dict.fromkeys(f"xpuruntime.{one.op}" for one in done))
+    return f"{len(done)} {'node' if len(done) == 1 else 'nodes'} as {ops}"
+
+
+def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
+    rest = list(dict.fromkeys(one.rest for one in done if one.rest))
+    text = "operators of ours, which our dispatcher serves; the evidence says which kernel ran"
+    if rest:
+        text += f". {'; '.join(rest)}"
+    if strict:
+        text += ". A run whose sizes the kernel cannot serve is refused"
+    return text
+
+
+def _named(left: Sequence[Left]) -> str:
+    shown = "; ".join(f"{one.node!r}: {one.reason}" for one in left[:_NAMED])
+    return shown + (f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else "")

@@ -1,38 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Loading a model into ONNX Runtime: convert, open, verify, wrap."""
+"""Loading a model into ONNX Runtime: convert, open, wrap."""
 
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.engines.feeds import ConversionLog
-from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.opening import Opened, Source, open_session, session_options
-from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
+from xpuruntime.engines.onnxruntime.opening import open_session, session_options
+from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, public, rewritten
+from xpuruntime.engines.source import Source, prepare_source
+from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
+    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["load_model"]
-
-#: Options that belong to one session and not to an instrumented copy of it.
-_PRIVATE = (
-    "user_compute_stream",
-    "has_user_compute_stream",
-    "gpu_external_alloc",
-    "gpu_external_free",
-    "gpu_external_empty_cache",
-    "enable_cuda_graph",
-)
+__all__ = ["load_model", "model_source", "preload_cuda"]
 
 
 def load_model(request: Request, settings: Settings) -> LoadedModel:
@@ -44,13 +36,16 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
         See `OnnxRuntimeEngine.load`.
     """
     log = ConversionLog()
-    source = _source(request, settings, log)
-    if settings.provider == "CPUExecutionProvider":
+    if request.artifact is not None:  # it holds the graph as it was rewritten then, which is run as it is
+        settings = msgspec.structs.replace(settings, level="disable")
+    source = model_source(request, settings, log)
+    if settings.provider != "CUDAExecutionProvider":
         from xpuruntime.engines.onnxruntime.cpu import CpuModel
 
-        opened = open_session(settings, source, request.device)
-        _verify(request, settings, opened, log)
-        observer = _observer(request, settings, source)
+        rewriting = rewritten(request, settings, source, log)
+        opened = open_session(settings, as_it_runs(source, rewriting), request.device)
+        check(rewriting, request, settings, opened.session, log)
+        observer = _observer(request, settings, source, rewriting)
         return CpuModel(opened, request.model, strict=settings.strict, observer=observer, log=log)
     return _load_cuda(request, settings, source, log)
 
@@ -58,7 +53,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
 def _load_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
 
-    _preload()
+    preload_cuda()
     with _core.DeviceScope(request.device):  # ONNX Runtime changes the current device and leaves it so
         return _open_cuda(request, settings, source, log)
 
@@ -67,6 +62,8 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
     from xpuruntime import _core
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
+    rewriting = rewritten(request, settings, source, log)
+    runs = as_it_runs(source, rewriting)
     allocator = _allocator(request, settings)
     stream = None
     if allocator is None:
@@ -75,15 +72,15 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
         settings.options["user_compute_stream"] = str(stream.handle)
     graph_refused = None
     try:
-        opened = open_session(settings, source, request.device)
+        opened = open_session(settings, runs, request.device)
     except XpuRuntimeError as error:
         if settings.graph != "prefer" or "graph" not in str(error).lower():
             raise _with_reason(error, allocator) from None
         graph_refused = str(error)
         settings.options.pop("enable_cuda_graph", None)
-        opened = open_session(settings, source, request.device)
+        opened = open_session(settings, runs, request.device)
         log.add("CUDA graphs are off in this session", graph_refused)
-    _verify(request, settings, opened, log)
+    check(rewriting, request, settings, opened.session, log)
     return CudaModel(
         opened,
         request.model,
@@ -92,13 +89,13 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
         stream=stream,
         allocator=allocator,
         graph_refused=graph_refused,
-        observer=_observer(request, settings, source),
+        observer=_observer(request, settings, source, rewriting),
         log=log,
     )
 
 
 @functools.cache
-def _preload() -> None:
+def preload_cuda() -> None:
     """Load the provider's libraries once a process; a failure is tried again."""
     import onnxruntime as ort
 
@@ -138,105 +135,41 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
     )
 
 
-def _source(request: Request, settings: Settings, log: ConversionLog) -> Source:
-    info = request.model
-    label = info.path
-    if settings.convert is not None:
-        from xpuruntime.engines.onnxruntime.kernels import CUDA_BF16_OPS
-        from xpuruntime.engines.precision import convert
+def model_source(request: Request, settings: Settings, log: ConversionLog) -> Source:
+    """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
+    if request.artifact is not None:
+        return artifact_source(request.artifact, request.model.path)
+    from xpuruntime.engines.onnxruntime.kernels import CUDA_BF16_OPS
 
-        supported = CUDA_BF16_OPS if settings.convert == "bf16" else None
-        converted = convert(info, settings.convert, keep_fp32_nodes=settings.keep_fp32, supported_ops=supported)
-        for note in converted.notes:
-            log.add(f"graph converted to {settings.convert}", note)
-        if converted.fits_in_memory():
-            return Source(converted.serialized(), None, label)
-        folder = tempfile.TemporaryDirectory(prefix="xpuruntime-converted-")
-        return Source(str(converted.write(folder.name)), None, label, keep=folder)
-    if info.needs_renaming or info.data is not None:
-        for name in info.renamed[:1]:
-            count = len(info.renamed)
-            what = (
-                f"1 node was given the name {name!r}"
-                if count == 1
-                else f"{count} nodes were given names: {name!r}, ..."
-            )
-            log.add(what, "unnamed in the model, or one name for several nodes")
-        return Source(info.serialized_named(), info.base_dir, label)
-    return Source(info.path, None, label)
+    return prepare_source(
+        request,
+        log,
+        convert=settings.convert,
+        qdq=settings.qdq,
+        keep_fp32=settings.keep_fp32,
+        supported_ops=CUDA_BF16_OPS if settings.convert == "bf16" else None,
+    )
 
 
-def _verify(request: Request, settings: Settings, opened: Opened, log: ConversionLog) -> None:
-    """Hold a probe input against fp32 on the CPU, when the graph was converted or the policy states an accuracy."""
-    wanted = request.policy.accuracy
-    if settings.convert is None and wanted is None:
-        return
-    from xpuruntime.engines.onnxruntime.settings import Settings as Plain
-    from xpuruntime.engines.precision import TOLERANCES, probe_feeds, verify
-
-    feeds = probe_feeds(request.model)
-    plain = Plain(provider="CPUExecutionProvider", threads=settings.threads)
-    info = request.model
-    original = Source(info.serialized_named() if info.data is not None else info.path, info.base_dir, info.path)
-    reference = open_session(plain, original, "cpu").session
-    names = [o.name for o in reference.get_outputs()]
-
-    def answer(session: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        options = _plain_run_options(settings)
-        return lambda arrays: dict(zip(names, session._sess.run(names, dict(arrays), options), strict=True))
-
-    tolerance = TOLERANCES[settings.convert or "fp32"]
-    if wanted is not None:
-        stated = {name: getattr(wanted, name) for name in ("rtol", "atol", "cosine")}
-        tolerance = msgspec.structs.replace(tolerance, **{k: v for k, v in stated.items() if v is not None})
-    try:
-        result = verify(answer(reference), answer(opened.session), feeds, tolerance)
-    except Exception as error:
-        raise translate(error, doing=f"checking {info.path} on a probe input", device=request.device) from None
-    log.add("a probe input was held against fp32 on the CPU", str(result))
-    if not result.passed:
-        msg = f"{info.path} on {request.device} does not agree with fp32 on the CPU: {result}"
-        raise EngineError(msg, engine="onnxruntime", device=request.device)
-
-
-def _plain_run_options(settings: Settings) -> Any:
-    """Return run options that capture no CUDA graph."""
-    import onnxruntime as ort
-
-    options = ort.RunOptions()
-    if settings.options.get("enable_cuda_graph") == "1":
-        options.add_run_config_entry("gpu_graph_id", "-1")
-    return options
-
-
-def _observer(request: Request, settings: Settings, source: Source) -> Callable[[Mapping[str, Any], int], Observed]:
-    """Return what makes an instrumented copy of the session and watches it run."""
-    from xpuruntime.engines.onnxruntime.controls import PROBED
-    from xpuruntime.engines.onnxruntime.settings import Settings as Plain
-
-    options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
+def _observer(
+    request: Request, settings: Settings, source: Source, rewriting: Rewriting | None
+) -> Callable[[Mapping[str, Any], int], Observed]:
+    """Return what makes an instrumented copy of the session and watches it run. Keeps the rules of `rewriting`."""
+    copy = public(settings)
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import instrument, observe
+        from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
-        copy = Plain(
-            provider=settings.provider,
-            options=options,
-            session=settings.session,
-            level=settings.level,
-            threads=settings.threads,
-            deterministic=settings.deterministic,
-            allow_cpu_ops=settings.allow_cpu_ops,
-        )
-        # A session whose probe input was out of tolerance was refused, so it does not come here.
-        effective = {f"accuracy.{key}": PROBED for key in ("reference", "rtol", "atol", "cosine")}
+        effective: dict[str, str] = {}
+        current = as_it_runs(source, rewriting)
 
         def make(prefix: str | None, optimized: str | None) -> Any:
-            prepared = session_options(copy, source)
+            prepared = session_options(copy, current)
             instrument(prepared, prefix, optimized)
-            session = open_session(copy, source, request.device, prepared).session
-            effective.update(read_back(session, settings))
+            session = open_session(copy, current, request.device, prepared).session
+            effective.update(read_back(session, settings, request.policy.execution.shapes))
             return session
 
         def run(session: Any, arrays: Mapping[str, Any]) -> Any:
@@ -245,17 +178,36 @@ def _observer(request: Request, settings: Settings, source: Source) -> Callable[
                 return session._sess.run_with_ort_values(given, names, None)
             return session._sess.run(names, given, None)
 
+        decided = None if rewriting is None else DecidedKernels(rewriting, request.device, arch_of(settings))
         with attention_kernels(request) as kernels:
             seen = observe(
                 make,
                 feeds,
                 runs,
-                request.model,
+                _graph(request, source),
                 device=request.device,
                 precision=settings.convert or request.policy.execution.precision,
                 allow_cpu_ops=settings.allow_cpu_ops,
                 run=run,
             )
-        return kernels.attach(seen, effective)
+        if source.quantised is not None:
+            from xpuruntime.engines.quantisation import in_source_terms
+
+            units = in_source_terms(seen.units, source.quantised, request.model)
+            seen = msgspec.structs.replace(seen, units=units)
+        seen = kernels.attach(seen, effective)
+        if rewriting is None or decided is None:
+            return seen
+        rewriting.release()
+        return decided.attach(seen)
 
     return observer
+
+
+def _graph(request: Request, source: Source) -> Any:
+    """Return the graph before any optimiser saw it: of the model, as it was quantised, or as an artifact keeps it."""
+    if source.quantised is not None:
+        import onnx
+
+        return onnx.load_model_from_string(source.quantised.data)
+    return request.model if request.artifact is None else source_graph(request.artifact)

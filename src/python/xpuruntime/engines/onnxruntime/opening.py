@@ -17,8 +17,9 @@ from xpuruntime.errors import EngineError, UnsupportedOperationError
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.join import Assigned
     from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.source import Source
 
-__all__ = ["Opened", "Source", "open_session", "session_options"]
+__all__ = ["Opened", "open_session", "session_options"]
 
 _LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -30,19 +31,6 @@ _LEVELS = {
 _WARNING, _ERROR, _FATAL = 2, 3, 4
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _NO_CPU = "session.disable_cpu_ep_fallback"
-
-
-class Source:
-    """The model as ONNX Runtime will get it: a path, or bytes and the folder of their external data.
-
-    `keep` lives as long as the source: the temporary folder of a model too large for memory.
-    """
-
-    def __init__(self, model: str | bytes, folder: str | None, label: str, keep: object = None) -> None:
-        self.model = model
-        self.folder = folder
-        self.label = label
-        self.keep = keep
 
 
 class Opened:
@@ -63,8 +51,12 @@ def session_options(settings: Settings, source: Source) -> Any:
     if settings.threads is not None:
         options.intra_op_num_threads = settings.threads
     options.use_deterministic_compute = settings.deterministic
+    if settings.provider == "DmlExecutionProvider":
+        options.enable_mem_pattern = False  # the provider is documented not to work with it
     for key, value in settings.session.items():
         options.add_session_config_entry(key, value)
+    if source.operators is not None:
+        options.register_custom_ops_library(source.operators)
     if isinstance(source.model, bytes) and source.folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", source.folder)
     return options
@@ -94,11 +86,7 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
             raise _islands(settings, source, device) from None
         raise translate(error, doing=f"loading {source.label}", device=device) from None
     if session.get_providers()[0] != settings.provider:
-        msg = (
-            f"asked for {settings.provider}, but ONNX Runtime opened the session on "
-            f"{', '.join(session.get_providers())}; its library could not be loaded: run `xrt doctor`"
-        )
-        raise EngineError(msg, engine="onnxruntime", device=device)
+        raise _absent(session, settings, device)
     placements = assignment(session)
     if cuda and settings.allow_cpu_ops and placements is None:
         msg = (
@@ -135,10 +123,21 @@ def _islands(settings: Settings, source: Source, device: str) -> Exception:
     options = session_options(settings, source)
     options.add_session_config_entry(_ASSIGNMENT, "1")
     try:
-        placements = assignment(_construct(settings, source, options)) or ()
+        session = _construct(settings, source, options)
     except Exception as error:
         return translate(error, doing=f"loading {source.label}", device=device)
+    if session.get_providers()[0] != settings.provider:
+        return _absent(session, settings, device)
+    placements = assignment(session) or ()
     return _refusal([p for p in placements if p.provider != settings.provider], settings, device)
+
+
+def _absent(session: Any, settings: Settings, device: str) -> EngineError:
+    msg = (
+        f"asked for {settings.provider}, but ONNX Runtime opened the session on "
+        f"{', '.join(session.get_providers())}; its library could not be loaded: run `xrt doctor`"
+    )
+    return EngineError(msg, engine="onnxruntime", device=device)
 
 
 def _refusal(strays: list[Assigned], settings: Settings, device: str) -> UnsupportedOperationError:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.model.shapes import read_shapes
 from xpuruntime.engines.onnxruntime.options import NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from xpuruntime.engines.base import Observed, Request
@@ -48,8 +50,13 @@ _KEYS = {
 }
 
 
-def read_back(session: Any, settings: Settings) -> dict[str, str]:
-    """Return policy key to ``option=value`` as the open session holds it, where it can be read."""
+def read_back(
+    session: Any, settings: Settings, shapes: Mapping[str, tuple[int | str, ...]] | None = None
+) -> dict[str, str]:
+    """Return policy key to ``option=value`` as the open session holds it, where it can be read.
+
+    `shapes` are those that the policy states.
+    """
     options = session.get_provider_options().get(settings.provider, {})
     found = {key: f"{name}={options[name]}" for name, key in _KEYS.items() if name in options}
     for name in settings.options:
@@ -65,6 +72,8 @@ def read_back(session: Any, settings: Settings) -> dict[str, str]:
     threads = session.get_session_options().intra_op_num_threads
     if threads:
         found["execution.threads"] = f"intra_op_num_threads={threads}"
+    seen = {tensor.name: tensor.shape for tensor in session.get_inputs() if isinstance(tensor.shape, list)}
+    found.update(read_shapes(shapes or {}, seen))
     head = "execution.provider_options."
     for key in [key for key in found if key.startswith(head)]:
         for alias in NAMES[1:]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "uncompilable"]
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -28,6 +28,8 @@ class Settings(msgspec.Struct, kw_only=True):
     deterministic : bool
     convert : str or None
         ``"fp16"`` or ``"bf16"`` when the graph is converted.
+    qdq : str or None
+        The style to quantise in, where the graph is quantised here.
     keep_fp32 : tuple of str
         Node globs that stay in fp32.
     allow_cpu_ops : tuple of str
@@ -39,6 +41,14 @@ class Settings(msgspec.Struct, kw_only=True):
     graph : str
         ``off``, ``prefer`` or ``require``.
     strict : bool
+    capability : (int, int) or None
+        Compute capability of the CUDA device.
+    rewrites : dict of str to str
+        Node to what it becomes: the operator of ours, the nodes it folds in, the kernels and the key that asks.
+    left : dict of str to str
+        Node that a kernel of ours is asked for to the reason why it stays as it is.
+    tune : bool
+        Whether kernels of ours are measured where the policy leaves the choice.
     """
 
     provider: str
@@ -48,9 +58,28 @@ class Settings(msgspec.Struct, kw_only=True):
     threads: int | None = None
     deterministic: bool = False
     convert: Literal["fp16", "bf16"] | None = None
+    qdq: str | None = None
     keep_fp32: tuple[str, ...] = ()
     allow_cpu_ops: tuple[str, ...] = ()
     pool: str = "engine"
     pool_limit: int | None = None
     graph: str = "off"
     strict: bool = False
+    capability: tuple[int, int] | None = None
+    rewrites: dict[str, str] = {}
+    left: dict[str, str] = {}
+    tune: bool = False
+
+
+def uncompilable(settings: Settings) -> str | None:
+    """Return why a session of these settings cannot be compiled, or ``None``."""
+    if settings.provider not in ("CPUExecutionProvider", "CUDAExecutionProvider"):
+        return (
+            f"{settings.provider} compiles parts of the graph itself, and ONNX Runtime writes no such graph to a file"
+        )
+    if not settings.rewrites and not settings.tune:
+        return None
+    return (
+        "operators of the model become kernels of ours, whose rules are held by the process and not by a file, so "
+        "ONNX Runtime's compiled graph would not have them"
+    )

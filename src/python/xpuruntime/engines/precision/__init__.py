@@ -10,6 +10,7 @@ from xpuruntime.engines.precision.compare import (
     ProbeResult,
     Tolerance,
     compare_outputs,
+    compare_within,
     verify,
 )
 from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
@@ -23,6 +24,7 @@ __all__ = [
     "ProbeResult",
     "Tolerance",
     "compare_outputs",
+    "compare_within",
     "convert",
     "probe_feeds",
     "probe_shape",

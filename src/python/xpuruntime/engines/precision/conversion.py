@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from xpuruntime.engines.model import external as model_external
-from xpuruntime.engines.model.check import complaint
+from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, tensors
 from xpuruntime.engines.precision.judge import choose
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = ["ConvertedModel", "KeptNode", "convert"]
-
-# Weights of more bytes than this are left out while the result is checked.
-_LARGE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,19 +245,8 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _check(proto: onnx.ModelProto, where: str, precision: str) -> None:
-    """Let the ONNX checker look at the result, without its large weights."""
-    held: list[tuple[onnx.TensorProto, list[int], bytes]] = []
-    try:
-        for tensor in tensors(proto):
-            if (model_external.nbytes(tensor) or 0) > _LARGE and tensor.HasField("raw_data"):
-                held.append((tensor, list(tensor.dims), tensor.raw_data))
-                tensor.raw_data = b""
-                tensor.dims[:] = [0]
-        reason = complaint(proto)
-    finally:
-        for tensor, dims, data in held:
-            tensor.dims[:] = dims
-            tensor.raw_data = data
+    """Let the ONNX checker look at the result."""
+    reason = complaint_about(proto)
     if reason is not None:
         raise refuse(
             where,

@@ -56,11 +56,14 @@ def library_block_list() -> frozenset[str]:
 def _library_block_list() -> frozenset[str]:
     import sys
 
-    before = list(sys.path)  # that package adds its own folder to the search path when imported
-    try:
+    package = "onnxruntime.transformers"
+    before, known = list(sys.path), package in sys.modules
+    try:  # that package adds its own folder to the search path when imported
         from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
     finally:
         sys.path[:] = before
+        if not known:  # onnxruntime.quantization needs that folder on the path: let it be added again
+            sys.modules.pop(package, None)
     return frozenset(DEFAULT_OP_BLOCK_LIST)
 
 

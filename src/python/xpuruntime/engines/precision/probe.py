@@ -25,7 +25,7 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
     """Return a concrete shape: fixed dimensions as they are, `dims` by name, others small.
 
     The first dimension becomes 1; the last two of a rank-4 or rank-5 input 64 (images); any other 8. A dimension whose
-    name speaks of a batch, sequence, or image side takes the size that suits it.
+    name speaks of a batch, sequence, or image side takes the size that suits it. Limits of the policy are kept.
     """
     if tensor.shape is None:
         raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
@@ -36,7 +36,8 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
         elif dim is not None and dims is not None and dim in dims:
             shape.append(dims[dim])
         else:
-            shape.append(_size(dim, index, len(tensor.shape)))
+            low, high = (tensor.limits[index] if tensor.limits else None) or (0, 2**63 - 1)
+            shape.append(min(max(_size(dim, index, len(tensor.shape)), low), high))
     return tuple(shape)
 
 
@@ -86,7 +87,7 @@ def probe_feeds(
     """
     import numpy as np
 
-    given = dict(overrides or {})
+    given = {**(getattr(model.source, "examples", None) or {}), **(overrides or {})}
     names = [tensor.name for tensor in (*model.inputs, *model.overridable_inputs)]
     for name in given:
         if name not in names:

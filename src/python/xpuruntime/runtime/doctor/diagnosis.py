@@ -180,6 +180,7 @@ def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
 #: Every check, in the order they run.
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     packages.check_onnxruntime,
+    packages.check_qnn,
     packages.check_copies,
     packages.check_versions,
     cuda.check_core_build,

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.doctor.facts import Facts, Package
 
-__all__ = ["check_copies", "check_onnxruntime", "check_versions", "in_range", "ort_wheel_for"]
+__all__ = ["check_copies", "check_onnxruntime", "check_qnn", "check_versions", "in_range", "ort_wheel_for"]
 
 PIP = "python -m pip"
+#: What the QNN plug-in asks of ONNX Runtime; pip does not hold it where it was installed without what it requires.
+_QNN_NEEDS = ">=1.24.2"
 
 
 def ort_wheel_for(system: str, architecture: str) -> str:
@@ -93,6 +95,32 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
             what="the installed ONNX Runtime has no CUDA provider, and this machine has an NVIDIA device",
             why="the wheel onnxruntime is built for the CPU only on this platform",
             fix=f'{PIP} uninstall -y onnxruntime && {PIP} install "{wanted}{range_}"',
+        )
+
+
+def check_qnn(facts: Facts) -> Iterator[Finding]:
+    """Check what the QNN plug-in sits on: it requires ``onnxruntime``, which on x86-64 must not be installed."""
+    plugin = next((p for p in facts.packages if p.name == "onnxruntime-qnn" and not p.provides_onnxruntime), None)
+    if plugin is None:
+        return
+    wanted = ort_wheel_for(facts.machine.system, facts.machine.architecture)
+    owners = {package.name for package in facts.packages if package.provides_onnxruntime}
+    version = facts.ort.version if facts.ort is not None else None
+    if version is not None and not in_range(version, _QNN_NEEDS):
+        yield Finding(
+            code="qnn_ort_too_old",
+            severity="error",
+            what=f"onnxruntime-qnn {plugin.version} is a plug-in for ONNX Runtime {_QNN_NEEDS}, and this is {version}",
+            why="it was installed without what it requires, so pip did not compare them",
+            fix=f'{PIP} install --upgrade "{wanted}{_QNN_NEEDS}"',
+        )
+    if owners == {"onnxruntime"} and wanted != "onnxruntime" and not facts.driver.hardware:
+        yield Finding(
+            code="qnn_pulled_onnxruntime",
+            severity="warning",
+            what=f"onnxruntime-qnn {plugin.version} came with onnxruntime, in place of {wanted}",
+            why=f"it requires onnxruntime; {wanted} serves it as well, and the two cannot be installed together",
+            fix=f'{PIP} uninstall -y onnxruntime && {PIP} install "{wanted}{_QNN_NEEDS}"' + _qnn(facts, wanted),
         )
 
 

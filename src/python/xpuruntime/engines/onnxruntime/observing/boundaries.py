@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.observing.facts import device_of, short
+from xpuruntime.engines.onnxruntime.observing.facts import device_of
 from xpuruntime.engines.onnxruntime.observing.match import COPIES
+from xpuruntime.engines.precision.names import precision_name
 from xpuruntime.evidence.records import Boundary, Time
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def boundaries_of(
             ends = ("cpu", device) if node.op == "MemcpyFromHost" else (device, "cpu")
             groups.setdefault(("copy", f"{ends[0]} -> {ends[1]}"), []).append(event)
         elif node.op == "Cast" and node.position in inserted:
-            read = short(event.inputs[0].dtype) if event.inputs else "?"
-            written = short(event.outputs[0].dtype) if event.outputs else "?"
+            read = precision_name(event.inputs[0].dtype) if event.inputs else "?"
+            written = precision_name(event.outputs[0].dtype) if event.outputs else "?"
             place = device_of(event.provider, device)
             groups.setdefault(("cast", f"{read} -> {written} on {place}"), []).append(event)
         elif node.op in _LAYOUT and (node.position in inserted or node.domain == "com.microsoft.nchwc"):

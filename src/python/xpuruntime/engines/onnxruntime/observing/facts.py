@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,20 +14,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
-__all__ = ["FLOATS", "device_of", "is_partition", "layout_of", "model_precisions", "precision_of", "short"]
+__all__ = ["device_of", "is_partition", "layout_of", "precision_of"]
 
-#: Precision names that are floating point.
-FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8"})
-_SHORT = {
-    "double": "fp64",
-    "float": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8e4m3fn": "fp8",
-    "float8e4m3fnuz": "fp8",
-    "float8e5m2": "fp8",
-    "float8e5m2fnuz": "fp8",
-}
 _PROVIDER_DEVICES = {
     "CPUExecutionProvider": "cpu",
     "CUDAExecutionProvider": "cuda",
@@ -50,11 +40,6 @@ _SPATIAL = (
     "SpaceToDepth",
     "GridSample",
 )
-
-
-def short(dtype: str) -> str:
-    """Return our word for ONNX Runtime's type name: ``"float16"`` becomes ``"fp16"``, integers stay."""
-    return _SHORT.get(dtype, dtype)
 
 
 def device_of(provider: str, asked: str) -> str:
@@ -86,56 +71,9 @@ def layout_of(node: NodeView) -> str | None:
 
 
 def precision_of(event: NodeEvent) -> str | None:
-    """Return the dtype a node read and wrote, such as ``"fp16"``, or ``"fp32->uint8"`` where these differ.
-
-    Of several inputs the largest one counts, and of equally large ones a floating-point one: neither the scales of a
-    quantised operator nor the condition of a Where say in what precision it computes.
-    """
-    read, written = _main_dtype(event.inputs), _main_dtype(event.outputs)
-    if read is None or written is None or read == written:
-        return written or read
-    return f"{read}->{written}"
+    """Return the precision a node read and wrote, such as ``"fp16"``, or ``"fp32->uint8"`` where these differ."""
+    return read_and_written(_main(event.inputs), _main(event.outputs))
 
 
-def _main_dtype(tensors: Sequence[TensorSeen]) -> str | None:
-    best: tuple[int, bool] | None = None
-    name: str | None = None
-    for tensor in tensors:
-        word = short(tensor.dtype)
-        rank = (tensor.elements, word in FLOATS)
-        if best is None or rank > best:
-            best, name = rank, word
-    return name
-
-
-def model_precisions(model: Any, stated: dict[str, int]) -> dict[str, str]:
-    """Return the precision of the tensors of the outermost graph, as the model states or implies it.
-
-    Types are inferred on a copy without weights; where that fails, only stated ones are returned.
-    """
-    import onnx
-
-    types = dict(stated)
-    light = onnx.ModelProto()
-    light.ir_version = model.ir_version
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph = light.graph
-    graph.name = model.graph.name or "graph"
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
-    known = {i.name for i in graph.input}
-    for item in model.graph.initializer:
-        if item.name not in known:
-            graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.data_type, list(item.dims)))
-    try:
-        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=False)
-    except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
-        inferred = light
-    for value in (*inferred.graph.value_info, *inferred.graph.output):
-        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
-            types.setdefault(value.name, value.type.tensor_type.elem_type)
-    names = {t: short(onnx.TensorProto.DataType.Name(t).lower()) for t in set(types.values())}
-    return {k: names[t] for k, t in types.items()}
+def _main(tensors: Sequence[TensorSeen]) -> str | None:
+    return main_precision((precision_name(tensor.dtype), tensor.elements) for tensor in tensors)

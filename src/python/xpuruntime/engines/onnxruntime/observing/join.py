@@ -7,23 +7,18 @@ Every source node is accounted for in exactly one unit.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
-from xpuruntime.engines.onnxruntime.observing.facts import (
-    FLOATS,
-    device_of,
-    is_partition,
-    layout_of,
-    model_precisions,
-    precision_of,
-)
+from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
 from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
 from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_out
+from xpuruntime.engines.precision.names import FLOATS, meets
+from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Assigned", "Joined", "join"]
 
-#: Conversions change the dtype because the model says so: they have no precision of their own to honour.
-_CONVERSIONS = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _NOT_RUN = "did not run in the observed runs"
 
 
@@ -116,7 +109,7 @@ class _Joiner:
         self.model_types = model_precisions(model, self.source.dtypes)
         self.notes: list[str] = []
         self.partial = False
-        self._ids: Counter[str] = Counter()
+        self._id = UnitIds()
 
     def _source(self, model: Any) -> GraphView:
         """Lay the source flat; an If that the optimiser resolved is replaced by its branch, as the optimiser did."""
@@ -149,16 +142,8 @@ class _Joiner:
                     f"{len(spare)} executed nodes are not in the optimised graph, such as '{spare[0].name}'"
                 )
             units += self._idle(shares)
-        self._check(units)
+        check_complete(units, (node.name for node in self.source.nodes))
         return Joined(tuple(units), bounds, tuple(self.notes), self.partial)
-
-    def _check(self, units: list[Unit]) -> None:
-        """Every source node is in exactly one unit."""
-        count = Counter(name for unit in units for name in unit.source_nodes)
-        names = {n.name for n in self.source.nodes}
-        wrong = [n for n, c in count.items() if c != 1] + sorted(names - set(count)) + sorted(set(count) - names)
-        if wrong:
-            raise AssertionError(f"source nodes not accounted for exactly once: {wrong[:5]}")
 
     def _pair(self, graph: GraphView) -> dict[int, NodeEvent]:
         """Pair nodes of the executed graph with their events: by name, and unnamed ones by operator, in order."""
@@ -228,17 +213,19 @@ class _Joiner:
         ops = {op, *(self.source.nodes[i].op for i in owned)}
         if place != self.device and not (place == "cpu" and ops & self.allowed):
             return "substituted"
-        if wanted and ran and not _same(wanted, ran):
+        if wanted and ran and not meets(wanted, ran):
             return "substituted"
         return "honoured"
 
     def _wanted(self, op: str, nodes: list[int], ran: str | None) -> str | None:
         """Return the precision asked for of a unit; None where it computes no numbers that a precision applies to."""
         held = [self.source.nodes[i] for i in nodes]
-        if not held or {op, *(n.op for n in held)} <= _CONVERSIONS:
+        if not held or {op, *(n.op for n in held)} <= CONVERSIONS:
             return None
         stated = next((self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types), None)
-        if self.precision == "model" or (self.precision == "int8" and not any(_is_heavy(n.op) for n in held)):
+        if self.precision == "int8" and not any(is_product(n.op) for n in held):
+            return "int8" if ran is not None and {"int8", "uint8"}.intersection(ran.split("->")) else stated
+        if self.precision == "model":
             return stated
         if stated is not None and stated not in FLOATS:
             return None
@@ -270,20 +257,8 @@ class _Joiner:
         for position in sorted(shares.idle):
             node, reason = self.source.nodes[position], shares.idle[position]
             lost += reason == LOST
-            units.append(
-                Unit(
-                    id=self._id(node.name),
-                    op=node.op,
-                    relation="folded",
-                    source_nodes=(node.name,),
-                    outputs=tuple(k for k in node.outputs if k),
-                    engine=self.engine,
-                    device="none",
-                    placement_reason=reason,
-                    placement_source="rule",
-                    status="unobservable" if reason == LOST else "honoured",
-                )
-            )
+            status = "unobservable" if reason == LOST else "honoured"
+            units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), status=status))
         if lost:
             self.partial = True
             self.notes.append(f"{lost} source nodes were not found in the optimised graph")
@@ -342,20 +317,6 @@ class _Joiner:
                 )
             )
         return units
-
-    def _id(self, name: str) -> str:
-        self._ids[name] += 1
-        return name if self._ids[name] == 1 else f"{name}#{self._ids[name]}"
-
-
-def _is_heavy(op: str) -> bool:
-    """Whether an operator is one that quantisation is for; the others may stay as the model states them."""
-    return any(word in op for word in ("Conv", "MatMul", "Gemm", "Attention"))
-
-
-def _same(wanted: str, ran: str) -> bool:
-    parts = ran.split("->")
-    return wanted in parts or (wanted == "int8" and "uint8" in parts)
 
 
 def _time(event: NodeEvent | None) -> Time | None:

@@ -5,20 +5,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observing.facts import FLOATS
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
+from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from xpuruntime.evidence.records import Unit
 
 __all__ = ["assignment", "instrument", "observe"]
 
@@ -138,7 +136,7 @@ def observe(
     return Observed(
         units=joined.units,
         boundaries=joined.boundaries,
-        effective=_effective(joined.units, engine),
+        effective=effective_of(joined.units, engine),
         notes=(*notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
     )
@@ -207,23 +205,6 @@ def _load(path: Path, notes: list[str]) -> Any:
         notes.append("the optimised graph was written empty: is the disk full?")
         return None
     return model
-
-
-def _effective(units: tuple[Unit, ...], engine: str) -> dict[str, str]:
-    """Return what the units say of the policy keys that are about all of them."""
-    ran = [u for u in units if u.time is not None and u.source_nodes]
-    if not ran:
-        return {}
-    found = {"execution.engine": engine}
-    for key, values in (
-        ("execution.device", [u.device for u in ran]),
-        ("execution.precision", [u.precision_run for u in ran if u.precision_requested in FLOATS and u.precision_run]),
-        ("execution.layout", [u.layout for u in ran if u.layout]),
-    ):
-        common = Counter(values).most_common()
-        if common:
-            found[key] = ", ".join(str(value) for value, _ in common)
-    return found
 
 
 def _first_line(error: BaseException) -> str:

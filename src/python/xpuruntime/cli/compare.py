@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt compare``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    DimOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    PrecisionOption,
+)
+
+__all__ = ["compare"]
+
+EnginesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engines",
+        metavar="A,B@DEVICE",
+        help="Engines with commas, each with a device if you like. Without it, all that engine: auto may choose.",
+        show_default=False,
+    ),
+]
+RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=1_000_000, help="Timed runs of each engine.")]
+SearchOption = Annotated[
+    bool, typer.Option("--search/--no-search", help="Look for the first node whose output differs.")
+]
+
+
+def compare(
+    model: ModelArgument,
+    engines: EnginesOption = None,
+    input: InputOption = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    calibration: CalibrationOption = None,
+    dim: DimOption = None,
+    runs: RunsOption = 20,
+    search: SearchOption = True,
+    json: JsonOption = False,
+) -> int:
+    """Run a model on several engines and hold each against fp32 on the CPU.
+
+    On a mismatch, the first node whose output differs is looked for. Exits with 1 when an engine differs or fails, or
+    none could run.
+    """
+    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.opening import prepare
+    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.inference import compare_engines
+
+    given = prepare(model, input, dim)[1].arrays if input or dim else None
+    with working("comparing", as_json=json):
+        found = compare_engines(
+            model,
+            None if engines is None else engines.split(","),
+            device=device,
+            precision=precision,  # type: ignore[arg-type]
+            inputs=given,
+            policy=policy,
+            calibration=calibration,
+            runs=runs,
+            search=search,
+        )
+    print_thing(found, as_json=json)
+    return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

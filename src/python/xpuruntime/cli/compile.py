@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt compile``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    EngineOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    PrecisionOption,
+)
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.policies import Policy
+
+__all__ = ["compile_"]
+
+OutputOption = Annotated[
+    str, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to make, such as model.xrt.")
+]
+SocOption = Annotated[
+    str | None,
+    typer.Option("--soc", metavar="NAME", help="With the engine qnn: the chip, such as sm8650.", show_default=False),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+
+
+def compile_(
+    model: ModelArgument,
+    output: OutputOption,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    precision: PrecisionOption = None,
+    soc: SocOption = None,
+    calibration: CalibrationOption = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compile a model once, into a folder that `xrt run` and sessions start from without the slow part."""
+    import time
+
+    from xpuruntime.cli.opening import Choice
+    from xpuruntime.cli.output import console, print_json, working
+    from xpuruntime.inference import compile_model
+
+    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
+    arguments = choice.arguments()
+    arguments["policy"] = _with_soc(policy, soc, arguments["engine"])
+    start = time.perf_counter()
+    with working("compiling", as_json=json):
+        artifact = compile_model(model, output, overwrite=force, **arguments)
+    seconds = time.perf_counter() - start
+    if json:
+        print_json(_record(artifact, seconds))
+        return
+    made = artifact.manifest
+    size = sum(facts.size for facts in made.files.values())
+    lines = [
+        f"{output}: {made.engine}@{made.device}, {len(made.files)} files, {size:,} bytes, {seconds:.2f} s",
+        f"tied to: {', '.join(f'{key} {value}' for key, value in made.target.items())}",
+        *([f"checked: {made.accuracy}"] if made.accuracy is not None else ()),
+        *(f"note: {note}" for note in made.notes),
+    ]
+    for line in lines:
+        console().print(line, soft_wrap=True)
+
+
+def _with_soc(policy: str | None, soc: str | None, engine: str | list[str] | None) -> Policy | str | None:
+    """Return the policy with the chip in it that the command names: a chip of the engine qnn, and of no other."""
+    if soc is None:
+        return policy
+    from xpuruntime.errors import InputError
+    from xpuruntime.policies import Policy
+
+    base = Policy.coerce(policy)
+    asked = engine if engine is not None else base.execution.engine
+    if "qnn" not in ((asked,) if isinstance(asked, str) else asked):
+        named = asked if isinstance(asked, str) else ", ".join(asked)
+        msg = f"--soc {soc} names a chip for the engine qnn, and the engine asked for is {named}; state --engine qnn"
+        raise InputError(msg)
+    options = {name: dict(values) for name, values in base.execution.provider_options.items()}
+    options["qnn"] = {**options.get("qnn", {}), "soc": soc}
+    return base.replace(execution=base.execution.replace(provider_options=options))
+
+
+def _record(artifact: Artifact, seconds: float) -> dict[str, Any]:
+    made = artifact.manifest
+    return {
+        "schema": "xpuruntime.compile/1",
+        "folder": str(artifact.folder),
+        "engine": made.engine,
+        "device": made.device,
+        "model": made.model.path,
+        "model_sha256": made.model_sha256,
+        "target": made.target,
+        "files": made.files,
+        "entry": made.entry,
+        "accuracy": made.accuracy,
+        "notes": made.notes,
+        "seconds": seconds,
+    }

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The accuracy probe: a loaded model, on any engine, is held against fp32 on the CPU."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
+from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
+    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = [
+    "Check",
+    "Reference",
+    "check_accuracy",
+    "check_due",
+    "limits_of",
+    "make_reference",
+    "read_reference",
+    "write_reference",
+]
+
+#: Precisions that change the graph of a model which is in another one.
+_CONVERTED = ("fp16", "bf16")
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """A probe input and what the reference answers to it: arrays by name. `origin` says where the input is from."""
+
+    feeds: dict[str, Any]
+    outputs: dict[str, Any]
+    origin: str = "made up"
+
+
+class Check(NamedTuple):
+    """What a loaded model is held against, and whether it is refused beyond that or only told of."""
+
+    tolerance: Tolerance
+    refuses: bool
+
+
+def check_due(request: Request, judgement: Judgement) -> Check | None:
+    """Return what a loaded model has to meet, or ``None`` where nothing is checked.
+
+    A model is checked where the policy states an accuracy, and where the precision of its graph was changed. Limits
+    that the policy leaves open are those of the precision. An engine that says it can meet no accuracy is not asked.
+    Where the engine computes in a precision that nobody asked for (`Judgement.settings`, ``computes``), a model beyond
+    the limits of that precision is refused in mode ``strict``, and told of in the others.
+    """
+    levels = {control.key: control.enforceability for control in judgement.controls}
+    stated = [level for key, level in levels.items() if key.startswith("accuracy.")]
+    wanted = request.policy.accuracy
+    if stated and all(level == "unsupported" for level in stated):
+        wanted = None
+    precision = request.policy.execution.precision
+    changed = precision in _CONVERTED or (precision == "int8" and _was_quantised(request))
+    if levels.get("execution.precision") == "unsupported":
+        changed = False
+    computes = judgement.settings.get("computes")
+    if wanted is None and not changed and computes is None:
+        return None
+    asked = wanted is not None or changed or request.policy.mode == "strict"
+    return Check(limits_of(request, computes), asked)
+
+
+def limits_of(request: Request, computes: str | None = None) -> Tolerance:
+    """Return how far from the reference a model may be: what the policy states, the rest by its precision.
+
+    `computes` is the precision of the arithmetic, where that is not the one asked for.
+    """
+    precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
+    quantised = request.model.quantisation.scheme != "none"
+    row = TOLERANCES.get(precision) or TOLERANCES["int8" if quantised else "fp32"]
+    if wanted is None:
+        return row
+    limits = {name: getattr(wanted, name) for name in ("rtol", "atol", "cosine")}
+    return msgspec.structs.replace(row, **{name: value for name, value in limits.items() if value is not None})
+
+
+def _was_quantised(request: Request) -> bool:
+    """Whether the model is quantised by us: here, or when the artifact was made."""
+    made = request.artifact is not None and request.artifact.manifest.calibration is not None
+    return request.calibration is not None or made
+
+
+def make_reference(
+    request: Request, engine: Engine | None, machine: Machine, feeds: Mapping[str, Any] | None = None
+) -> Reference:
+    """Run the model as it is, in fp32 on the CPU.
+
+    ONNX models run on ONNX Runtime; models of another format on the engine itself, on its CPU.
+
+    Parameters
+    ----------
+    request : Request
+        Its model must be at hand.
+    engine : Engine or None
+        Not needed for ONNX models.
+    machine : Machine
+    feeds : mapping of str to array, optional
+        The input; default: the first of the calibration, else one that is made up.
+
+    Raises
+    ------
+    InputError
+        No probe input can be made up, as for strings.
+    XpuRuntimeError
+        The model does not run there.
+    """
+    feeds, origin = _feeds(request) if feeds is None else (dict(feeds), "given")
+    try:
+        loaded = _plain(request, engine, machine)
+        try:
+            outputs = loaded.run(feeds)
+        finally:
+            loaded.close()
+    except XpuRuntimeError as error:
+        msg = (
+            f"{request.model.path} cannot be held against fp32 on the CPU, which does not run it: {error} "
+            f"{'Or' if 'Fix: ' in str(error) else 'Fix:'} leave `accuracy` out of the policy and keep the model's own "
+            "precision"
+        )
+        raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None
+    return Reference(feeds=feeds, outputs=dict(outputs), origin=origin)
+
+
+def _feeds(request: Request) -> tuple[dict[str, Any], str]:
+    from xpuruntime.engines.model import with_shapes
+
+    if request.calibration is not None:
+        return dict(next(iter(request.calibration))), "the first calibration input"
+    return probe_feeds(with_shapes(request.model, request.policy)), "made up"
+
+
+def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
+    """Return the model as it is, loaded on the CPU."""
+    from xpuruntime.engines.base import Request as Plain
+    from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+    from xpuruntime.policies import ExecutionPolicy, Policy
+
+    reference = OnnxRuntimeEngine() if engine is None or request.model.format == "onnx" else engine
+    execution = request.policy.execution
+    policy = Policy(execution=ExecutionPolicy(device="cpu", engine=reference.name, threads=execution.threads))
+    plain = Plain(model=request.model, device="cpu", policy=policy)
+    if reference.name not in machine.engines:  # the registry of this session may not have it
+        machine = msgspec.structs.replace(machine, engines={reference.name: reference.probe()})
+    judgement = reference.judge(plain, machine)
+    if not judgement.verdict.accepted:
+        verdict = judgement.verdict
+        msg = f"{reference.name} refuses it: {verdict.reason}." + (f" Fix: {verdict.fix}." if verdict.fix else "")
+        raise EngineError(msg, engine=reference.name, device="cpu")
+    return reference.load(plain, judgement, machine)
+
+
+def check_accuracy(
+    request: Request, engine: str, loaded: LoadedModel, reference: Reference, check: Check
+) -> ProbeResult:
+    """Run the probe input and compare.
+
+    Raises
+    ------
+    EngineError
+        The outputs are out of tolerance, and `check` refuses them; the message has the figures.
+    XpuRuntimeError
+        The model fails on the probe input.
+    """
+    answer, tolerance = loaded.run(reference.feeds), check.tolerance
+    result = compare_within(reference.outputs, answer, tolerance)
+    if not result.passed and check.refuses:
+        where = "fp32 on the CPU" if request.model.format == "onnx" else "the unconverted model on the CPU"
+        msg = f"{request.model.path} on {request.device} does not agree with {where}: {result}"
+        raise EngineError(msg, engine=engine, device=request.device)
+    return result
+
+
+def write_reference(reference: Reference, path: Path) -> bool:
+    """Write a reference to a file, and say whether that can be done: it must hold plain arrays alone.
+
+    Raises
+    ------
+    OSError
+    """
+    import numpy as np
+
+    arrays = {f"in/{name}": array for name, array in reference.feeds.items()}
+    arrays |= {f"out/{name}": array for name, array in reference.outputs.items()}
+    if not all(isinstance(array, np.ndarray) and array.dtype.kind in "biufcU" for array in arrays.values()):
+        return False
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("origin", reference.origin)
+        for index, (name, array) in enumerate(arrays.items()):
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, np.asarray(array, order="C"), allow_pickle=False)
+            archive.writestr(f"{index}/{name}", buffer.getvalue())
+    return True
+
+
+def read_reference(path: Path) -> Reference:
+    """Read what `write_reference` wrote.
+
+    Raises
+    ------
+    ModelError
+        The file is not one of those.
+    """
+    import numpy as np
+
+    parts: dict[str, dict[str, Any]] = {"in": {}, "out": {}}
+    origin = "made up"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.namelist():
+                data = archive.read(entry)
+                if entry == "origin":
+                    origin = data.decode()
+                    continue
+                _, side, name = entry.split("/", 2)
+                parts[side][name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        msg = f"the probe input {path} of the artifact cannot be read: {error}. Fix: compile the model again"
+        raise ModelError(msg) from None
+    return Reference(feeds=parts["in"], outputs=parts["out"], origin=origin)

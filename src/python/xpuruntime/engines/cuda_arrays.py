@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""CUDA arrays and streams of any framework, as engines need them: pointer, type, shape, and the caller's stream.
+
+No framework is imported here; one is used only when the caller has already imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.arrays import device_of, kind_of, torch_dtype_name
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.arrays import Kind
+
+__all__ = [
+    "DeviceArray",
+    "as_kind",
+    "caller_stream",
+    "device_array",
+    "host_copies",
+    "made_current",
+    "several_devices",
+    "stream_owner",
+    "torch_stream",
+]
+
+
+class DeviceArray(msgspec.Struct, frozen=True):
+    """What a binding needs of one array, and `owner`, which keeps it alive. No pointer: `owner` is a host array."""
+
+    pointer: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+    owner: Any
+
+
+def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) -> DeviceArray:
+    """Describe a CUDA array without copying it.
+
+    Parameters
+    ----------
+    name : str
+        Input name, for messages.
+    array : object
+    kind : str
+    device : str
+        Where it must be.
+    stream : Stream
+        Where the data will be read: a DLPack producer is told to make it ready there.
+
+    Raises
+    ------
+    InputError
+        If it is on another device, or requires grad.
+    """
+    if kind == "torch":
+        where = f"cuda:{array.get_device()}" if array.is_cuda else array.device.type
+    else:
+        where = device_of(name, array, kind)
+    if where != device:
+        msg = (
+            f"input {name!r} is on {where}, but this session runs on {device}; move it first (torch: x.to({device!r}))"
+        )
+        raise InputError(msg)
+    if kind == "torch":
+        if array.requires_grad:
+            msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+            raise InputError(msg)
+        dtype = torch_dtype_name(array.dtype)
+        return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
+    if kind == "cupy":
+        return DeviceArray(array.data.ptr, array.dtype.name, array.shape, bool(array.flags.c_contiguous), array)
+    from xpuruntime import _core
+
+    tensor = _core.Tensor.from_dlpack(array, stream=stream)
+    return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), tensor.is_contiguous, tensor)
+
+
+def as_kind(tensor: Any, kind: Kind) -> Any:
+    """Return our CUDA tensor as the caller's kind, without a copy."""
+    if kind == "torch":
+        return sys.modules["torch"].from_dlpack(tensor)
+    if kind == "cupy":
+        return sys.modules["cupy"].from_dlpack(tensor)
+    if kind == "jax":
+        import importlib
+
+        return importlib.import_module("jax").dlpack.from_dlpack(tensor)
+    return tensor
+
+
+def caller_stream(stream: Any, kind: Kind, index: int) -> int:
+    """Return the handle of the stream the caller works on.
+
+    Parameters
+    ----------
+    stream : None, int, or a stream object
+        ``None`` asks torch or CuPy, where the arrays are theirs; for others it is the legacy default stream (0). An
+        int is a ``cudaStream_t``. Objects are those of torch (``cuda_stream``), CuPy (``ptr``), this library
+        (``handle``) and anything with ``__cuda_stream__``.
+    kind : str
+        Kind of the arrays.
+    index : int
+        CUDA device index.
+
+    Raises
+    ------
+    InputError
+        If `stream` is none of these.
+    """
+    if stream is None:
+        if kind == "torch":
+            return torch_stream(index)
+        if kind == "cupy":
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return 0
+    if isinstance(stream, int):
+        return stream
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1])
+    msg = f"stream= is a {type(stream).__name__}; pass a torch, CuPy or xpuruntime stream, or a cudaStream_t as an int"
+    raise InputError(msg)
+
+
+def stream_owner(stream: Any, kind: Kind) -> Any:
+    """Return the object that keeps the caller's stream alive, where there is one."""
+    if stream is None and kind == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream()
+    return None if isinstance(stream, int) else stream
+
+
+def torch_stream(index: int) -> int:
+    """Return the handle of torch's current stream on CUDA device `index`."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster than making a Stream object
+    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
+
+
+def host_copies(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays in host memory: NumPy's as they are, others shared where they lie there, else copied."""
+    from xpuruntime import _core
+
+    host = {}
+    for name, array in feeds.items():
+        kind = kind_of(name, array)
+        if kind == "numpy":
+            host[name] = array
+        else:
+            tensor = array if kind == "tensor" else _core.Tensor.from_dlpack(array)
+            host[name] = tensor.numpy() if tensor.device == "cpu" else tensor.contiguous().to("cpu").numpy()
+    return host
+
+
+def several_devices() -> bool:
+    """Say whether there is more than one CUDA device: a single one is always the current one."""
+    from xpuruntime import _core
+
+    return _core.DeviceManager.instance().get_device_count("cuda") > 1
+
+
+_HERE = contextlib.nullcontext()
+
+
+def made_current(device: str, *, several: bool) -> contextlib.AbstractContextManager[None]:
+    """Make a device the current one for a block; costs nothing where there are not `several`."""
+    if not several:
+        return _HERE
+    from xpuruntime import _core
+
+    return _core.DeviceScope(device)

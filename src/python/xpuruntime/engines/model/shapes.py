@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What ``execution.shapes`` makes of a model: sizes for the dimensions that its file leaves open."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies.input_shapes import split_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import onnx
+
+    from xpuruntime.engines.model.facts import TensorInfo
+    from xpuruntime.engines.model.info import ModelInfo
+    from xpuruntime.policies import Policy
+
+__all__ = ["ShapeRange", "fix_shapes", "open_dimensions", "read_shapes", "shape_ranges", "with_shapes"]
+
+_KEY = "execution.shapes"
+
+
+class ShapeRange(msgspec.Struct, frozen=True):
+    """The sizes that one dimension may have: least, best, largest. All three are equal for a size that is fixed."""
+
+    min: int
+    opt: int
+    max: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is only one size."""
+        return self.min == self.max
+
+    def __str__(self) -> str:
+        """Return it as a policy writes it: ``8``, ``1..512``, ``1..128..512``."""
+        if self.fixed:
+            return str(self.min)
+        return f"{self.min}..{self.max}" if self.opt == self.max else f"{self.min}..{self.opt}..{self.max}"
+
+
+_Ranges = dict[str, tuple["ShapeRange | None", ...]]
+
+
+def shape_ranges(info: ModelInfo, policy: Policy) -> dict[str, tuple[ShapeRange, ...]]:
+    """Return the sizes of every input that is known in all dimensions, from the model and from the policy.
+
+    A dimension that the model names has one size in all its inputs, so that an input which the policy does not name
+    may be known through another one. Inputs with a dimension that stays open are left out; see `open_dimensions`.
+
+    Parameters
+    ----------
+    info : ModelInfo
+    policy : Policy
+        Its ``execution.shapes``.
+
+    Raises
+    ------
+    PolicyError
+        The policy names an input that the model has not, gives another number of dimensions, contradicts a size that
+        the model fixes, or gives one named dimension two sizes.
+    """
+    known = {}
+    for name, ranges in _settle(info, policy.execution.shapes).items():
+        if all(one is not None for one in ranges):
+            known[name] = tuple(one for one in ranges if one is not None)
+    return known
+
+
+def open_dimensions(info: ModelInfo) -> dict[str, str]:
+    """Return the inputs with dimensions that are open, each with its shape as a policy would have to state it.
+
+    Such as ``{"x": "[1, <batch>]"}``: what stands in angle brackets is to be filled in. An input whose rank is not
+    known is ``"[<all dimensions>]"``.
+    """
+    found = {}
+    for tensor in info.inputs:
+        if tensor.kind != "tensor":
+            continue
+        if tensor.shape is None:
+            found[tensor.name] = "[<all dimensions>]"
+        elif not all(isinstance(size, int) for size in tensor.shape):
+            sizes = (str(size) if isinstance(size, int) else f"<{size or 'size'}>" for size in tensor.shape)
+            found[tensor.name] = f"[{', '.join(sizes)}]"
+    return found
+
+
+def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
+    """Return the model as the policy's ``execution.shapes`` and ``execution.static_shape`` make it.
+
+    Sizes that are fixed stand in its inputs, its outputs and the graph that `ModelInfo.named_proto` gives; ranges are
+    in `TensorInfo.limits`, which every call is checked against. Applying it twice changes nothing.
+
+    Raises
+    ------
+    PolicyError
+        As `shape_ranges`; also when ``static_shape`` is true and a dimension stays open: the message says what to
+        pass.
+    """
+    stated = policy.execution.shapes
+    if stated:
+        settled = _settle(info, stated)
+        symbols = {
+            size: one.min
+            for tensor in info.inputs
+            for size, one in zip(tensor.shape or (), settled.get(tensor.name, ()), strict=False)
+            if isinstance(size, str) and one is not None and one.fixed
+        }
+        fixed = {tensor.name: _changed(tensor, settled.get(tensor.name, ())) for tensor in _all_inputs(info)}
+        info = msgspec.structs.replace(
+            info,
+            inputs=tuple(_limited(tensor, settled.get(tensor.name)) for tensor in info.inputs),
+            overridable_inputs=tuple(_limited(tensor, settled.get(tensor.name)) for tensor in info.overridable_inputs),
+            outputs=tuple(_substituted(tensor, symbols) for tensor in info.outputs),
+            fixed={**info.fixed, **{name: sizes for name, sizes in fixed.items() if any(s is not None for s in sizes)}},
+        )
+    if policy.execution.static_shape and (left := open_dimensions(info)):
+        shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
+        raise PolicyError(
+            f"execution.static_shape: true, but {info.path} leaves dimensions open; state their sizes: "
+            f"{_KEY}: {{{shapes}}}"
+        )
+    return info
+
+
+def read_shapes(
+    stated: Mapping[str, tuple[int | str, ...]], seen: Mapping[str, Sequence[int | str | None]]
+) -> dict[str, str]:
+    """Return what an engine's own input shapes say of the shapes that a policy states, by policy key.
+
+    A range stands as it was stated where the engine left the dimension open: `FeedCheck` holds it in every call.
+
+    Parameters
+    ----------
+    stated : mapping of str to tuple
+        ``execution.shapes``.
+    seen : mapping of str to sequence of int, str or None
+        Input name to the shape that the engine tells; a dimension that is no number is open.
+    """
+    found = {}
+    for name, sizes in stated.items():
+        if name in seen and len(seen[name]) == len(sizes):
+            dims = [
+                size if isinstance(size, str) and not isinstance(dim, int) else dim
+                for size, dim in zip(sizes, seen[name], strict=True)
+            ]
+            found[f"{_KEY}.{name}"] = f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
+    if all(isinstance(dim, int) for shape in seen.values() for dim in shape):
+        found["execution.static_shape"] = "all sizes are fixed"
+    return found
+
+
+def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+    fixed : mapping of str to tuple of int or None
+        Input name to sizes; ``None`` leaves a dimension as it is.
+    """
+    symbols: dict[str, int] = {}
+    for value in proto.graph.input:
+        sizes = fixed.get(value.name)
+        if sizes is None:
+            continue
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            for _ in sizes:
+                tensor.shape.dim.add()
+        for dim, size in zip(tensor.shape.dim, sizes, strict=True):
+            if size is None:
+                continue
+            if dim.dim_param:
+                symbols[dim.dim_param] = size
+            dim.dim_value = size
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
+
+
+def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ranges:
+    """Return input to ranges, ``None`` for a dimension that stays open; inputs without a rank are left out."""
+    tensors = {tensor.name: tensor for tensor in _all_inputs(info)}
+    for name in stated:
+        if name not in tensors:
+            near = difflib.get_close_matches(name, tensors, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise PolicyError(f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}")
+    symbols: dict[str, tuple[ShapeRange, str]] = {}
+    for name, sizes in stated.items():
+        for axis, (size, one) in enumerate(_pairs(tensors[name], sizes)):
+            if isinstance(size, int) and not (one.fixed and one.min == size):
+                raise PolicyError(f"{_KEY}.{name}[{axis}]: {one} contradicts the model, which fixes it to {size}")
+            if isinstance(size, str):
+                first, by = symbols.setdefault(size, (one, f"{_KEY}.{name}[{axis}]"))
+                if first != one:
+                    raise PolicyError(
+                        f"{_KEY}.{name}[{axis}]: {one}, but this is the dimension {size!r} of the model, which is "
+                        f"{first} in {by}; give it the same size in both"
+                    )
+    settled: _Ranges = {}
+    for tensor in info.inputs:
+        if tensor.name not in stated and tensor.kind == "tensor" and tensor.shape is not None:
+            settled[tensor.name] = tuple(
+                ShapeRange(size, size, size) if isinstance(size, int) else symbols.get(size or "", (None,))[0]
+                for size in tensor.shape
+            )
+    for name, sizes in stated.items():
+        settled[name] = tuple(ShapeRange(*split_size(size)) for size in sizes)
+    return settled
+
+
+def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[int | str | None, ShapeRange]]:
+    """Yield what the model and what the policy says of each dimension."""
+    if tensor.kind != "tensor":
+        raise PolicyError(f"{_KEY}.{tensor.name}: this input is no tensor but of the kind {tensor.kind}; leave it out")
+    shape = tensor.shape if tensor.shape is not None else (None,) * len(sizes)
+    if len(shape) != len(sizes):
+        expected = ", ".join("?" if size is None else str(size) for size in shape)
+        raise PolicyError(
+            f"{_KEY}.{tensor.name}: {len(sizes)} dimensions are stated, and the model has {len(shape)}: [{expected}]"
+        )
+    for size, given in zip(shape, sizes, strict=True):
+        yield size, ShapeRange(*split_size(given))
+
+
+def _all_inputs(info: ModelInfo) -> tuple[TensorInfo, ...]:
+    return (*info.inputs, *info.overridable_inputs)
+
+
+def _changed(tensor: TensorInfo, ranges: tuple[ShapeRange | None, ...]) -> tuple[int | None, ...]:
+    """Return the sizes that the policy fixes and the model does not."""
+    before = tensor.shape if tensor.shape is not None else (None,) * len(ranges)
+    return tuple(
+        one.min if one is not None and one.fixed and not isinstance(size, int) else None
+        for one, size in zip(ranges, before, strict=False)
+    )
+
+
+def _limited(tensor: TensorInfo, ranges: tuple[ShapeRange | None, ...] | None) -> TensorInfo:
+    if ranges is None:
+        return tensor
+    before = tensor.shape if tensor.shape is not None else (None,) * len(ranges)
+    shape = tuple(one.min if one is not None and one.fixed else size for one, size in zip(ranges, before, strict=True))
+    limits = tuple(
+        (one.min, one.max) if one is not None and not isinstance(size, int) else known
+        for one, size, known in zip(ranges, before, tensor.limits or (None,) * len(ranges), strict=True)
+    )
+    return msgspec.structs.replace(tensor, shape=shape, limits=limits if any(limits) else ())
+
+
+def _substituted(tensor: TensorInfo, symbols: Mapping[str, int]) -> TensorInfo:
+    if not tensor.shape or not any(size in symbols for size in tensor.shape):
+        return tensor
+    return msgspec.structs.replace(
+        tensor, shape=tuple(symbols.get(size, size) if isinstance(size, str) else size for size in tensor.shape)
+    )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What ONNX Runtime's compiled model keeps beside its graph, read back: the source graph, and what was quantised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.source import Source
+from xpuruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.artifact import Artifact
+
+__all__ = ["QUANTISED", "SOURCE", "artifact_source", "source_graph"]
+
+#: The graph before any optimiser saw it, without its weights: evidence is joined to it.
+SOURCE = "source.onnx"
+#: What was quantised, where it was quantised here.
+QUANTISED = "quantised.json"
+
+
+def artifact_source(artifact: Artifact, label: str) -> Source:
+    """Return the compiled model as ONNX Runtime opens it.
+
+    Raises
+    ------
+    ModelError
+        What it keeps of the quantisation is not of this release.
+    """
+    quantised = None
+    if QUANTISED in artifact.manifest.files:
+        from xpuruntime.engines.quantisation import QuantisedModel
+
+        try:
+            told = msgspec.json.decode((artifact.folder / QUANTISED).read_bytes(), type=QuantisedModel)
+            data = (artifact.folder / SOURCE).read_bytes()
+        except (OSError, msgspec.MsgspecError) as error:
+            msg = f"the artifact {artifact.folder} cannot be read: {error}. Fix: compile the model again"
+            raise ModelError(msg) from None
+        quantised = msgspec.structs.replace(told, data=data)
+    return Source(str(artifact.entry), None, label, quantised=quantised)
+
+
+def source_graph(artifact: Artifact) -> Any:
+    """Return the graph that an artifact was compiled from, without its weights.
+
+    Raises
+    ------
+    ModelError
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    path = artifact.folder / SOURCE
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except (OSError, DecodeError, ValueError) as error:
+        msg = f"the graph {path} of the artifact cannot be read: {error}. Fix: compile the model again"
+        raise ModelError(msg) from None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which kernels operators of ours ran, by the dispatcher's decisions, and whether the policy's keys were met."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.onnxruntime.rewriting.asking import kernels_of, module_of
+from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
+from xpuruntime.evidence.records import KeySeen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.engines.base import Observed
+    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.evidence.records import Unit
+    from xpuruntime.ops.decision_log import Decision
+
+__all__ = ["DecidedKernels"]
+
+
+class DecidedKernels:
+    """Watches the decisions that the dispatcher makes from now on.
+
+    Parameters
+    ----------
+    rewriting : Rewriting
+    device : str
+    arch : str or None
+    """
+
+    def __init__(self, rewriting: Rewriting, device: str, arch: str | None) -> None:
+        from xpuruntime.ops.decision_log import decisions
+
+        self._rewriting, self._device, self._arch = rewriting, device, arch
+        self._before = len(decisions())
+
+    def attach(self, observed: Observed) -> Observed:
+        """Return `observed` with the kernel of every unit that an operator of ours ran, and the keys compared."""
+        made = self._decisions()
+        kinds = {one.node: one.kind for one in self._rewriting.rewrites}
+        units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
+        notes = list(observed.notes)
+        silent = [node for node in kinds if node not in made]
+        if silent:
+            why = "it did not run, or the dispatcher keeps no more decisions"
+            notes.append(
+                f"the dispatcher tells no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
+            )
+        keys = {**observed.keys, **self._keys(kinds, made), **self._threads(observed)}
+        return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys)
+
+    def _threads(self, observed: Observed) -> dict[str, KeySeen]:
+        """Say of ``execution.threads`` that what ONNX Runtime reads back is not true of our kernels on the CPU."""
+        read, ours = observed.effective.get("execution.threads"), threads_of_ours()
+        if read is None or self._device != "cpu" or read.endswith(f"={ours}"):
+            return {}
+        text = f"{read}; kernels of ours: {'as many as cores' if ours is None else ours}"
+        reason = f"ONNX Runtime's own operators are held to it, kernels of ours to {THREADS}"
+        return {"execution.threads": KeySeen(observed=text, status="substituted", reason=reason)}
+
+    def _decisions(self) -> dict[str, list[Decision]]:
+        from xpuruntime.ops.decision_log import decisions
+
+        everything = decisions()
+        new = everything[self._before :] if len(everything) >= self._before else everything
+        nodes = {one.node for one in self._rewriting.rewrites}
+        made: dict[str, list[Decision]] = {}
+        for one in new:
+            if one.node in nodes and one.count:
+                made.setdefault(one.node, []).append(one)
+        return made
+
+    def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:
+        """Compare what ran with what the policy asks of each operation, whatever the dispatcher was told."""
+        policy = self._rewriting.policy
+        asked: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
+        for node, ones in made.items():
+            for one in ones:
+                words, key = policy.choose(kinds[node], **self._facts(one))
+                asked.setdefault(key, []).append((one, words))
+        known = {key for one in self._rewriting.rewrites for key in one.keys}
+        known |= {key for one in self._rewriting.found.left for key in one.keys}
+        seen = {
+            key: self._compare(key, asked.get(key, []), kinds) for key in sorted(known | (set(asked) - {"default"}))
+        }
+        if policy.auto_strategy == "best_performance":
+            tuned = sum(one.key == "tuning" for one in self._rewriting.rewrites)
+            text = f"{tuned} of {len(self._rewriting.found.free)} free nodes run as ours"
+            seen["kernels.auto_strategy"] = KeySeen(
+                observed=text, status="honoured", reason="measured when the session was loaded; see its conversions"
+            )
+        return seen
+
+    def _facts(self, one: Decision) -> dict[str, Any]:
+        shapes = one.shapes
+        facts: dict[str, Any] = {
+            "dtype": one.dtype,
+            "device": self._device,
+            "arch": self._arch,
+            "node": one.node,
+            "module": module_of(one.node) or None,
+            "phase": one.phase,
+        }
+        if "a" in shapes and "b" in shapes:
+            facts.update(m=shapes["a"][-2], k=shapes["a"][-1], n=shapes["b"][-1])
+        if "q" in shapes:
+            facts["head_dim"] = shapes["q"][-1]
+        return facts
+
+    def _compare(self, key: str, ran: list[tuple[Decision, tuple[str, ...]]], kinds: dict[str, str]) -> KeySeen:
+        left = [one for one in self._rewriting.found.left if key in one.keys]
+        nodes = {one.node for one, _ in ran}
+        counts: dict[str, set[str]] = {}
+        for one, _ in ran:
+            counts.setdefault(one.chosen, set()).add(one.node)
+        told = [f"{kernel} ({len(where)} {_nodes(len(where))})" for kernel, where in sorted(counts.items())]
+        if left:
+            told.append(f"ONNX Runtime's own ({len(left)} {_nodes(len(left))})")
+        text = ", ".join(told) or "-"
+        wrong = [one for one, words in ran if not _meets(one, words, kinds[one.node])]
+        if wrong:
+            first = wrong[0]
+            why = first.notes[0] if first.notes else f"{first.node!r} ran {first.kernel}"
+            count = len({one.node for one in wrong})
+            return KeySeen(
+                observed=text, status="substituted", reason=f"{count} of {len(nodes)} {_nodes(len(nodes))}: {why}"
+            )
+        if left:
+            return KeySeen(observed=text, status="substituted", reason=f"{left[0].node!r}: {left[0].reason}")
+        if not ran:
+            reason = "no operation of the observed runs was one that it is for"
+            return KeySeen(observed=text, status="unobservable", reason=reason)
+        return KeySeen(observed=text, status="honoured", reason=f"the dispatcher ran it in {_all(len(nodes))}")
+
+
+def _with_kernel(unit: Unit, kinds: dict[str, str], made: dict[str, list[Decision]]) -> Unit:
+    node = next((name for name in unit.source_nodes if name in kinds), None)
+    if node is None or node not in made or unit.relation == "folded":
+        return unit
+    kernels = ", ".join(dict.fromkeys(one.kernel for one in made[node]))
+    return msgspec.structs.replace(unit, kernel=kernels, kernel_source="reported")
+
+
+def _meets(one: Decision, words: Iterable[str], kind: str) -> bool:
+    for word in words:
+        if word == "auto":
+            return True
+        config = word.partition("@")[2]
+        if one.chosen in kernels_of(kind, word) and config in ("", one.config):
+            return True
+    return False
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else "nodes"
+
+
+def _all(count: int) -> str:
+    return "its node" if count == 1 else f"all {count} nodes"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Providers of ONNX Runtime that are handed on: MIGraphX for ``rocm:N``, Core ML for ``metal``, DirectML for ``dml:N``.
+
+Their options were read in ONNX Runtime's sources and documentation, and nothing of them was executed by us. So what a
+provider is told is at most advisory; where nodes run is checked after loading as for CUDA, and enforced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.onnxruntime.options import (
+    COREML_OPTIONS,
+    DML_OPTIONS,
+    DML_SESSION_OPTIONS,
+    MIGRAPHX_OPTIONS,
+    NAMES,
+    SESSION_OPTIONS,
+)
+from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.options import Option, check_options, own_options
+from xpuruntime.engines.refusal import Refusal
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.evidence.records import Control
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "settle_pass_through"]
+
+
+class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider that is handed on.
+
+    Attributes
+    ----------
+    provider, vendor : str
+        ONNX Runtime's name of it, and what people call it.
+    wheel : str
+        The wheel that has it.
+    systems : tuple of str
+        ``platform.system()`` where that wheel exists.
+    options, session : dict of str to Option
+        Its provider options, and session entries that only it reads.
+    indexed : bool
+        Whether it takes ``device_id``.
+    preset : dict of str to str
+        Options that the device stands for, unless the policy states them.
+    limit : str or None
+        The option that ``execution.memory.limit`` becomes.
+    inside : str or None
+        Why the device cannot be vouched for inside the provider.
+    """
+
+    provider: str
+    vendor: str
+    wheel: str
+    systems: tuple[str, ...]
+    options: dict[str, Option]
+    session: dict[str, Option] = {}
+    indexed: bool = True
+    preset: dict[str, str] = {}
+    limit: str | None = None
+    inside: str | None = None
+
+
+#: Kind of device to what drives it.
+PASS_THROUGH: dict[str, PassThrough] = {
+    "rocm": PassThrough(
+        provider="MIGraphXExecutionProvider",
+        vendor="MIGraphX",
+        wheel="onnxruntime-migraphx",
+        systems=("Linux",),
+        options=MIGRAPHX_OPTIONS,
+        limit="migraphx_mem_limit",
+    ),
+    "metal": PassThrough(
+        provider="CoreMLExecutionProvider",
+        vendor="Core ML",
+        wheel="onnxruntime",
+        systems=("Darwin",),
+        options=COREML_OPTIONS,
+        indexed=False,
+        preset={"MLComputeUnits": "CPUAndGPU"},
+        inside="Core ML itself may compute parts of its partition on the CPU, and does not say which",
+    ),
+    "dml": PassThrough(
+        provider="DmlExecutionProvider",
+        vendor="DirectML",
+        wheel="onnxruntime-directml",
+        systems=("Windows",),
+        options=DML_OPTIONS,
+        session=DML_SESSION_OPTIONS,
+    ),
+}
+
+_PRECISIONS = ("model", "fp32", "fp16")
+_NEVER_RUN = "handed on; this provider was never run by us"
+
+
+def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) -> Refusal | None:
+    """Return code, reason and fix where the device of `request` cannot be used, or ``None``. Pure."""
+    device = request.device
+    kind = device.partition(":")[0]
+    known = PASS_THROUGH[kind]
+    if known.provider not in facts.providers:
+        wheel = facts.detail.get("wheel", "installed")
+        reason = f"device {device} needs {known.provider}, which the {wheel} wheel does not have"
+        if machine.system not in known.systems:
+            where = "macOS" if known.systems == ("Darwin",) else " and ".join(known.systems)
+            reason += f"; {known.vendor} is there on {where} only, and this machine runs {machine.system}"
+            return Refusal("device_unsupported", reason, f"use device cpu, or {known.wheel} on {where}")
+        installed = " ".join(name.split(" ")[0] for name in wheel.split(" and "))
+        return Refusal(
+            "library_missing", reason, f"pip uninstall -y {installed} && pip install --force-reinstall {known.wheel}"
+        )
+    if request.purpose == "compile" or request.policy.execution.artifacts.cache != "off":
+        reason = f"no compiled model is made for {known.vendor}"
+        return Refusal("compile_unsupported", reason, "remove execution.artifacts.cache, or use device cpu or cuda:0")
+    precision = request.policy.execution.precision
+    if precision not in _PRECISIONS and not (precision == "int8" and request.model.quantisation.scheme != "none"):
+        reason = f"no model is made {precision} for {known.vendor}"
+        return Refusal(
+            "precision_unsupported", reason, f"use precision {', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}"
+        )
+    return None
+
+
+def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+    """Resolve the policy of `request` for its provider. Pure.
+
+    Raises
+    ------
+    PolicyError
+        For a provider option that is unknown or out of range.
+    """
+    kind, _, index = request.device.partition(":")
+    known, execution = PASS_THROUGH[kind], request.policy.execution
+    settings = Settings(provider=known.provider, strict=request.policy.mode == "strict")
+    book = Book(request.policy.stated())
+    if known.inside is not None:
+        book.add("execution.device", request.device, "advisory", known.inside, "use mode: prefer")
+    book.common(request, NAMES[0], checked="checked against the node assignment after loading")
+    _options(request, known, settings, book)
+    if known.indexed:
+        settings.options["device_id"] = index or "0"
+    settings.options = {**known.preset, **settings.options}
+    settings.allow_cpu_ops = tuple(execution.allow_cpu_ops)
+    book.add(
+        "execution.allow_cpu_ops",
+        show(execution.allow_cpu_ops),
+        "enforced",
+        "any other node on the CPU provider is refused at load",
+    )
+    _precision(request, known, settings, book)
+    settings.threads = execution.threads
+    book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
+    settings.deterministic = execution.determinism == "run_to_run"
+    asked = f"deterministic kernels are asked for; {known.vendor} has no setting for it"
+    book.add("execution.determinism", "use_deterministic_compute", "advisory", asked)
+    book.shapes(request, f"nothing is built for a range: {known.vendor} is given the open size")
+    if known.limit is not None and execution.memory.limit is not None:
+        settings.options[known.limit] = str(execution.memory.limit)
+        book.add("execution.memory.limit", f"{known.limit}={execution.memory.limit}", "advisory", _NEVER_RUN)
+    return settings, book.finish(f"ONNX Runtime's {known.vendor} provider")
+
+
+def _options(request: Request, known: PassThrough, settings: Settings, book: Book) -> None:
+    given = own_options(request.policy.execution.provider_options, NAMES)
+    entries = {**SESSION_OPTIONS, **known.session}
+    session = {name: given.pop(name) for name in list(given) if name in entries or "." in name}
+    where = f"execution.provider_options.{NAMES[0]}"
+    settings.options.update(check_options(given, known.options, where, also=entries))
+    settings.session.update(check_options(session, entries, where, also=known.options))
+    settings.level = settings.session.pop("graph_optimization_level", "all")
+    book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
+
+
+def _precision(request: Request, known: PassThrough, settings: Settings, book: Book) -> None:
+    precision = request.policy.execution.precision
+    if precision == "fp16":
+        settings.convert = "fp16"
+        reason = f"the types in the graph change and a probe input is held against fp32; {_NEVER_RUN}"
+        book.add("execution.precision", "graph converted to fp16", "advisory", reason)
+    elif precision == "fp32":
+        if known.vendor == "Core ML":  # its other format computes in fp16 whatever the types say
+            settings.options.setdefault("ModelFormat", "MLProgram")
+        reason = f"nothing is converted, and {known.vendor} does not say what it computes in"
+        book.add("execution.precision", "the model's own types", "advisory", reason)
+    else:
+        book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")

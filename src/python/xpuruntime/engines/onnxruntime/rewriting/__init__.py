@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels of ours inside ONNX Runtime: nodes that a policy asks them for become operators of our domain."""
+
+from __future__ import annotations
+
+from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
+from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
+from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
+
+__all__ = ["DOMAIN", "Asking", "Found", "Left", "Rewrite", "Terms", "find_rewrites", "rewrite"]

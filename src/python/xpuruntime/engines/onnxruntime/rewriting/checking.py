@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Holding a rewritten model against the one it was made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.model.graph import graphs
+from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.engines.source import Source
+
+__all__ = ["check_rewriting"]
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+def check_rewriting(
+    rewriting: Rewriting,
+    request: Request,
+    open_plain: Callable[[Source], Any],
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    session: Any,
+    log: ConversionLog,
+) -> None:
+    """Run the rewritten session and one without rewrites on the same probe input.
+
+    Parameters
+    ----------
+    rewriting : Rewriting
+    request : Request
+    open_plain : callable
+        ``open_plain(source)`` opens a session with the same settings.
+    run : callable
+        ``run(session, feeds)`` returns the outputs by name.
+    session : onnxruntime.InferenceSession
+        Of the rewritten model.
+    log : ConversionLog
+        Is told what was compared, or why nothing could be.
+
+    Raises
+    ------
+    EngineError
+        They are not equal within the tolerance of the types; the first rewritten node whose result differs is named.
+    """
+    from xpuruntime.engines.model.shapes import with_shapes
+    from xpuruntime.engines.precision import compare_within, probe_feeds
+
+    what = "the rewritten graph was held against the original on a probe input"
+    random = {node.op_type for graph in graphs(rewriting.model) for node in graph.node} & _RANDOM
+    if random:
+        log.add("the rewritten graph was not held against the original", f"it draws numbers: {', '.join(random)}")
+        return
+    info = with_shapes(request.model, request.policy)
+    try:
+        feeds = probe_feeds(info, dims=_dims(info))
+    except InputError as error:
+        log.add("the rewritten graph was not held against the original", str(error))
+        return
+    narrow = [t.name for t in (*info.inputs, *info.outputs) if t.dtype == "bfloat16"]
+    if narrow:
+        why = f"{narrow[0]!r} is bfloat16, which NumPy has not"
+        log.add("the rewritten graph was not held against the original", why)
+        return
+    tolerance = _tolerance(rewriting)
+    plain = open_plain(rewriting.before)
+    try:
+        expected = run(plain, feeds)
+    except XpuRuntimeError as error:  # inputs that are made up may be none that a model takes
+        log.add("the rewritten graph was not held against the original", f"it refuses the probe input: {error}")
+        return
+    result = compare_within(expected, run(session, feeds), tolerance)
+    if result.passed:
+        log.add(what, str(result))
+        return
+    where = _first_difference(rewriting, open_plain, run, feeds, tolerance)
+    msg = (
+        f"{request.model.path} on {request.device}: with kernels of ours its results are others than ONNX Runtime's "
+        f"own on a probe input. {where}. Of the model's outputs, {_failing(result)}. Ask for another kernel for this "
+        "node, or remove the kernel key"
+    )
+    raise EngineError(msg, engine="onnxruntime", device=request.device)
+
+
+def _dims(info: ModelInfo) -> dict[str, int]:
+    """Return one size for each dimension that a model names, the same in all its inputs."""
+    from xpuruntime.engines.precision import probe_shape
+
+    found: dict[str, int] = {}
+    for tensor in info.inputs:
+        if tensor.shape is not None:
+            for dim, size in zip(tensor.shape, probe_shape(tensor), strict=True):
+                if isinstance(dim, str):
+                    found[dim] = max(size, found.get(dim, 0))
+    return found
+
+
+def _tolerance(rewriting: Rewriting) -> Tolerance:
+    """Return the tolerance of the least exact type that was rewritten."""
+    from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES
+    from xpuruntime.engines.precision import TOLERANCES
+
+    held = {DTYPES.get(tensor.data_type) for graph in graphs(rewriting.model) for tensor in graph.initializer}
+    held |= {DTYPES.get(v.type.tensor_type.elem_type) for v in rewriting.model.graph.input}
+    words: list[str] = [word for word in ("bf16", "fp16") if word in held]
+    if not words and any(one.attributes.get("allow_tf32") for one in rewriting.rewrites):
+        words = ["tf32"]
+    return TOLERANCES[words[0] if words else "fp32"]
+
+
+def _failing(result: ProbeResult) -> str:
+    worst = next(one for one in result.outputs if not one.passed)
+    return f"{worst.name!r} is out of tolerance: {worst.reason}"
+
+
+def _first_difference(
+    rewriting: Rewriting,
+    open_plain: Callable[[Source], Any],
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    feeds: Mapping[str, Any],
+    tolerance: Tolerance,
+) -> str:
+    """Name the first rewritten node, in the order of the graph, whose result differs."""
+    from xpuruntime.engines.precision import compare_within
+
+    tapped = {one.output: one.node for one in rewriting.rewrites if one.graph == ""}
+    order = [name for node in rewriting.model.graph.node for name in node.output if name in tapped]
+    try:
+        expected = run(open_plain(rewriting.sourced(rewriting.model, order)), feeds)
+        got = run(open_plain(rewriting.written(rewriting.rewrites, order)), feeds)
+    except XpuRuntimeError as error:
+        return f"Which node it is could not be found: {error}"
+    for name in order:
+        one = {name: expected[name]}
+        result = compare_within(one, {name: got[name]}, tolerance)
+        if not result.passed:
+            return f"The first node that differs is {tapped[name]!r} ({_failing(result)})"
+    return "No single rewritten node differs by more than the tolerance: the differences add up"

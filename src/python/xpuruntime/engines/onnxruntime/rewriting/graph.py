@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Scope`: one graph as the patterns read it: who makes and reads a tensor, its type, its sizes, its value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.model.graph import normal_domain, subgraphs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+    import onnx
+
+__all__ = ["DTYPES", "Dim", "Scope", "Shape", "attributes", "scopes"]
+
+#: What is known of one dimension: a number, the names that it goes by, or nothing.
+Dim = frozenset[Any]
+Shape = tuple[Dim, ...]
+
+#: Element types that have kernels here, as a policy writes them.
+DTYPES = {1: "fp32", 10: "fp16", 11: "fp64", 16: "bf16"}
+#: Operators of ONNX Runtime of which some outputs are as their first input in type and sizes.
+_ALIKE: dict[tuple[str, str], tuple[int, ...]] = {
+    ("", "SimplifiedLayerNormalization"): (0,),
+    ("com.microsoft", "Attention"): (0,),
+    ("com.microsoft", "BiasGelu"): (0,),
+    ("com.microsoft", "FastGelu"): (0,),
+    ("com.microsoft", "Gelu"): (0,),
+    ("com.microsoft", "GroupQueryAttention"): (0,),
+    ("com.microsoft", "MultiHeadAttention"): (0,),
+    ("com.microsoft", "QuickGelu"): (0,),
+    ("com.microsoft", "RotaryEmbedding"): (0,),
+    ("com.microsoft", "SkipLayerNormalization"): (0, 3),
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): (0, 3),
+}
+#: Those of which that holds where keys and values come in apart from the queries.
+_WITH_KEYS = frozenset({"GroupQueryAttention", "MultiHeadAttention"})
+#: Initializers of at most so many bytes take part in shape inference by their values.
+_SMALL = 4096
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node as plain values; texts as str."""
+    import onnx
+
+    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+
+
+def number(dim: Dim) -> int | None:
+    """Return the size of a dimension, or ``None`` where it is not known."""
+    return next((label for label in dim if isinstance(label, int)), None)
+
+
+class Scope:
+    """One graph, with the graphs around it.
+
+    Attributes
+    ----------
+    graph : onnx.GraphProto
+    path : str
+        ``""`` for the main graph, else that of the subgraph, such as ``"loop/body"``.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, path: str, outer: Scope | None, facts: _Facts) -> None:
+        self.graph = graph
+        self.path = path
+        self._outer = outer
+        self._facts = facts
+        self._makers = {name: node for node in graph.node for name in node.output if name}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                if name:
+                    self._readers.setdefault(name, []).append(node)
+        self._kept = {value.name for value in graph.output} | set(_captured(graph))
+        inputs = {value.name for value in graph.input} if facts.overridable or outer is not None else set()
+        self._constants = {t.name: t for t in graph.initializer if t.name not in inputs}
+        self._own = {value.name for value in graph.input} | {t.name for t in graph.initializer} | set(self._makers)
+        self.order = {id(node): place for place, node in enumerate(graph.node)}
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """Return the node of this graph that makes a tensor."""
+        return self._makers.get(name)
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes of this graph that read a tensor; a node that reads it twice is there twice."""
+        return self._readers.get(name, [])
+
+    def only(self, name: str, nodes: Iterable[onnx.NodeProto]) -> bool:
+        """Whether nobody but `nodes` reads a tensor: neither another node, nor a subgraph, nor the caller."""
+        allowed = {id(node) for node in nodes}
+        return name not in self._kept and all(id(node) in allowed for node in self.readers(name))
+
+    def constant(self, name: str) -> onnx.TensorProto | None:
+        """Return the value that a tensor always has, which may lie in another file."""
+        import onnx
+
+        if name in self._constants:
+            return self._constants[name]
+        node = self._makers.get(name)
+        if node is not None:
+            if node.op_type == "Constant" and normal_domain(node.domain) == "":
+                for attribute in node.attribute:
+                    if attribute.name == "value":
+                        return attribute.t
+                    if attribute.name == "value_float":
+                        return onnx.helper.make_tensor("", 1, [], [attribute.f])
+            return None
+        return self._outer.constant(name) if self._outer is not None and name not in self._own else None
+
+    def value(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return a constant as an array; ``None`` for what is no constant, or lies in another file."""
+        from onnx import numpy_helper
+
+        tensor = self.constant(name)
+        if tensor is None or tensor.data_location == 1:
+            return None
+        found: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+        return found
+
+    def scalar(self, name: str) -> float | None:
+        """Return the number of a constant of one element; ``None`` for anything else."""
+        tensor = self.constant(name)
+        if tensor is None or any(dim != 1 for dim in tensor.dims) or len(tensor.dims) > 1:
+            return None
+        value = self.value(name)
+        return None if value is None else float(value.reshape(-1)[0])
+
+    def type(self, name: str) -> int:
+        """Return the element type of a tensor; 0 where it is not known."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = self._facts.types.get((scope.path, name))
+            if found:
+                return found
+            scope = scope._outer
+        return 0
+
+    def shape(self, name: str) -> Shape | None:
+        """Return what is known of the sizes of a tensor; ``None`` where even their number is not known."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = self._facts.shapes.get((scope.path, name))
+            if found is not None:
+                return found
+            scope = scope._outer
+        return None
+
+
+def scopes(model: onnx.ModelProto, fp32_as: int = 1) -> list[Scope]:
+    """Return the graphs of a model, outer ones first. Weights are not read; nodes have unique names.
+
+    `fp32_as` is the element type that fp32 tensors will have, where the graph is yet to be converted.
+    """
+    facts = _Facts(model, fp32_as)
+    found: list[Scope] = []
+
+    def visit(graph: onnx.GraphProto, path: str, outer: Scope | None) -> None:
+        scope = Scope(graph, path, outer, facts)
+        found.append(scope)
+        for node in graph.node:
+            for attribute, inner in subgraphs(node):
+                visit(inner, f"{path}/{node.name}/{attribute}".lstrip("/"), scope)
+
+    visit(model.graph, "", None)
+    return found
+
+
+class _Facts:
+    """Types and sizes of all tensors, by the path of their graph and their name."""
+
+    def __init__(self, model: onnx.ModelProto, fp32_as: int) -> None:
+        self.overridable = model.ir_version >= 4
+        self.types: dict[tuple[str, str], int] = {}
+        self.shapes: dict[tuple[str, str], Shape] = {}
+        self._take(model.graph, "", "")
+        light = _without_weights(model)
+        inferred = _infer(light)
+        if inferred is not None:
+            self._take(inferred.graph, "", "inferred ")
+        if fp32_as != 1:
+            self.types = {key: fp32_as if kind == 1 else kind for key, kind in self.types.items()}
+
+    def _take(self, graph: onnx.GraphProto, path: str, label: str) -> None:
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.HasField("tensor_type"):
+                form = value.type.tensor_type
+                self.types.setdefault((path, value.name), form.elem_type)
+                if form.HasField("shape"):
+                    self._shape(path, value.name, [_dim(d, label) for d in form.shape.dim])
+        for tensor in graph.initializer:
+            self.types[path, tensor.name] = tensor.data_type
+            self.shapes[path, tensor.name] = tuple(frozenset((int(d),)) for d in tensor.dims)
+        for node in graph.node:
+            for attribute, inner in subgraphs(node):
+                self._take(inner, f"{path}/{node.name}/{attribute}".lstrip("/"), label)
+
+    def _shape(self, path: str, name: str, dims: list[Dim]) -> None:
+        """Add what is known: a model's own names of sizes and those that inference gives hold side by side."""
+        before = self.shapes.get((path, name))
+        if before is None or len(before) != len(dims):
+            self.shapes[path, name] = tuple(dims)
+        else:
+            self.shapes[path, name] = tuple(a | b for a, b in zip(before, dims, strict=True))
+
+
+def _dim(dim: Any, label: str) -> Dim:
+    if dim.HasField("dim_value") and dim.dim_value > 0:
+        return frozenset((int(dim.dim_value),))
+    if not dim.dim_param:
+        return frozenset()
+    # Names that inference makes up begin anew in every run of it, so they are kept apart from the model's own.
+    return frozenset((f"{label}{dim.dim_param}" if dim.dim_param.startswith("unk__") else dim.dim_param,))
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with large weights turned into inputs and without the shapes that it states inside."""
+    import onnx
+
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "graph"
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    known = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != 1 and tensor.ByteSize() <= _SMALL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    for node in model.graph.node:
+        same = _same(node)
+        if same is None:
+            graph.node.append(node)
+        else:
+            graph.node.extend(onnx.helper.make_node("Identity", [given], [made]) for given, made in same)
+    return light
+
+
+def _same(node: onnx.NodeProto) -> list[tuple[str, str]] | None:
+    """Return the inputs and outputs that are alike in type and sizes, for an operator that inference does not know."""
+    pairs = _ALIKE.get((normal_domain(node.domain), node.op_type))
+    if pairs is None or any(a.name == "qkv_hidden_sizes" for a in node.attribute):
+        return None
+    if node.op_type in _WITH_KEYS and not (len(node.input) > 2 and node.input[1] and node.input[2]):
+        return None  # packed: the result is narrower than what comes in
+    made = [(node.input[0], node.output[i]) for i in pairs if i < len(node.output) and node.output[i]]
+    return made or None
+
+
+def _infer(light: onnx.ModelProto) -> onnx.ModelProto | None:
+    import onnx
+
+    for data_prop in (True, False):
+        try:
+            return onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=data_prop)
+        except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
+            continue
+    return None
+
+
+def _captured(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that subgraphs of a graph's nodes read, whoever makes them."""
+    for node in graph.node:
+        for _, inner in subgraphs(node):
+            yield from (value.name for value in inner.output)
+            for below in inner.node:
+                yield from below.input
+            yield from _captured(inner)

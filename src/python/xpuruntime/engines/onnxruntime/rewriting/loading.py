@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Rewriting while a session is loaded: rewrite, measure what is free, hold the result against the original."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.opening import open_session
+from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin
+from xpuruntime.engines.onnxruntime.rewriting.checking import check_rewriting
+from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
+from xpuruntime.engines.onnxruntime.rewriting.tuning import measure_free
+from xpuruntime.engines.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.onnxruntime.settings import Settings
+
+__all__ = ["arch_of", "as_it_runs", "check", "public", "rewritten"]
+
+#: Options that belong to one session and not to a copy of it.
+_PRIVATE = (
+    "user_compute_stream",
+    "has_user_compute_stream",
+    "gpu_external_alloc",
+    "gpu_external_free",
+    "gpu_external_empty_cache",
+    "enable_cuda_graph",
+)
+
+
+def public(settings: Settings) -> Settings:
+    """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
+    options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
+    return msgspec.structs.replace(settings, options=options, pool="engine", pool_limit=None, graph="off")
+
+
+def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
+    """Return the model with operators of ours as the plan says; ``None`` where there are none.
+
+    Raises
+    ------
+    EngineError
+        See `begin`.
+    """
+    if request.artifact is not None:
+        return None
+    rewriting = begin(request, settings, source, log)
+    if rewriting is None:
+        return None
+    if settings.tune and rewriting.found.free:
+        _tune(rewriting, request, settings, log)
+    return rewriting if rewriting.rewrites else None
+
+
+def as_it_runs(source: Source, rewriting: Rewriting | None) -> Source:
+    """Return the model that is opened: the rewritten one, where there is one."""
+    return source if rewriting is None else rewriting.source
+
+
+def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: ConversionLog) -> None:
+    """Rewrite also what is faster as ours where the policy leaves the choice."""
+    copy = public(settings)
+    rules = session_rules(rewriting.policy.replace(rules=(), **_NO_KERNELS), (), strict=False)
+
+    def open_part(model: bytes) -> Callable[[], Any]:
+        from xpuruntime import _core
+
+        source = Source(model, rewriting.folder, rewriting.before.label, operators=str(_core.__file__))
+        return _runner(open_session(copy, source, request.device).session, request)
+
+    times = measure_free(
+        rewriting.model, rewriting.found.free, rules.key, open_part, deterministic=settings.deterministic
+    )
+    for one in times:
+        log.add(
+            f"{one.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{one.rewrite.op}", str(one)
+        )
+    rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
+
+
+_NO_KERNELS = dict.fromkeys(("matmul", "attention", "layer_norm", "rms_norm", "conv"))
+
+
+def _runner(session: Any, request: Request) -> Callable[[], Any]:
+    """Return what runs a session once on inputs that lie on its device, and waits."""
+    import numpy as np
+    import onnxruntime as ort
+
+    random = np.random.default_rng(0)
+    binding = session.io_binding()
+    kind, _, index = request.device.partition(":")
+    place = (kind, int(index or 0))
+    for given in session.get_inputs():
+        word = given.type.removeprefix("tensor(").removesuffix(")")
+        dtype = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}.get(word, word)
+        values = random.standard_normal([int(d) for d in given.shape])
+        binding.bind_ortvalue_input(given.name, _value(ort, values, dtype, place))
+    for made in session.get_outputs():
+        binding.bind_output(made.name, *place)
+
+    def run() -> None:
+        try:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+        except Exception as error:
+            raise translate(error, doing="measuring one operation", device=request.device) from None
+
+    return run
+
+
+def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
+    import numpy as np
+
+    if dtype == "bfloat16":  # NumPy has none: the upper half of an fp32
+        bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, 16)
+    array = values > 0 if dtype == "bool" else values.astype(dtype)
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *place)
+
+
+def check(rewriting: Rewriting | None, request: Request, settings: Settings, session: Any, log: ConversionLog) -> None:
+    """Hold a rewritten session against one without rewrites; see `check_rewriting`."""
+    if rewriting is None:
+        return
+    copy = public(settings)
+
+    def open_plain(source: Source) -> Any:
+        return open_session(copy, source, request.device).session
+
+    def run(one: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        if one is session and settings.options.get("enable_cuda_graph") == "1":
+            options.add_run_config_entry("gpu_graph_id", "-1")  # capture none
+        names = [output.name for output in one.get_outputs()]
+        try:
+            return dict(zip(names, one._sess.run(names, dict(feeds), options), strict=True))
+        except Exception as error:
+            doing = f"holding the rewritten graph of {request.model.path} against the original"
+            raise translate(error, doing=doing, device=request.device) from None
+
+    check_rewriting(rewriting, request, open_plain, run, session, log)
+    rewriting.release()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is rewritten, and what is left to ONNX Runtime: `Rewrite`, `Left`, `Found`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DOMAIN", "Asked", "Candidate", "Form", "Found", "Left", "NewTranspose", "Rewrite"]
+
+#: The domain of our operators, version 1.
+DOMAIN = "xpuruntime"
+
+
+class Asked(NamedTuple):
+    """What a policy asks of one node.
+
+    Attributes
+    ----------
+    words : tuple of str
+        Kernels in order.
+    key : str
+        The policy key that asks, such as ``"kernels.rules[0]"``.
+    keys : tuple of str
+        All keys that may hold, by the sizes that a run brings; `key` is the first.
+    rest : str
+        Where only rules for some sizes ask: what holds for the others. Empty otherwise.
+    """
+
+    words: tuple[str, ...]
+    key: str
+    keys: tuple[str, ...] = ()
+    rest: str = ""
+
+
+class NewTranspose(msgspec.Struct, frozen=True):
+    """A Transpose that is put before a rewritten node: ``made = Transpose(source, perm)``."""
+
+    name: str
+    source: str
+    perm: tuple[int, ...]
+    made: str
+
+
+class Form(NamedTuple):
+    """One way to write a part of a graph as one of our operators.
+
+    Attributes
+    ----------
+    op : str
+        ``"MatMul"``, ``"Conv"``, ``"LayerNormalization"``, ``"RMSNormalization"`` or ``"Attention"``.
+    inputs : tuple of str
+        Tensor names; ``""`` for what is left out.
+    output : str
+    attributes : dict
+    nodes : tuple of str
+        Names of the nodes it stands for.
+    describe : callable
+        ``describe(size)`` returns the operation for `KernelRegistry.supports`; sizes that are not known are `size`.
+    before : tuple of NewTranspose
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: dict[str, Any]
+    nodes: tuple[str, ...]
+    describe: Callable[[int], dict[str, Any]]
+    before: tuple[NewTranspose, ...] = ()
+
+
+class Candidate(NamedTuple):
+    """A node that one of our operators could stand for, or why none can.
+
+    Attributes
+    ----------
+    node : str
+        The name that rules see and that the rewritten node keeps.
+    op : str
+        The policy key without ``kernels.``: ``"matmul"`` and so on.
+    op_type : str
+        Of the node in the model.
+    dtype : str or None
+        ``"fp32"`` and so on.
+    sizes : dict of str to int or None
+        ``m, n, k, head_dim``, as far as known.
+    forms : tuple of Form
+        From the one that folds most to the one that folds nothing; empty with a `refusal`.
+    refusal : str
+    """
+
+    node: str
+    op: str
+    op_type: str
+    dtype: str | None
+    sizes: dict[str, int | None]
+    forms: tuple[Form, ...] = ()
+    refusal: str = ""
+
+
+class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
+    """One node that becomes an operator of ours.
+
+    Attributes
+    ----------
+    node : str
+        Its name, which stays.
+    graph : str
+        Path of its graph; ``""`` for the main one.
+    kind : str
+        The policy's word: ``"matmul"``, ``"attention"``, ``"layer_norm"``, ``"rms_norm"``, ``"conv"``.
+    op : str
+        Our operator.
+    inputs : tuple of str
+    output : str
+        Keeps its name: evidence is joined on it.
+    attributes : dict
+    nodes : tuple of str
+        Names of the source nodes it stands for, itself included.
+    before : tuple of NewTranspose
+    words : tuple of str
+        The kernels asked for.
+    key : str
+        The policy key that asks, or ``"tuning"``.
+    keys : tuple of str
+        Every key that may hold for it, by the sizes of a run.
+    rest : str
+    """
+
+    node: str
+    graph: str
+    kind: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: dict[str, Any]
+    nodes: tuple[str, ...]
+    before: tuple[NewTranspose, ...] = ()
+    words: tuple[str, ...] = ()
+    key: str = ""
+    keys: tuple[str, ...] = ()
+    rest: str = ""
+
+    def __str__(self) -> str:
+        """Return it in one line, without the node's name."""
+        folded = [name for name in self.nodes if name != self.node]
+        shown = ", ".join(folded[:4]) + (f" and {len(folded) - 4} more" if len(folded) > 4 else "")
+        text = f"{DOMAIN}.{self.op}" + (f" with {shown}" if folded else "")
+        text += f" by {', '.join(self.words)} ({self.key})"
+        return text + (f"; {self.rest}" if self.rest else "")
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that a policy asks a kernel of ours for and that stays with ONNX Runtime, with the reason."""
+
+    node: str
+    kind: str
+    words: tuple[str, ...]
+    key: str
+    keys: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        """Return it in one line, without the node's name."""
+        return f"stays with ONNX Runtime, although {self.key} asks for {', '.join(self.words)}: {self.reason}"
+
+
+class Found(NamedTuple):
+    """What `find_rewrites` found.
+
+    Attributes
+    ----------
+    rewrites : tuple of Rewrite
+    left : tuple of Left
+    free : tuple of Rewrite
+        What could be rewritten where the policy leaves the choice: for tuning.
+    """
+
+    rewrites: tuple[Rewrite, ...] = ()
+    left: tuple[Left, ...] = ()
+    free: tuple[Rewrite, ...] = ()

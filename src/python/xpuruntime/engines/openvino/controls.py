@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What OpenVINO can do with the keys of a policy, on its CPU, GPU and NPU plugins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.book import Book, fp32_nodes
+from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
+from xpuruntime.engines.openvino.probing import device_word
+from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.options import BOOL, check_options, own_options
+from xpuruntime.engines.quantisation.judge import quantises
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.evidence.records import Control
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["settle"]
+
+_WHERE = "execution.provider_options.openvino"
+_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
+_DROP = "remove the key, or use mode: prefer"
+
+
+def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control, ...]]:
+    """Resolve the policy of `request` for OpenVINO on its device. Pure.
+
+    Raises
+    ------
+    PolicyError
+        For a provider option that is unknown or out of range.
+    """
+    kind = request.device.partition(":")[0]
+    policy = request.policy
+    settings = Settings(
+        device=device_word(request.device),
+        hint=_hint(policy.execution.precision, request.model),
+        precision=policy.execution.precision,
+        strict=policy.mode == "strict",
+    )
+    book = Book(policy.stated())
+    book.common(request, "openvino", checked="read back from the compiled model (EXECUTION_DEVICES)")
+    _given_options(request, settings, book, kind)
+    _precision(request, settings, book)
+    _threads(request, settings, book, machine, kind)
+    _ranges(request, settings, book)
+    _rest(request, book, kind)
+    _kernels(request, settings, book)
+    return settings, book.finish("OpenVINO")
+
+
+def _hint(precision: str, model: ModelInfo) -> str:
+    """Return the precision hint. A model whose floats are all fp32 is computed in it; others as their types say."""
+    if precision != "model":
+        return _HINTS[precision]
+    types = {tensor.dtype for tensor in (*model.inputs, *model.outputs)} | set(model.weights)
+    return "dynamic" if types & {"float16", "bfloat16", "float64"} else "f32"
+
+
+def _given_options(request: Request, settings: Settings, book: Book, kind: str) -> None:
+    given = own_options(request.policy.execution.provider_options, NAMES)
+    table = options_of(kind)
+    checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
+    if checked.pop("quantiser", "onnxruntime") == "nncf":
+        settings.style = "openvino-nncf"
+    for name, value in checked.items():
+        settings.properties[name] = ("NO", "YES")[int(value)] if table[name].values == BOOL else value
+    settings.properties.setdefault("PERFORMANCE_HINT", "LATENCY")
+    if kind == "cpu":
+        # By default, activations are quantised to 8 bits where weights are compressed, and cached keys and values too.
+        settings.properties.setdefault("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
+        if settings.hint == "f32":
+            settings.properties.setdefault("KV_CACHE_PRECISION", "f32")
+    handed = "validated, handed to the plugin and read back after compiling; quantiser chooses what prepares the graph"
+    book.options(_WHERE, NAMES, handed)
+
+
+def _precision(request: Request, settings: Settings, book: Book) -> None:
+    execution = request.policy.execution
+    hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
+    if execution.precision == "int8":
+        settings.quantise = quantises(request)
+        book.add(
+            "execution.precision",
+            f"{'quantised with the inputs given' if settings.quantise else 'the model is quantised'}, {hint}",
+            "advisory",
+            "the plugin may compute a quantised operation in fp32 where it has no 8-bit kernel for it; the evidence "
+            "says which",
+        )
+    elif execution.precision == "model":
+        book.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
+    elif execution.precision == "fp32":
+        book.add("execution.precision", hint, "enforced", "refused where the compiled model reads back another hint")
+    else:
+        reason = (
+            "refused where the compiled model reads back another hint; under it, the plugin leaves operations in fp32 "
+            "where it sees fit, and the evidence says which"
+        )
+        book.add("execution.precision", hint, "advisory", reason, "state precision fp32, or use mode: prefer")
+    if execution.tf32 is False:
+        book.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
+    else:
+        book.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
+
+
+def _threads(request: Request, settings: Settings, book: Book, machine: Machine, kind: str) -> None:
+    threads = request.policy.execution.threads
+    key = "execution.threads"
+    if threads is None:
+        return
+    if kind != "cpu":
+        book.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set", _DROP)
+        return
+    if threads > machine.cpu.cores:
+        reason = f"OpenVINO takes no more threads than there are cores, which is {machine.cpu.cores}"
+        settings.properties["INFERENCE_NUM_THREADS"] = str(machine.cpu.cores)
+        resolved = f"INFERENCE_NUM_THREADS={machine.cpu.cores}"
+        book.add(key, resolved, "unsupported", reason, f"state at most {machine.cpu.cores}")
+        return
+    settings.properties["INFERENCE_NUM_THREADS"] = str(threads)
+    book.add(key, f"INFERENCE_NUM_THREADS={threads}", "enforced", "read back after compiling")
+
+
+def _ranges(request: Request, settings: Settings, book: Book) -> None:
+    stated = request.policy.execution.shapes.items()
+    settings.ranges = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
+    book.shapes(request, "the model is reshaped to the range before it is compiled")
+
+
+def _rest(request: Request, book: Book, kind: str) -> None:
+    execution = request.policy.execution
+    whole = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
+    book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole)
+    if execution.determinism == "run_to_run":
+        reason = "streams and threads are fixed when the model is compiled; OpenVINO makes no promise about bits"
+        book.add("execution.determinism", "-", "advisory", reason)
+    else:
+        book.add("execution.determinism", "-", "enforced", "nothing asked")
+    if execution.layout == "auto":
+        book.add("execution.layout", "-", "enforced", "left to the engine")
+    else:
+        reason = "the plugin chooses the layout of each node; the evidence says which ran"
+        book.add("execution.layout", "-", "unsupported", reason, _DROP)
+    if execution.cuda_graph == "off":
+        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+    else:
+        book.add("execution.cuda_graph", "-", "unsupported", "OpenVINO has no CUDA graphs", "remove the key")
+    memory = execution.memory
+    if memory.pool == "engine":
+        book.add("execution.memory.pool", "OpenVINO's own", "enforced", "nothing is replaced")
+    else:
+        book.add("execution.memory.pool", "-", "unsupported", "OpenVINO takes no outside allocator", "use pool: engine")
+    book.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
+
+
+def _kernels(request: Request, settings: Settings, book: Book) -> None:
+    reason = "OpenVINO chooses its kernels itself and takes no choice of ours; the evidence names those that ran"
+    for op, use in request.policy.kernels.preferences.items():
+        if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
+            book.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")
+        else:
+            fix = "remove the key, use mode: prefer, or run on the engine onnxruntime"
+            book.add(f"kernels.{op}", "-", "unsupported", reason, fix)
+    for index, rule in enumerate(request.policy.kernels.rules):
+        key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
+        if glob is not None and settings.quantise:
+            settings.keep_fp32 += (glob,)
+            book.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
+        else:
+            book.add(key, "-", "unsupported", reason, "remove the rule, or use mode: prefer")
+    book.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`OpenVinoEngine`: probe, judge, load, compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Engine, Judgement, Request
+from xpuruntime.engines.openvino import probing
+from xpuruntime.engines.openvino.controls import settle
+from xpuruntime.engines.openvino.options import NAMES
+from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.quantisation.judge import refuse_int8
+from xpuruntime.engines.refusal import Refusal
+from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.records import Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xpuruntime.engines.artifact import Compiled
+    from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+__all__ = ["OpenVinoEngine"]
+
+_KINDS = ("cpu", "gpu", "npu")
+#: Operator domains that OpenVINO's ONNX reader may have conversions for; it says of which operators when it loads.
+_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "org.openvinotoolkit"})
+#: Types of inputs and outputs that are handed over.
+_ARRAYS = frozenset(
+    {"float64", "float32", "float16", "bfloat16", "bool"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+#: Processor features with which the CPU plugin computes in fp16.
+_FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
+
+
+class OpenVinoEngine(Engine):
+    """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
+
+    name: ClassVar[str] = NAMES[0]
+    aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
+    extra: ClassVar[str | None] = "openvino"
+    compiles: ClassVar[bool] = True
+
+    def probe(self) -> EngineFacts:
+        """Say what is installed, and which devices OpenVINO has."""
+        return probing.probe()
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return the NPU, the GPUs, then the CPU."""
+        facts = machine.engines.get(self.name)
+        if facts is None or not facts.loadable:
+            return ()
+        found = [probing.our_device(word) for word in facts.providers]
+        return tuple(sorted(found, key=lambda device: (_order(device), device)))
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        """Accept or reject from facts."""
+        refusal = self._refuse(request, machine)
+        if refusal is not None:
+            return refusal.judgement(self.name, request.device)
+        try:
+            settings, controls = settle(request, machine)
+        except PolicyError as error:
+            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+        candidate = f"{self.name}@{request.device}"
+        version = machine.engines[self.name].version
+        reason = f"OpenVINO {version}, {settings.device}, INFERENCE_PRECISION_HINT={settings.hint}"
+        wide = sorted({t.dtype for t in (*request.model.inputs, *request.model.outputs)} & _NARROWED.keys())
+        if wide:
+            reason += "; it computes " + " and ".join(f"{name} as {_NARROWED[name]}" for name in wide)
+        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Compile the model, or import a compiled one; see `LoadedModel`."""
+        from xpuruntime.engines.openvino.loading import load_model
+
+        del machine
+        return load_model(request, msgspec.convert(judgement.settings, Settings))
+
+    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+        """Return what a compiled model is tied to: version, device, and everything that it was compiled for."""
+        facts = machine.engines[self.name]
+        settings = msgspec.convert(judgement.settings, Settings)
+        tied = {"openvino": str(facts.version), "device": settings.device, "system": machine.system}
+        if settings.device == "CPU":
+            tied["processor"] = f"{machine.architecture}, {machine.cpu.name}"
+            tied["processor_features"] = " ".join(sorted(machine.cpu.features))
+        else:
+            tied["processor"] = facts.detail.get(settings.device, request.device)
+        tied["INFERENCE_PRECISION_HINT"] = settings.hint
+        tied.update(sorted(settings.properties.items()))
+        return tied
+
+    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+        """Write the compiled model that OpenVINO exports."""
+        from xpuruntime.engines.openvino.loading import compile_model
+
+        del machine
+        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+
+    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            reason = (facts and facts.reason) or "the package openvino is not installed"
+            return Refusal("engine_missing", reason, probing.INSTALL)
+        if not facts.loadable:
+            return Refusal("engine_broken", facts.reason or "the package openvino does not import", facts.fix)
+        device = _refuse_device(request.device, facts)
+        return device or _refuse_model(request) or _refuse_precision(request, machine)
+
+
+#: Types that OpenVINO takes and gives but does not compute in.
+_NARROWED = {"int64": "int32", "uint64": "int32", "uint32": "int32", "float64": "float32"}
+
+
+def _order(device: str) -> int:
+    return ("npu", "gpu", "cpu").index(device.partition(":")[0])
+
+
+def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
+    kind, _, index = device.partition(":")
+    if kind not in _KINDS:
+        return Refusal(
+            "device_unsupported",
+            f"OpenVINO has no device {device!r}; it runs on cpu, gpu (Intel) and npu (Intel)",
+            "use device cpu, gpu or npu, or name an engine that has this device in execution.engine",
+        )
+    have = [probing.our_device(word) for word in facts.providers]
+    if device in have or (not index and any(one.startswith(f"{kind}:") for one in have)):
+        return None
+    if index == "0" and kind in have:
+        return None
+    named = ", ".join(have) or "none"
+    if any(one.partition(":")[0] == kind for one in have):
+        return Refusal("device_missing", f"{device} is not there: OpenVINO has {named}", f"use one of {named}")
+    why = facts.broken.get(kind.upper(), f"OpenVINO has no {kind.upper()} here")
+    return Refusal("device_missing", f"{device} is not there: {why}", f"use one of {named}")
+
+
+def _refuse_model(request: Request) -> Refusal | None:
+    model = request.model
+    for role, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for tensor in tensors:
+            if tensor.kind != "tensor" or tensor.dtype not in _ARRAYS:
+                what = tensor.dtype if tensor.kind == "tensor" else f"{tensor.kind} of {tensor.dtype}"
+                return Refusal(
+                    "op_unsupported",
+                    f"{role} {tensor.name!r} is of type {what}, which is not handed to OpenVINO",
+                    "use the engine onnxruntime, or export the model with tensors of numbers",
+                )
+    foreign = {d: ops for d, ops in model.custom_domains.items() if d not in _DOMAINS}
+    if foreign:
+        named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
+        return Refusal(
+            "op_unsupported",
+            f"OpenVINO has no conversion for the custom operators {named}",
+            "export the model without them, or use another engine",
+        )
+    wide = [kind for kind in model.quantisation.activations if kind in ("int16", "uint16")]
+    if wide:
+        return Refusal(
+            "op_unsupported",
+            f"the model quantises activations to {' and '.join(wide)}, and OpenVINO computes such models wrongly "
+            "without an error",
+            "quantise activations to 8 bits, or use the engine onnxruntime or qnn",
+        )
+    return None
+
+
+def _refuse_precision(request: Request, machine: Machine) -> Refusal | None:
+    precision = request.policy.execution.precision
+    if precision == "tf32":
+        return Refusal("precision_unsupported", "no plugin of OpenVINO computes in TF32", "use precision fp32")
+    cpu = request.device == "cpu"
+    if precision == "fp16" and cpu and machine.cpu.features and not _FP16_CPU & set(machine.cpu.features):
+        return Refusal(
+            "precision_unsupported",
+            "this processor has no fp16 arithmetic, and OpenVINO would compute in another precision without a word",
+            "use precision bf16 or fp32, or the engine onnxruntime",
+        )
+    return refuse_int8(request)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Executed`: one node of the graph that OpenVINO runs, read from its runtime model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.openvino.naming import Mention, mentions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Executed", "read_graph"]
+
+_WORDS = {
+    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "uint8", "i16": "int16",
+    "u16": "uint16", "i32": "int32", "u32": "uint32", "i64": "int64", "u64": "uint64", "boolean": "bool",
+}  # fmt: skip
+_SPATIAL = frozenset(
+    {"Convolution", "BinaryConvolution", "DeformableConvolution", "Deconvolution", "Pooling", "Interpolate"}
+)
+_LAYOUTS = {"abcd": "nchw", "acdb": "nhwc", "abcde": "ncdhw", "acdeb": "ndhwc"}
+#: Nodes that stand for inputs, outputs and constants, and compute nothing.
+_STILL = frozenset({"Const", "Input", "Output", "Parameter", "Result", "Constant"})
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """One node of the executed graph.
+
+    Attributes
+    ----------
+    name, kind : str
+        OpenVINO's friendly name, and its type of layer.
+    mentioned : tuple of Mention
+        The source nodes in its original names.
+    kernel : str or None
+        ``primitiveType``, where it names one.
+    precision : str or None
+        That of the kernel; without one, that of the node.
+    node_precision : str or None
+        ``runtimePrecision``, which may be another: of an operation with 8-bit weights and an fp32 kernel, for example.
+    reads, writes : str or None
+        Types of the first input and of the first output.
+    layout : str or None
+        Of the first output, for operations on images.
+    size : int or None
+        Bytes of the first output, where its shape is fixed.
+    time_us : int or None
+        Mean since the model was compiled; ``None`` where nothing had to be done.
+    still : bool
+        Whether it is an input, an output or a constant.
+    above : tuple of str
+        Friendly names of what it reads.
+    """
+
+    name: str
+    kind: str
+    mentioned: tuple[Mention, ...]
+    kernel: str | None
+    precision: str | None
+    node_precision: str | None
+    reads: str | None
+    writes: str | None
+    layout: str | None
+    size: int | None
+    time_us: int | None
+    still: bool
+    above: tuple[str, ...]
+
+
+def read_graph(compiled: Any) -> list[Executed]:
+    """Return the executed nodes of a compiled model in order; times only where it was compiled with ``PERF_COUNT``."""
+    found: list[Executed] = []
+    types: dict[str, str | None] = {}
+    for operation in compiled.get_runtime_model().get_ordered_ops():
+        info = operation.get_rt_info()
+        facts = {key: _text(info, key) for key in _KEYS}
+        above = tuple(port.get_source_output().get_node().get_friendly_name() for port in operation.inputs())
+        kind = facts["layerType"] or operation.get_type_name()
+        name = operation.get_friendly_name()
+        writes = _WORDS.get(facts["outputPrecisions"].partition(",")[0])
+        types[name] = writes
+        kernel = facts["primitiveType"]
+        named = bool(kernel) and not kernel.startswith("unknown")
+        own = _WORDS.get(facts["runtimePrecision"])
+        time = facts["execTimeMcs"]
+        found.append(
+            Executed(
+                name=name,
+                kind=kind,
+                mentioned=tuple(mentions(facts["originalLayersNames"])),
+                kernel=kernel if named else None,
+                precision=(_of_kernel(kernel) if named else None) or own,
+                node_precision=own,
+                reads=types.get(above[0]) if above else None,
+                writes=writes,
+                layout=_layout(facts["outputLayouts"]) if kind in _SPATIAL else None,
+                size=_size(operation),
+                time_us=int(time) if time.isdigit() else None,
+                still=kind in _STILL,
+                above=above,
+            )
+        )
+    return found
+
+
+_KEYS = (
+    "layerType", "originalLayersNames", "outputLayouts", "outputPrecisions", "primitiveType", "runtimePrecision",
+    "execTimeMcs",
+)  # fmt: skip
+
+
+def _text(info: Mapping[str, Any], key: str) -> str:
+    try:
+        return str(info[key].astype(str))
+    except (KeyError, RuntimeError, TypeError):
+        return ""
+
+
+def _of_kernel(kernel: str) -> str | None:
+    """Return the precision in the name of a kernel, such as ``brgconv_avx512_I8``."""
+    last = kernel.rpartition("_")[2].lower()
+    return _WORDS.get(last)
+
+
+def _layout(text: str) -> str | None:
+    first = text.partition(",")[0]
+    if first in _LAYOUTS:
+        return _LAYOUTS[first]
+    blocked = re.fullmatch(r"aBcde?(\d+)b", first)
+    return f"nchw{blocked[1]}c" if blocked else first or None
+
+
+def _size(operation: Any) -> int | None:
+    ports = operation.outputs()
+    if not ports or not ports[0].get_partial_shape().is_static:
+        return None
+    count = 1
+    for size in ports[0].get_shape():
+        count *= int(size)
+    return int(count * ports[0].get_element_type().size)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Loading a model into OpenVINO: read, name, compile or import, verify, wrap."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.artifact import Compiled
+from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.engines.openvino.failures import translate
+from xpuruntime.engines.openvino.naming import name_operations
+from xpuruntime.engines.openvino.readback import read_back, word
+from xpuruntime.engines.source import Source, prepare_source
+from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.base import LoadedModel, Observed, Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.openvino.settings import Settings
+
+__all__ = ["BLOB", "compile_model", "load_model"]
+
+#: The one file of a compiled artifact.
+BLOB = "model.blob"
+#: A protobuf message holds less than this.
+_LARGEST = 2**31 - 1
+
+
+def load_model(request: Request, settings: Settings) -> LoadedModel:
+    """Return the loaded model; leaves nothing behind when it fails.
+
+    Raises
+    ------
+    XpuRuntimeError
+        See `OpenVinoEngine.load`.
+    """
+    from xpuruntime.engines.openvino.model import OpenVinoModel
+
+    log = ConversionLog()
+    opener = _Opener(request, settings, log)
+    compiled = opener.open({})
+    return OpenVinoModel(
+        compiled,
+        opener.info,
+        device=request.device,
+        strict=settings.strict,
+        observer=_observer(request, settings, opener),
+        log=log,
+    )
+
+
+def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
+    """Write the compiled model into `folder`."""
+    log = ConversionLog()
+    opener = _Opener(request, settings, log)
+    compiled = opener.open({})
+    try:
+        data = compiled.export_model().getvalue()
+    except Exception as error:
+        raise translate(error, doing=f"exporting {request.model.path}", device=request.device) from None
+    (folder / BLOB).write_bytes(data)
+    node_map: dict[str, tuple[str, ...]] = {node.name: (node.name,) for node in opener.info.nodes}
+    return Compiled(files=(BLOB,), node_map=node_map, notes=log.notes())
+
+
+class _Opener:
+    """Opens a model again and again with the same settings: for running, and with instruments for the evidence."""
+
+    def __init__(self, request: Request, settings: Settings, log: ConversionLog) -> None:
+        self.request, self.settings, self.log = request, settings, log
+        self.info: ModelInfo = with_shapes(request.model, request.policy)
+        self._quantised: Source | None = None
+        self._told = False
+        self.core = _core(request.device)
+        _there(self.core, settings.device, request.device)
+
+    def open(self, more: Mapping[str, Any]) -> Any:
+        """Compile or import the model; `more` are properties on top."""
+        settings = self.settings
+        properties: dict[str, Any] = {**settings.properties, "INFERENCE_PRECISION_HINT": settings.hint, **more}
+        artifact = self.request.artifact
+        if artifact is not None:
+            data = artifact.entry.read_bytes()
+            doing = f"importing {artifact.entry}"
+            try:
+                compiled = self.core.import_model(data, settings.device, properties)
+            except Exception as error:
+                raise translate(error, doing=doing, device=self.request.device) from None
+        else:
+            graph = self._graph()
+            try:
+                compiled = self.core.compile_model(graph, settings.device, properties)
+            except Exception as error:
+                doing = f"compiling {self.request.model.path}"
+                raise translate(error, doing=doing, device=self.request.device) from None
+        self._verify(compiled)
+        return compiled
+
+    def _graph(self) -> Any:
+        """Return OpenVINO's graph of the model, named after the source nodes and limited to the ranges stated."""
+        path = self.request.model.path
+        source = self._source()
+        try:
+            with tempfile.TemporaryDirectory(prefix="xpuruntime-openvino-") as folder:
+                model = _with_data(source, folder)
+                graph = self.core.read_model(model)
+                del model
+        except Exception as error:
+            if isinstance(error, OSError):
+                raise ModelError(f"{path} cannot be prepared for OpenVINO: {error}", engine="openvino") from None
+            nodes = self.info.nodes
+            raise translate(error, doing=f"reading {path}", device=self.request.device, nodes=nodes) from None
+        name_operations(graph, self.info.nodes)
+        try:
+            self._limit(graph)
+        except Exception as error:
+            doing = f"reshaping {path} to execution.shapes"
+            raise translate(error, doing=doing, device=self.request.device) from None
+        return graph
+
+    def _source(self) -> Source:
+        """Return the prepared model; one that was quantised is kept, for that takes long."""
+        settings = self.settings
+        if not settings.quantise:
+            log, self._told = (ConversionLog() if self._told else self.log), True
+            return prepare_source(self.request, log)
+        if self._quantised is None:
+            self._quantised = prepare_source(self.request, self.log, qdq=settings.style, keep_fp32=settings.keep_fp32)
+        return self._quantised
+
+    def _limit(self, graph: Any) -> None:
+        if not self.settings.ranges:
+            return
+        import openvino as ov
+
+        shapes = {}
+        for tensor in self.info.inputs:
+            if tensor.name in self.settings.ranges and tensor.limits:
+                sizes = [
+                    ov.Dimension(size) if isinstance(size, int) else ov.Dimension(*limit) if limit else ov.Dimension()
+                    for size, limit in zip(tensor.shape or (), tensor.limits, strict=True)
+                ]
+                shapes[tensor.name] = ov.PartialShape(sizes)
+        if shapes:
+            graph.reshape(shapes)
+
+    def _verify(self, compiled: Any) -> None:
+        """Refuse a compiled model that reads back another precision or device than was asked for."""
+        settings, device = self.settings, self.request.device
+        path = self.request.model.path
+        hint = word(compiled.get_property("INFERENCE_PRECISION_HINT"))
+        if hint != settings.hint:
+            msg = (
+                f"{path} on {device}: INFERENCE_PRECISION_HINT={settings.hint} was asked, and OpenVINO took {hint}: "
+                f"this device does not compute in {settings.hint}. State a precision it has: "
+                f"{', '.join(self.core.get_property(settings.device, 'OPTIMIZATION_CAPABILITIES'))}"
+            )
+            raise UnsupportedOperationError(msg, engine="openvino", device=device)
+        ran = [str(one) for one in compiled.get_property("EXECUTION_DEVICES")]
+        if not all(one.partition(".")[0] == settings.device.partition(".")[0] for one in ran):
+            msg = f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}"
+            raise EngineError(msg, engine="openvino", device=device)
+        for name, value in settings.properties.items():
+            got = read_back(compiled, name)
+            if got is not None and got != value and (name, got) != ("PERFORMANCE_HINT", ""):
+                self.log.add(f"OpenVINO took {name}={got}", f"{name}={value} was asked")
+
+
+def _core(device: str) -> Any:
+    try:
+        import openvino as ov
+
+        return ov.Core()
+    except Exception as error:  # a vendor package can fail in any way
+        msg = (
+            f"OpenVINO cannot be used: {error}. Reinstall it: pip install --force-reinstall openvino "
+            '(or pip install "xpuruntime[openvino]")'
+        )
+        raise EngineError(msg, engine="openvino", device=device) from None
+
+
+def _there(core: Any, word_: str, device: str) -> None:
+    """Refuse a device that OpenVINO does not list: compiling for it fails with a message about something else."""
+    kind, _, index = word_.partition(".")
+    try:
+        indices = [str(one) for one in core.get_property(kind, "AVAILABLE_DEVICES")]
+    except RuntimeError as error:
+        raise translate(error, doing=f"opening the {kind} plugin", device=device) from None
+    if not indices or (index and index not in indices and (index, indices) != ("0", [""])):
+        msg = f"{device} is not there: OpenVINO lists {indices or 'none'} for {kind}; run `xrt doctor`"
+        raise EngineError(msg, engine="openvino", device=device)
+
+
+def _with_data(source: Source, folder: str) -> Any:
+    """Return a model as OpenVINO reads it: a path, or bytes that hold their weights.
+
+    OpenVINO looks external data up beside a file only, so that bytes with such data are given their weights; where
+    these are too large for that, the model is written to `folder` first.
+    """
+    if isinstance(source.model, str):
+        return source.model
+    if source.folder is None:
+        return source.model
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model
+
+    proto = onnx.load_from_string(source.model)
+    if not any(onnx.external_data_helper.uses_external_data(t) for t in _tensors(proto)):
+        return source.model
+    load_external_data_for_model(proto, source.folder)
+    if proto.ByteSize() < _LARGEST:
+        return proto.SerializeToString()
+    path = Path(folder) / "model.onnx"
+    onnx.save_model(proto, str(path), save_as_external_data=True, location="model.weights", convert_attribute=True)
+    return str(path)
+
+
+def _tensors(proto: Any) -> Any:
+    from xpuruntime.engines.model.graph import tensors
+
+    return tensors(proto)
+
+
+def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable[[Mapping[str, Any], int], Observed]:
+    """Return what makes an instrumented copy of the model and watches it run."""
+
+    def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
+        from xpuruntime.engines.base import Observed
+        from xpuruntime.engines.openvino.observing import observe
+
+        try:
+            compiled = opener.open({"PERF_COUNT": "YES"})
+        except XpuRuntimeError as error:
+            return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
+        return observe(compiled, feeds, runs, opener.info, request=request, settings=settings)
+
+    return observer

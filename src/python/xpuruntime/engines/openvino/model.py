@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A model loaded by OpenVINO."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.engines.arrays import from_host
+from xpuruntime.engines.base import closed
+from xpuruntime.engines.feeds import refuse_stream
+from xpuruntime.engines.host_model import HostModel
+from xpuruntime.engines.openvino.failures import translate
+from xpuruntime.engines.openvino.integers import WIDE, check_range
+from xpuruntime.engines.openvino.requests import RequestQueue
+from xpuruntime.engines.openvino.slots import SlotPool, port_order
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from xpuruntime import _core
+    from xpuruntime.engines.base import Binding, Observed
+    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.errors import XpuRuntimeError
+
+__all__ = ["OpenVinoModel"]
+
+
+class OpenVinoModel(HostModel):
+    """Runs a compiled model. Each run takes one of its inference requests, and a new one where all are busy.
+
+    Parameters
+    ----------
+    compiled : openvino.CompiledModel
+    info : ModelInfo
+    device : str
+    strict : bool
+        Refuse what would need a copy instead of copying once and saying so.
+    observer : callable
+        ``observer(feeds, runs) -> Observed``.
+    log : ConversionLog
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        info: ModelInfo,
+        *,
+        device: str,
+        strict: bool,
+        observer: Callable[[Mapping[str, Any], int], Observed],
+        log: ConversionLog,
+    ) -> None:
+        outputs = [output.name for output in info.outputs]
+        super().__init__(compiled, info, outputs, strict=strict, observer=observer, log=log)
+        self.device = device
+        self._pool = SlotPool(compiled)
+        self.order = port_order(compiled, [info.name for info in info.inputs])
+        self._failed = functools.partial(_failure, info.path, device)
+        #: Position and name of inputs whose values are looked at.
+        self.wide = tuple((i, t.name) for i, t in enumerate(info.inputs) if t.dtype in WIDE)
+        self._queue = RequestQueue(self._pool, self._failed, _side_by_side(compiled))
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
+        slow = self.run
+        if not self.plain or any(output.dtype == "bfloat16" for output in self._info.outputs):
+            return slow
+        names, seen, wide = self._outputs, self._check._seen, self.wide
+        inputs = tuple((info.name, np.dtype(info.dtype)) for info in self._info.inputs)
+        count = len(inputs)
+        order = self.order if self.order != list(range(count)) else None
+        free, take, failed, array_type = self._pool.free, self._pool.take, self._failed, np.ndarray
+
+        def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+            try:
+                if len(feeds) != count or stream is not None:
+                    return slow(feeds, stream)
+                arrays = []
+                for name, dtype in inputs:
+                    array = feeds[name]
+                    if type(array) is not array_type or array.dtype != dtype or not array.flags.c_contiguous:
+                        return slow(feeds, stream)
+                    arrays.append(array)
+                shapes = tuple([array.shape for array in arrays])
+                if shapes not in seen:
+                    return slow(feeds, stream)
+            except (KeyError, TypeError):
+                return slow(feeds, stream)
+            for index, name in wide:
+                check_range(name, arrays[index])
+            if order is not None:
+                arrays = [arrays[index] for index in order]
+            try:
+                slot = free.pop()
+            except IndexError:
+                slot = take()
+            try:
+                results = slot.run(arrays, shapes)
+            except Exception as error:
+                raise failed(error) from None
+            free.append(slot)
+            return dict(zip(names, results, strict=True))
+
+        return run
+
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Check, run, and return results in the caller's kind; see `InferenceSession`."""
+        self._refuse_constants(feeds)
+        return super().run(feeds, stream)
+
+    def run_async(self, feeds: Mapping[str, Any], stream: Any = None) -> Future[dict[str, Any]]:
+        """Start a request of OpenVINO's; see `InferenceSession.run_async`."""
+        if self._handle is None:
+            closed()
+        if self._extended:
+            return super().run_async(feeds, stream)
+        self._refuse_constants(feeds)
+        refuse_stream(stream)
+        ready, kind = self.ready(feeds)
+        arrays = self._in_order(ready)
+        names = self._outputs
+
+        def finish(results: Sequence[Any]) -> dict[str, Any]:
+            return {name: from_host(value, kind) for name, value in zip(names, results, strict=True)}
+
+        return self._queue.submit(arrays, finish)
+
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Bind NumPy buffers; see `InferenceSession.bind`."""
+        from xpuruntime.engines.openvino.binding import OpenVinoBinding
+
+        self.check_bind(stream)
+        self._refuse_constants(inputs or {})
+        return OpenVinoBinding(self, inputs or {}, outputs or {})
+
+    def close(self) -> None:
+        """Drop the compiled model; requests that run finish first, those that wait are cancelled."""
+        super().close()
+        self._queue.close()
+        self._pool.close()
+
+    def stop_async(self) -> None:
+        """Cancel the asynchronous runs that have not begun."""
+        self._queue.close()
+        super().stop_async()
+
+    def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
+        arrays = self._in_order(ready)
+        del handle  # the slots hold it
+        slot = self._pool.take()
+        try:
+            results = slot.run(arrays, tuple(ready[info.name].shape for info in self._info.inputs))
+        except Exception as error:
+            raise self._failed(error) from None
+        self._pool.free.append(slot)
+        return results
+
+    def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
+        from xpuruntime.engines.openvino.extended import run_tensors
+
+        for _, name in self.wide:
+            check_range(name, tensors[name].numpy())
+        ordered = [tensors[self._info.inputs[index].name] for index in self.order]
+        try:
+            return run_tensors(handle, ordered, self._info.outputs)
+        except Exception as error:
+            raise self._failed(error) from None
+
+    def _in_order(self, ready: Mapping[str, Any]) -> list[Any]:
+        """Return checked arrays in the order of OpenVINO's ports; refuse integers that would wrap."""
+        for _, name in self.wide:
+            check_range(name, ready[name])
+        return [ready[self._info.inputs[index].name] for index in self.order]
+
+    def _refuse_constants(self, feeds: Mapping[str, Any]) -> None:
+        """Refuse a value for an input with a default: OpenVINO makes it a constant when it reads the model."""
+        for info in self._info.overridable_inputs:
+            if hasattr(feeds, "keys") and info.name in feeds:
+                msg = (
+                    f"input {info.name!r} has a default in the model, and OpenVINO makes that a constant; leave it "
+                    "out, remove the default from the model, or use the engine onnxruntime"
+                )
+                raise InputError(msg)
+
+
+def _failure(path: str, device: str, error: Exception) -> XpuRuntimeError:
+    return translate(error, doing=f"running {path}", device=device)
+
+
+def _side_by_side(compiled: Any) -> int:
+    try:
+        return max(1, int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")))
+    except RuntimeError:
+        return 1

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Watching OpenVINO run a model: an instrumented copy, its executed graph, and what that says of the source nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
+from xpuruntime.engines.openvino.joining import Shares, precision_asked, share_out
+from xpuruntime.engines.openvino.naming import plain_name
+from xpuruntime.engines.openvino.readback import effective
+from xpuruntime.engines.openvino.slots import infer_call, port_order, share
+from xpuruntime.engines.precision.names import meets
+from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.quantisation.style import HEAVY
+from xpuruntime.engines.units import UnitIds, folded_unit, listed
+from xpuruntime.evidence.records import Boundary, Time, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.openvino.settings import Settings
+
+__all__ = ["observe"]
+
+_IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
+_INTEGER = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
+
+
+def observe(
+    compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, *, request: Request, settings: Settings
+) -> Observed:
+    """Run a compiled model with counters once cold and `runs` times, and say what ran.
+
+    Parameters
+    ----------
+    compiled : openvino.CompiledModel
+        Compiled with ``PERF_COUNT``.
+    feeds : mapping of str to array
+        Checked, in host memory.
+    runs : int
+    info : ModelInfo
+    request : Request
+    settings : Settings
+    """
+    device = request.device
+    notes: list[str] = []
+    cold, broken = _run(compiled, feeds, max(1, runs), info, notes)
+    try:
+        executed = read_graph(compiled)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:300]
+        return Observed(partial=True, notes=(*notes, f"OpenVINO gives no executed graph here: {text}"))
+    names = [tensor.name for tensor in info.inputs]
+    shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
+    joiner = _Units(executed, shares, info, device, settings, cold, max(1, runs))
+    units = joiner.all()
+    notes += joiner.notes
+    return Observed(
+        units=tuple(units),
+        boundaries=_boundaries(executed, joiner),
+        effective={**effective(compiled, settings, device, request.policy.execution.shapes), **_overall(units)},
+        notes=tuple(notes),
+        partial=broken,
+    )
+
+
+def _run(
+    compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]
+) -> tuple[dict[str, int], bool]:
+    """Run, and return the times of the cold run by name of executed node."""
+    request = compiled.create_infer_request()
+    kept = []
+    cold: dict[str, int] = {}
+    try:
+        for port, index in enumerate(port_order(compiled, [tensor.name for tensor in info.inputs])):
+            array, kind = _border(feeds[info.inputs[index].name])
+            kept.append(array)
+            request.set_input_tensor(port, share(array, kind))
+        call = infer_call(request)
+        for number in range(runs + 1):
+            call({}, True, False)
+            if number == 0:
+                cold = {one.name: one.time_us for one in read_graph(compiled) if one.time_us is not None}
+    except RuntimeError as error:
+        notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
+        return cold, True
+    return cold, False
+
+
+def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
+    if isinstance(array, np.ndarray):
+        return array, None
+    from xpuruntime.engines.openvino.extended import borders
+
+    return borders(array)
+
+
+class _Units:
+    """Makes units of executed nodes."""
+
+    def __init__(
+        self,
+        executed: Sequence[Executed],
+        shares: Shares,
+        info: ModelInfo,
+        device: str,
+        settings: Settings,
+        cold: Mapping[str, int],
+        runs: int,
+    ) -> None:
+        self.executed, self.shares, self.info = executed, shares, info
+        self.device, self.settings, self.cold, self.runs = device, settings, cold, runs
+        self.types = model_precisions(info.named_proto()) if _has_source(info) else {}
+        self.makers = {name: node.op for node in info.nodes for name in node.outputs if name}
+        self.notes: list[str] = []
+        self._ids = UnitIds()
+
+    def all(self) -> list[Unit]:
+        """Return the units in the order they ran, then those that do not run."""
+        units = [self._unit(i, one) for i, one in enumerate(self.executed) if not one.still]
+        units += [self._folded(index, why) for index, why in sorted(self.shares.folded.items())]
+        if self.shares.inferred:
+            first = self.info.nodes[min(self.shares.inferred)].name
+            self.notes.append(
+                f"{len(self.shares.inferred)} node(s), such as {first!r}, are not mentioned in OpenVINO's executed "
+                "graph; they were joined to the unit that reads what they make"
+            )
+        apart = [u for u in self.executed if not u.still and u.kernel and u.node_precision != u.precision]
+        if apart:
+            one = apart[0]
+            self.notes.append(
+                f"OpenVINO says two precisions of {len(apart)} unit(s), such as {plain_name(one.name)!r}: "
+                f"{one.node_precision}, and the kernel {one.kernel}; the kernel's is reported"
+            )
+        self.notes.append("times of units are means, as OpenVINO counts them; the first, cold run is left out")
+        if not self.types:
+            self.notes.append("the source model is not here, so the types it states are not known")
+        return units
+
+    def inserted(self, position: int) -> bool:
+        """Whether an executed node stands for no source node."""
+        return not self.shares.owned.get(position) and not self.shares.serves.get(position)
+
+    def time(self, one: Executed) -> Time | None:
+        """Return the mean of the warm runs."""
+        if one.time_us is None:
+            return None
+        first = self.cold.get(one.name, one.time_us)
+        value = max(0.0, (one.time_us * (self.runs + 1) - first) / self.runs)
+        return Time(value=value, unit="us", kind="wall", runs=self.runs)
+
+    def _unit(self, position: int, one: Executed) -> Unit:
+        nodes = self.info.nodes
+        owned = self.shares.owned.get(position, [])
+        served = self.shares.serves.get(position, [])
+        inside = any(nodes[i].graph for i in owned)
+        relation: Literal["exact", "fused", "inserted", "opaque"] = (
+            "opaque" if inside else "inserted" if not owned else "exact" if len(owned) == 1 else "fused"
+        )
+        idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
+        wanted = None if idle else self._wanted(owned)
+        if wanted is None and one.time_us is not None:  # a step of a node; one that quantises is in two precisions
+            wanted = next((w for w in (self._wanted(served),) if w != "int8"), None)
+        ran = one.precision
+        deviates = bool(wanted and ran and owned and not meets(wanted, ran))
+        return Unit(
+            id=self._id(one.name),
+            op=one.kind,
+            relation=relation,
+            source_nodes=tuple(nodes[i].name for i in owned),
+            outputs=tuple(n for n in (nodes[owned[-1]].outputs if owned else ()) if n),
+            serves=tuple(nodes[i].name for i in served),
+            engine="openvino",
+            device=self.device,
+            provider=self.settings.device,
+            kernel=one.kernel,
+            kernel_source="reported" if one.kernel else "unknown",
+            precision_requested=wanted,
+            precision_run=ran,
+            layout=one.layout,
+            time=self.time(one),
+            placement_reason=_IDLE if idle else None,
+            placement_source="rule" if idle else "none",
+            status="substituted" if deviates else "honoured",
+        )
+
+    def _folded(self, index: int, why: str) -> Unit:
+        node = self.info.nodes[index]
+        where = {"device": self.device, "provider": self.settings.device}
+        return folded_unit(node, "openvino", why, id=self._id(node.name), **where)
+
+    def _wanted(self, owned: Sequence[int]) -> str | None:
+        """Return the precision asked for of a unit; ``None`` where it makes no floats, or none was asked of it."""
+        stated = precision_asked(self.info.nodes, owned, self.types)
+        if not owned:
+            return None
+        heavy = [i for i in owned if self.info.nodes[i].op in HEAVY]
+        if any(self.info.nodes[i].op in _INTEGER for i in owned) or any(self._quantised(i) for i in heavy):
+            return "int8"
+        if self.settings.precision == "int8":
+            return "int8" if heavy and self.settings.quantise and self._weighted(heavy[0]) else None
+        if stated is None or self.settings.precision == "model":
+            return stated
+        return self.settings.precision
+
+    def _quantised(self, index: int) -> bool:
+        """Whether the model itself quantises what a product reads."""
+        return any(self.makers.get(name) == "DequantizeLinear" for name in self.info.nodes[index].inputs[:1])
+
+    def _weighted(self, index: int) -> bool:
+        """Whether a product has a constant weight, which is what quantisers quantise."""
+        inputs = self.info.nodes[index].inputs
+        return len(inputs) > 1 and inputs[1] not in self.makers
+
+    def _id(self, name: str) -> str:
+        return self._ids(plain_name(name))
+
+
+def _has_source(info: ModelInfo) -> bool:
+    """Whether the model file is still there as it was: an artifact runs without it."""
+    from xpuruntime.errors import ModelError
+
+    try:
+        info.named_proto()
+    except ModelError:
+        return False
+    return True
+
+
+def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, ...]:
+    """Return the inserted changes of type and layout, by kind and what they change."""
+    groups: dict[tuple[Literal["cast", "layout"], str], list[Executed]] = {}
+    for position, one in enumerate(executed):
+        if one.still or one.kind not in ("Reorder", "Convert") or not units.inserted(position):
+            continue
+        if one.reads != one.writes and one.reads and one.writes:
+            groups.setdefault(("cast", f"{one.reads} -> {one.writes} on {units.device}"), []).append(one)
+        else:
+            groups.setdefault(("layout", f"{one.kind} on {units.device}"), []).append(one)
+    found = []
+    for (kind, where), members in sorted(groups.items()):
+        times = [t for one in members if (t := units.time(one)) is not None]
+        sizes = [one.size for one in members]
+        found.append(
+            Boundary(
+                kind=kind,
+                where=where,
+                count=len(members),
+                bytes=None if any(size is None for size in sizes) else sum(size or 0 for size in sizes),
+                time=Time(value=sum(t.value for t in times), unit="us", kind="wall", runs=units.runs)
+                if times
+                else None,
+            )
+        )
+    return tuple(found)
+
+
+def _overall(units: Sequence[Unit]) -> dict[str, str]:
+    """Return what the units say of the keys that are about all of them."""
+    found = {}
+    ran = [u for u in units if u.source_nodes and u.relation != "folded"]
+    for key, values in (
+        ("execution.precision", [u.precision_run for u in ran if u.precision_requested and u.precision_run]),
+        ("execution.layout", [u.layout for u in ran if u.layout]),
+    ):
+        if values:
+            found[key] = listed(values)
+    return found

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Properties of OpenVINO's device plugins, with the values each accepts.
+
+OpenVINO refuses an unknown name, but names neither the nearest one nor the values, and only while it compiles. Those of
+the CPU were read back from 2026.4; those of GPU and NPU were read from the same wheel and not tried on a device.
+"""
+
+from __future__ import annotations
+
+from xpuruntime.engines.options import BOOL, Option
+
+__all__ = ["CPU_OPTIONS", "GPU_OPTIONS", "GRAPH_OPTIONS", "NAMES", "NPU_OPTIONS", "options_of"]
+
+#: What a policy may call this engine.
+NAMES = ("openvino", "ov")
+
+_LEVELS = ("LOW", "MEDIUM", "HIGH")
+_CACHE = ("f32", "f16", "bf16", "u8")
+_ARTIFACTS = "execution.artifacts"
+
+_SHARED: dict[str, Option] = {
+    "INFERENCE_PRECISION_HINT": Option(meaning="precision to compute in", owned_by="execution.precision"),
+    "EXECUTION_MODE_HINT": Option(meaning="accuracy or speed", owned_by="execution.precision"),
+    "DEVICE_ID": Option(meaning="device index", owned_by="execution.device"),
+    "PERF_COUNT": Option(meaning="times of nodes", owned_by="explain()"),
+    "CACHE_DIR": Option(meaning="folder of compiled models", owned_by=_ARTIFACTS),
+    "CACHE_MODE": Option(meaning="what a compiled model is made for", owned_by=_ARTIFACTS),
+    "ENABLE_WEIGHTLESS": Option(meaning="compiled models without weights", owned_by=_ARTIFACTS),
+    "WEIGHTS_PATH": Option(meaning="weights of a compiled model", owned_by=_ARTIFACTS),
+    "PERFORMANCE_HINT": Option(meaning="what streams and batching are tuned for", values=("LATENCY", "THROUGHPUT")),
+    "PERFORMANCE_HINT_NUM_REQUESTS": Option(meaning="requests that will run side by side", low=1, high=4096),
+    "NUM_STREAMS": Option(meaning="inferences that run side by side", low=1, high=4096),
+}
+
+CPU_OPTIONS: dict[str, Option] = {
+    **_SHARED,
+    "INFERENCE_NUM_THREADS": Option(meaning="threads of one inference", owned_by="execution.threads"),
+    "ENABLE_CPU_PINNING": Option(meaning="bind threads to cores", values=BOOL),
+    "ENABLE_CPU_RESERVATION": Option(
+        meaning="keep the cores for this model: while it has all of them, no other can be compiled in the process",
+        values=BOOL,
+    ),
+    "ENABLE_HYPER_THREADING": Option(meaning="use both threads of a core", values=BOOL),
+    "ENABLE_TENSOR_PARALLEL": Option(meaning="split one inference over sockets", values=BOOL),
+    "SCHEDULING_CORE_TYPE": Option(
+        meaning="which cores of a hybrid processor", values=("ANY_CORE", "PCORE_ONLY", "ECORE_ONLY")
+    ),
+    "TBB_PARTITIONER": Option(meaning="how loops are divided", values=("STATIC", "AUTO")),
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": Option(
+        meaning="activations quantised while running where weights are compressed: size of a group, 0 for none",
+        high=2**31 - 1,
+    ),
+    "KV_CACHE_PRECISION": Option(meaning="type of cached keys and values", values=_CACHE),
+    "KEY_CACHE_PRECISION": Option(meaning="type of cached keys", values=_CACHE),
+    "VALUE_CACHE_PRECISION": Option(meaning="type of cached values", values=_CACHE),
+    "KEY_CACHE_GROUP_SIZE": Option(meaning="size of a group of cached keys", high=2**31 - 1),
+    "VALUE_CACHE_GROUP_SIZE": Option(meaning="size of a group of cached values", high=2**31 - 1),
+}
+
+GPU_OPTIONS: dict[str, Option] = {
+    **_SHARED,
+    "MODEL_PRIORITY": Option(meaning="priority among models on the device", values=_LEVELS),
+    "GPU_QUEUE_PRIORITY": Option(meaning="priority of the queue", values=_LEVELS),
+    "GPU_QUEUE_THROTTLE": Option(meaning="throttling of the queue", values=_LEVELS),
+    "GPU_HOST_TASK_PRIORITY": Option(meaning="cores for work on the host", values=_LEVELS),
+    "GPU_ENABLE_SDPA_OPTIMIZATION": Option(meaning="fused attention", values=BOOL),
+    "GPU_ENABLE_LOOP_UNROLLING": Option(meaning="unroll loops", values=BOOL),
+    "GPU_DISABLE_WINOGRAD_CONVOLUTION": Option(meaning="no Winograd convolutions", values=BOOL),
+}
+
+NPU_OPTIONS: dict[str, Option] = {
+    **_SHARED,
+    "MODEL_PRIORITY": Option(meaning="priority among models on the device", values=_LEVELS),
+    "NPU_TURBO": Option(meaning="highest frequency", values=BOOL),
+    "NPU_TILES": Option(meaning="tiles to use", low=1, high=64),
+    "NPU_DEFER_WEIGHTS_LOAD": Option(meaning="load weights at the first run", values=BOOL),
+    "NPU_RUN_INFERENCES_SEQUENTIALLY": Option(meaning="one inference at a time", values=BOOL),
+}
+
+
+#: Options that are no properties of a plugin: they say how the graph is prepared.
+GRAPH_OPTIONS: dict[str, Option] = {
+    "quantiser": Option(meaning="who quantises a model in floats for int8", values=("onnxruntime", "nncf")),
+}
+
+
+def options_of(kind: str) -> dict[str, Option]:
+    """Return the table of ``"cpu"``, ``"gpu"`` or ``"npu"``."""
+    return {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS, "npu": NPU_OPTIONS}[kind]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Engines of third parties, by the entry point group ``xpuruntime.engines``."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.base import Engine
+from xpuruntime.errors import EngineError
+from xpuruntime.policies.provider_options import ENGINE_PATTERN
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from xpuruntime.engines.registry import EngineRegistry
+
+__all__ = ["GROUP", "register_plugins"]
+
+#: Entry points of this group have the engine's name and point at its class, or at a function that returns it.
+GROUP = "xpuruntime.engines"
+
+
+def register_plugins(registry: EngineRegistry) -> list[str]:
+    """Register the engines that installed packages name, in order of name, after those that are there.
+
+    Parameters
+    ----------
+    registry : EngineRegistry
+
+    Returns
+    -------
+    list of str
+        One sentence for each plugin that is left out: its distribution, and the reason. The others are registered.
+    """
+    failures = []
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        try:
+            engine = _make(point)
+            if engine.name != point.name:
+                msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}; call both the same"
+                raise EngineError(msg)
+            registry.register(engine)
+        except Exception as error:  # a package of somebody else may fail in any way
+            package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+            reason = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            failures.append(f"the engine plugin {point.name!r}{package} is left out: {reason}")
+    return failures
+
+
+def _what(found: object) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+
+
+def _make(point: EntryPoint) -> Engine:
+    """Return the engine of an entry point.
+
+    Raises
+    ------
+    EngineError
+        It leads to no engine, or to one that lacks something.
+    """
+    import re
+
+    found = point.load()
+    if not isinstance(found, type) and not isinstance(found, Engine) and callable(found):
+        found = found()
+    if isinstance(found, type) and issubclass(found, Engine):
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            msg = f"{found.__qualname__} lacks {missing}"
+            raise EngineError(msg)
+        found = found()
+    if not isinstance(found, Engine):
+        msg = (
+            f"{point.value} is no engine but {_what(found)}; it must be a subclass of "
+            "xpuruntime.engines.Engine, or a function that returns one"
+        )
+        raise EngineError(msg)
+    for word in (getattr(found, "name", None), *found.aliases):
+        if not isinstance(word, str) or not re.fullmatch(ENGINE_PATTERN, word) or word in ("auto", "error"):
+            msg = f"{word!r} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter"
+            raise EngineError(msg)
+    return found

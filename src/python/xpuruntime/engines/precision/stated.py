@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`model_precisions`: the precision of every tensor of a model, as the model states or implies it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.precision.names import precision_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import onnx
+
+__all__ = ["model_precisions"]
+
+
+def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return tensor to precision for the outermost graph.
+
+    Types are inferred on a copy without weights; where that fails, only stated ones are returned.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    stated : mapping of str to int, optional
+        Tensor to ``TensorProto.DataType``, where it is known already.
+    """
+    import onnx
+
+    types = dict(stated or {})
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    known = {i.name for i in graph.input}
+    for item in model.graph.initializer:
+        if item.name not in known:
+            graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.data_type, list(item.dims)))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=False)
+    except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
+        inferred = light
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            types.setdefault(value.name, value.type.tensor_type.elem_type)
+    names = {t: precision_name(onnx.TensorProto.DataType.Name(t).lower()) for t in set(types.values())}
+    return {k: names[t] for k, t in types.items()}

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A model compiled for one chip: an ONNX file with one node a partition, a context binary beside it, and our units."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.artifact import Compiled
+from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
+from xpuruntime.errors import EngineError
+from xpuruntime.evidence.records import Unit
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.qnn.settings import Settings
+
+__all__ = ["compile_model", "read_units"]
+
+_MODEL, _UNITS = "model.onnx", "units.json"
+
+
+def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
+    """Write the compiled model into `folder`, in a process of its own: any chip may be named, whatever runs here.
+
+    Raises
+    ------
+    XpuRuntimeError
+        QNN does not take the model; the nodes and the reasons are named.
+    """
+    from xpuruntime.engines.qnn.loading import opening_of, refused, source_of
+    from xpuruntime.engines.qnn.observing import instrumented, read_records, units_of
+
+    if settings.uncompilable is not None:
+        msg = f"{settings.uncompilable}; remove the key, or load the model itself"
+        raise EngineError(msg, engine="qnn", device=request.device)
+    log = ConversionLog()
+    source = source_of(request, settings, log)
+    opening = opening_of(settings, source)
+    with tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True) as place:
+        worker = Worker()
+        try:
+            worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))
+        except WorkerFailed as error:
+            worker.close()
+            raise refused(error, source, opening, settings) from None
+        finally:
+            worker.close()
+        recorded = read_records(Path(place))
+    units, notes, _ = units_of(request, source, recorded, ())
+    (folder / _UNITS).write_bytes(msgspec.json.encode(units))
+    others = sorted(path.name for path in folder.iterdir() if path.name != _MODEL)
+    node_map = {unit.id: unit.source_nodes for unit in units if unit.source_nodes}
+    return Compiled(files=(_MODEL, *others), node_map=node_map, notes=(*log.notes(), *notes))
+
+
+def read_units(request: Request) -> tuple[Unit, ...] | None:
+    """Return the units that were recorded when the artifact of `request` was compiled; ``None`` without an artifact."""
+    if request.artifact is None:
+        return None
+    return msgspec.json.decode((request.artifact.folder / _UNITS).read_bytes(), type=tuple[Unit, ...])

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What QNN can do with the execution keys of a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.book import Book, fp32_nodes, show
+from xpuruntime.engines.options import check_options, own_options
+from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, NAMES, OPTIONS, TARGET_OPTIONS
+from xpuruntime.engines.qnn.settings import Settings
+from xpuruntime.engines.qnn.targets import KEYS
+from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.errors import PolicyError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.qnn.targets import Target
+    from xpuruntime.evidence.records import Control
+
+__all__ = ["BF16_SOC", "chip_options", "settle"]
+
+_WHERE = "execution.provider_options.qnn"
+#: The first chip that computes in bf16, as the provider itself says.
+BF16_SOC = 88
+
+
+def chip_options(request: Request) -> dict[str, object]:
+    """Return what the policy says of the chip."""
+    given = own_options(request.policy.execution.provider_options, NAMES)
+    return {key: given[key] for key in KEYS if key in given}
+
+
+def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settings, tuple[Control, ...]]:
+    """Resolve the policy of `request` for QNN on one chip. Pure.
+
+    Raises
+    ------
+    PolicyError
+        For a provider option that is unknown or out of range.
+    """
+    policy = request.policy
+    settings = Settings(target=target, simulated=simulated, strict=policy.mode == "strict")
+    book = Book(policy.stated())
+    book.common(request, "qnn", checked="every node's provider is read back after loading")
+    _given_options(request, settings, book)
+    _placement(request, settings, book)
+    _precision(request, settings, book)
+    _rules(request, settings, book)
+    _execution(request, book)
+    _memory(request, book)
+    return settings, book.finish("QNN")
+
+
+def _given_options(request: Request, settings: Settings, book: Book) -> None:
+    given = own_options(request.policy.execution.provider_options, NAMES)
+    own = {name: value for name, value in given.items() if name not in KEYS}
+    checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
+    bits = checked.pop("activation_bits", "8")
+    settings.style = "qnn" if bits == "8" else "qnn-u16"
+    settings.options.update(checked)
+    if quantises(request):
+        book.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
+    else:
+        fix = "remove the option, or use precision int8 with a model in floats"
+        book.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantised here", fix)
+    asked, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
+    if asked is not None and room is not None and int(asked) > room:
+        msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {asked}; state at most {room}"
+        raise PolicyError(msg, engine="qnn")
+    for key in KEYS:
+        book.add(
+            f"{_WHERE}.{key}",
+            f"soc_model={settings.target.soc_model}, htp_arch={settings.target.htp_arch}",
+            "enforced",
+            "handed to every graph of this session, and one process holds one chip only",
+        )
+    for name in checked:
+        book.add(
+            f"{_WHERE}.{name}",
+            f"{name}={settings.options[name]}",
+            "advisory",
+            "validated and handed over; QNN does not say what it made of it",
+            "remove the option, or use mode: prefer",
+        )
+    others = Book({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
+    others.options(_WHERE, NAMES, "handed over")
+    book.controls.extend(others.controls)
+
+
+def _placement(request: Request, settings: Settings, book: Book) -> None:
+    execution = request.policy.execution
+    settings.allow_cpu_ops = tuple(execution.allow_cpu_ops)
+    settings.options["offload_graph_io_quantization"] = "0"
+    book.add(
+        "execution.allow_cpu_ops",
+        show(execution.allow_cpu_ops),
+        "enforced",
+        "a node on the CPU provider whose operator is not listed is refused at load",
+    )
+
+
+def _precision(request: Request, settings: Settings, book: Book) -> None:
+    precision, target = request.policy.execution.precision, settings.target
+    key = "execution.precision"
+    settings.options["enable_htp_fp16_precision"] = "0" if precision in ("fp32", "bf16") else "1"
+    if precision == "fp16":
+        settings.convert = "fp16"
+        if target.has_float:
+            book.add(key, "graph converted to fp16", "enforced", "the types in the graph change and are read back")
+        else:
+            book.add(
+                key,
+                "graph converted to fp16",
+                "unsupported",
+                f"HTP v{target.htp_arch} has no floating point; the simulator computes it all the same",
+                "use precision int8, or a chip of architecture 69 or later",
+            )
+    elif precision == "fp32":
+        reason = "HTP has no fp32: tensors are fp32 and the arithmetic in them is fp16"
+        if not target.has_float:
+            reason = f"HTP v{target.htp_arch} has no floating point; the simulator computes it in fp32 all the same"
+        fix = "use precision fp16, or an engine on the CPU"
+        book.add(key, "fp32 tensors, enable_htp_fp16_precision=0", "unsupported", reason, fix)
+    elif precision == "bf16":
+        settings.options["htp_bf16_enable"] = "1"
+        book.add(key, "htp_bf16_enable=1", "enforced", "the types in the compiled graph are read back")
+    elif precision == "int8":
+        settings.quantise = quantises(request)
+        resolved = (
+            "graph quantised from the calibration inputs" if settings.quantise else "the model's own quantisation"
+        )
+        book.add(key, resolved, "enforced", "the types in the compiled graph are read back")
+    else:
+        book.add(key, "the model's own types", "enforced", "nothing is converted")
+    if precision in ("fp32", "model") and target.has_float and _in_floats(request):
+        settings.computes = "fp16"
+    tf32 = request.policy.execution.tf32
+    book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "an NPU has no TF32")
+
+
+def _in_floats(request: Request) -> bool:
+    """Whether the model computes in floats; of one that is compiled already, nothing is known."""
+    return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
+
+
+def _rules(request: Request, settings: Settings, book: Book) -> None:
+    keep: list[str] = []
+    for index, rule in enumerate(request.policy.kernels.rules):
+        key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
+        if glob is not None and (settings.convert or settings.quantise):
+            keep.append(glob)
+            book.add(
+                key,
+                f"nodes {glob} keep fp32 tensors",
+                "advisory",
+                "their types are left alone, but HTP computes fp32 in fp16 inside",
+                "remove the rule, or run these nodes on the CPU",
+            )
+        else:
+            book.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule, or use mode: prefer")
+    settings.keep_fp32 = tuple(keep)
+
+
+def _execution(request: Request, book: Book) -> None:
+    execution = request.policy.execution
+    if execution.determinism == "run_to_run":
+        book.add(
+            "execution.determinism",
+            "one compiled graph",
+            "advisory",
+            "a session compiles its graph once and repeats it; QNN promises nothing about its bits",
+        )
+    else:
+        book.add("execution.determinism", "-", "enforced", "nothing asked")
+    book.shapes(request, "QNN takes no ranges")
+    layouts = {
+        "nhwc": ("nhwc", "enforced", "QNN's spatial operators are defined in NHWC"),
+        "nchw": ("-", "unsupported", "QNN's spatial operators are defined in NHWC"),
+    }
+    resolved, level, reason = layouts.get(execution.layout, ("-", "enforced", "left to the engine"))
+    book.add("execution.layout", resolved, level, reason)  # type: ignore[arg-type]
+    if execution.cuda_graph == "off":
+        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+    else:
+        book.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs", "remove the key")
+
+
+def _memory(request: Request, book: Book) -> None:
+    memory = request.policy.execution.memory
+    if memory.pool == "engine":
+        book.add("execution.memory.pool", "QNN's own memory", "enforced", "nothing is replaced")
+    else:
+        book.add("execution.memory.pool", "-", "unsupported", "QNN takes no outside allocator", "use pool: engine")

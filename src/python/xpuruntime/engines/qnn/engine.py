@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`QnnEngine`: probe, judge, load, compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Engine, Judgement
+from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, settle
+from xpuruntime.engines.qnn.options import NAMES
+from xpuruntime.engines.qnn.probing import missing, probe
+from xpuruntime.engines.qnn.settings import Settings
+from xpuruntime.engines.qnn.targets import resolve_target, state_one
+from xpuruntime.engines.refusal import Refusal
+from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.records import Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xpuruntime.engines.artifact import Compiled
+    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.qnn.targets import Target
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+__all__ = ["QnnEngine"]
+
+_NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
+
+
+class QnnEngine(Engine):
+    """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
+
+    name: ClassVar[str] = NAMES[0]
+    extra: ClassVar[str | None] = "qnn"
+    compiles: ClassVar[bool] = True
+
+    def probe(self) -> EngineFacts:
+        """Look for the wheel and its libraries; loads none of them."""
+        return probe(self.name)
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return ``npu`` where the wheel is there."""
+        facts = machine.engines.get(self.name)
+        return ("npu",) if facts is not None and facts.version is not None else ()
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        """Accept or reject from facts."""
+
+        def refuse(code: str, reason: str, fix: str | None = None) -> Judgement:
+            return Refusal(code, reason, fix).judgement(self.name, request.device)
+
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            found = facts or missing(self.name)
+            return refuse("engine_missing", found.reason or "onnxruntime-qnn is not installed", found.fix)
+        if not facts.loadable:
+            return refuse("engine_broken", facts.reason or "the wheel cannot be loaded", facts.fix)
+        if request.device != "npu":
+            return refuse(
+                "device_unsupported",
+                f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
+                "are not driven, and the wheel for x86-64 has no QnnCpu",
+                "use device npu, or name an engine that has this device in execution.engine",
+            )
+        try:
+            target = resolve_target(chip_options(request))
+            if target is None:
+                return refuse(
+                    "target_missing", "a QNN graph is compiled for one chip, and the policy names none", state_one()
+                )
+            refusal = _refuse_model(request, target)
+            if refusal is not None:
+                return refusal.judgement(self.name, request.device)
+            settings, controls = settle(request, target, simulated=facts.detail.get("runs_on") == "simulator")
+        except PolicyError as error:
+            return refuse("option_invalid", str(error))
+        where = "the HTP simulator" if settings.simulated else "the device"
+        reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
+        if request.policy.execution.precision == "model" and request.model.quantisation.scheme == "none":
+            reason += "; HTP computes fp32 tensors in fp16 inside: state precision fp16 to say so"
+        candidate = f"{self.name}@{request.device}"
+        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        return Judgement(
+            verdict=verdict,
+            controls=controls,
+            settings=msgspec.to_builtins(settings),
+            uncompilable=settings.uncompilable,
+        )
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Open the session, here or in a process of its own; see `LoadedModel`."""
+        from xpuruntime.engines.qnn.loading import load_model
+
+        del machine
+        return load_model(request, msgspec.convert(judgement.settings, Settings))
+
+    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+        """Return the provider, the SDK and the chip: QNN itself checks none of them when it loads a context."""
+        del request
+        settings = msgspec.convert(judgement.settings, Settings)
+        facts = machine.engines[self.name]
+        return {
+            "onnxruntime-qnn": facts.version or "?",
+            "qnn_sdk": facts.detail.get("sdk", "?"),
+            "soc_model": str(settings.target.soc_model),
+            "htp_arch": str(settings.target.htp_arch),
+        }
+
+    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+        """Write an ONNX file with a context binary for the chip; needs no device."""
+        from xpuruntime.engines.qnn.artifact import compile_model
+
+        del machine
+        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+
+
+def _refuse_model(request: Request, target: Target) -> Refusal | None:
+    from xpuruntime.engines.model import open_dimensions
+    from xpuruntime.engines.quantisation.judge import refuse_int8
+
+    precision = request.policy.execution.precision
+    if precision == "tf32":
+        return Refusal("precision_unsupported", "an NPU has no TF32", "use precision fp16")
+    if precision == "bf16" and target.soc_model < BF16_SOC:
+        return Refusal(
+            "precision_unsupported",
+            f"{target} has no bf16: QNN computes it from soc_model {BF16_SOC} on",
+            "use precision fp16, or a chip such as soc: sc8480xp",
+        )
+    refused = refuse_int8(request)
+    if refused is not None:
+        return refused
+    left = open_dimensions(request.model)
+    if left:
+        shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
+        return Refusal(
+            "shapes_open",
+            f"QNN compiles a graph for fixed sizes, and the inputs {', '.join(left)} leave dimensions open",
+            f"state execution.shapes: {{{shapes}}} with a size for each",
+        )
+    for role, tensors in (("input", request.model.inputs), ("output", request.model.outputs)):
+        for tensor in tensors:
+            if tensor.kind != "tensor" or tensor.dtype.startswith(_NO_ARRAYS):
+                return Refusal(
+                    "op_unsupported",
+                    f"{role} {tensor.name!r} is a {tensor.kind} of {tensor.dtype}, which QNN does not take",
+                    f"put a Cast at this {role} into the model, for example to float32",
+                )
+    return None

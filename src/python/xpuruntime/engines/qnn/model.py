@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`QnnModel`: a model on QNN, in this process or in a worker; the caller cannot tell which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from xpuruntime.engines.onnxruntime.cpu import CpuModel
+from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.qnn.worker import WorkerFailed
+from xpuruntime.errors import InputError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.engines.base import Observed
+    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.qnn.worker import Worker
+
+__all__ = ["Apart", "Held", "QnnModel", "translated"]
+
+
+class Held(NamedTuple):
+    """A session as `CpuModel` takes it."""
+
+    session: Any
+
+
+class _Output(NamedTuple):
+    name: str
+
+
+class Apart:
+    """A session in a worker, with the calls of ONNX Runtime's session that `CpuModel` makes.
+
+    Parameters
+    ----------
+    worker : Worker
+        Ended when this object is dropped.
+    number : int
+    outputs : sequence of str
+    """
+
+    def __init__(self, worker: Worker, number: int, outputs: Sequence[str]) -> None:
+        self.worker, self._number = worker, number
+        self._outputs = [_Output(name) for name in outputs]
+
+    @property
+    def _sess(self) -> Apart:
+        return self
+
+    def get_outputs(self) -> list[_Output]:
+        """Return the outputs, each with a `name`."""
+        return self._outputs
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any], _: object = None) -> list[Any]:
+        """Run on NumPy arrays and return the outputs in order."""
+        for name, array in feeds.items():
+            if array.dtype.kind not in "biufc":
+                msg = f"input {name!r} has dtype {array.dtype}, which QNN does not take"
+                raise InputError(msg)
+        results = self.worker.run(self._number, feeds)
+        return [results[name] for name in names]
+
+    def io_binding(self) -> _Buffers:
+        """Return an empty binding."""
+        return _Buffers()
+
+    def run_with_iobinding(self, buffers: _Buffers, _: object = None) -> None:
+        """Run on the buffers of a binding, and copy the results into those of the outputs."""
+        results = self.worker.run(self._number, buffers.inputs)
+        for name, room in buffers.outputs.items():
+            np.copyto(room, results[name], casting="no")
+
+
+class _Buffers:
+    """What ONNX Runtime's binding is for a session here: the buffers by name."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, np.ndarray[Any, Any]] = {}
+        self.outputs: dict[str, np.ndarray[Any, Any]] = {}
+
+    @property
+    def _iobinding(self) -> _Buffers:
+        return self
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        self.inputs[name] = value.numpy()
+
+    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+        self.outputs[name] = value.numpy()
+
+
+class QnnModel(CpuModel):
+    """Runs on QNN; NumPy in, NumPy out, other frameworks through DLPack. Calls return when the work is done.
+
+    Parameters
+    ----------
+    session : onnxruntime.InferenceSession or Apart
+    info : ModelInfo
+    where : str
+        The chip, for messages.
+    strict, observer, log
+        As in `CpuModel`.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        info: ModelInfo,
+        *,
+        where: str,
+        strict: bool,
+        observer: Callable[[Mapping[str, Any], int], Observed],
+        log: ConversionLog,
+    ) -> None:
+        super().__init__(Held(session), info, strict=strict, observer=observer, log=log)  # type: ignore[arg-type]
+        self._where = where
+
+    @property
+    def worker(self) -> Worker | None:
+        """The process that holds the session, where it is not this one."""
+        return self._handle.worker if isinstance(self._handle, Apart) else None
+
+    def _failed(self, error: Exception) -> XpuRuntimeError:
+        return translated(error, doing=f"running {self._info.path} for {self._where}")
+
+    def close(self) -> None:
+        """Drop the session; runs in other threads finish first. A worker is waited for."""
+        session = self._handle
+        super().close()
+        if isinstance(session, Apart):
+            session.worker.close()
+
+
+def translated(error: Exception, *, doing: str) -> XpuRuntimeError:
+    """Return an exception of ONNX Runtime, of this process or of a worker, as one of ours; ours stay as they are."""
+    if isinstance(error, XpuRuntimeError):
+        return error
+    if isinstance(error, WorkerFailed):
+        kind = type(error.kind, (Exception,), {})
+        error = kind(str(error))
+    found = translate(error, doing=doing, device="npu")
+    found.engine = "qnn"
+    return found

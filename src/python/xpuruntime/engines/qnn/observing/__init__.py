@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Watching QNN run a model, and joining what ran to the nodes of the source graph."""
+
+from __future__ import annotations
+
+from xpuruntime.engines.qnn.observing.records import Recorded, instrumented, read_records
+from xpuruntime.engines.qnn.observing.units import units_of
+from xpuruntime.engines.qnn.observing.watch import observe
+
+__all__ = ["Recorded", "instrumented", "observe", "read_records", "units_of"]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Opening a session on the QNN plugin provider, in this process, and nowhere else.
+
+Both the caller's process and a worker come here. Nothing falls back: the CPU provider takes no node that the policy
+does not list, and the constructor that retries on the CPU is switched off.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.qnn.backend import load_backend
+from xpuruntime.errors import EngineError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.qnn.targets import Target
+
+__all__ = ["PROVIDER", "Opening", "Placed", "claim", "compile_file", "construct", "placements"]
+
+PROVIDER = "QNNExecutionProvider"
+_FATAL, _WARNING = 4, 2
+_lock = threading.Lock()
+_claimed: Target | None = None
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """One node as ONNX Runtime hands it to a provider, before it is compiled."""
+
+    provider: str
+    name: str
+    op: str
+    domain: str
+
+
+class Opening(msgspec.Struct, kw_only=True):
+    """All that a process needs to know to open a session.
+
+    Attributes
+    ----------
+    options : dict of str to str
+        Provider options, with the chip.
+    strict : bool
+        No node may go to the CPU provider.
+    folder : str or None
+        Where the external data of a model given as bytes lies.
+    severity : int
+        Of ONNX Runtime's log: 0 tells all, 4 next to nothing.
+    profile : str or None
+        Prefix of ONNX Runtime's own profile.
+    """
+
+    options: dict[str, str]
+    strict: bool = True
+    folder: str | None = None
+    severity: int = _FATAL
+    profile: str | None = None
+
+
+def claim(target: Target) -> bool:
+    """Make this process one of `target`, or say that it is one of another chip.
+
+    QNN keeps what a graph was compiled for in the process: a second chip in it changes numbers. The claim is for good,
+    also when the load that made it fails.
+    """
+    global _claimed
+    with _lock:
+        if _claimed is None:
+            _claimed = target
+        return (_claimed.soc_model, _claimed.htp_arch) == (target.soc_model, target.htp_arch)
+
+
+def construct(model: str | bytes, opening: Opening) -> Any:
+    """Return an ``onnxruntime.InferenceSession`` with QNN as its provider. Raises what ONNX Runtime raises."""
+    import onnxruntime as ort
+
+    options = _session_options(model, opening)
+    # ONNX Runtime also logs by a logger of the whole process; what goes wrong reaches the caller as an exception.
+    ort.set_default_logger_severity(opening.severity)
+    try:
+        return ort.InferenceSession(model, options, enable_fallback=0, read_config_from_model=0)
+    finally:
+        if opening.severity:
+            ort.set_default_logger_severity(_WARNING)
+
+
+def compile_file(model: str | bytes, opening: Opening, path: str) -> None:
+    """Write a model compiled for the chip, with its context binary beside it. Raises what ONNX Runtime raises."""
+    import onnxruntime as ort
+
+    compiler = ort.ModelCompiler(
+        _session_options(model, opening),
+        model,
+        embed_compiled_data_into_model=False,
+        flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
+        # Off by default, unlike in a session: then what a session folds, such as Shape, would be left to the CPU.
+        graph_optimization_level=ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    )
+    compiler.compile_to_file(path)
+
+
+def placements(session: Any) -> list[Placed]:
+    """Return which provider each node of a session went to."""
+    return [
+        Placed(str(part.ep_name), str(node.name), str(node.op_type), str(node.domain))
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
+
+
+def _session_options(model: str | bytes, opening: Opening) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = opening.severity
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if opening.strict:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if isinstance(model, bytes) and opening.folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", opening.folder)
+    if opening.profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = opening.profile
+    options.add_provider_for_devices([_device()], dict(opening.options))
+    return options
+
+
+def _device() -> Any:
+    """Return ONNX Runtime's device of the provider; its library is registered once a process."""
+    import onnxruntime as ort
+
+    with _lock:
+        found = _devices(ort)
+        if not found:
+            import onnxruntime_qnn
+
+            load_backend(Path(onnxruntime_qnn.get_library_path()).parent)
+            try:
+                ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+            except Exception as error:  # ONNX Runtime's own exceptions, or those of the loader
+                fix = "pip install --force-reinstall --no-deps onnxruntime-qnn"
+                msg = f"ONNX Runtime cannot load the QNN provider: {error}. {fix}"
+                raise EngineError(msg, engine="qnn", device="npu") from None
+            found = _devices(ort)
+    if not found:
+        msg = (
+            "the QNN provider is loaded but offers no device on this machine; the simulator needs Linux or Windows on "
+            "x86-64, a device needs Qualcomm's driver"
+        )
+        raise EngineError(msg, engine="qnn", device="npu")
+    return found[0]
+
+
+def _devices(ort: Any) -> list[Any]:
+    """Return the provider's devices, an NPU before others."""
+    found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+    return sorted(found, key=lambda one: one.device.type != ort.OrtHardwareDeviceType.NPU)

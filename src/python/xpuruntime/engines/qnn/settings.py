@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Settings`: what the plan decided, in QNN's own terms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from xpuruntime.engines.qnn.targets import Target
+
+__all__ = ["Settings"]
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """What `load` hands to the provider.
+
+    Attributes
+    ----------
+    target : Target
+        The chip, always stated.
+    options : dict of str to str
+        Provider options, without those of the chip.
+    convert : str or None
+        ``"fp16"`` when the graph is converted.
+    quantise : bool
+        Whether the graph is quantised first.
+    style : str
+        The style in which it is.
+    keep_fp32 : tuple of str
+        Globs of nodes that are not converted.
+    allow_cpu_ops : tuple of str
+        Operators that may run on the CPU provider.
+    computes : str or None
+        ``"fp16"`` where tensors are float32 and the arithmetic in them is not.
+    simulated : bool
+        Whether the HTP simulator of x86-64 runs, not a device.
+    strict : bool
+    """
+
+    target: Target
+    options: dict[str, str] = {}
+    convert: Literal["fp16"] | None = None
+    quantise: bool = False
+    style: str = "qnn"
+    keep_fp32: tuple[str, ...] = ()
+    allow_cpu_ops: tuple[str, ...] = ()
+    computes: Literal["fp16"] | None = None
+    simulated: bool = False
+    strict: bool = False
+
+    @property
+    def uncompilable(self) -> str | None:
+        """Why a model under these settings is not compiled ahead of time."""
+        if not self.allow_cpu_ops:
+            return None
+        # ONNX Runtime would optimise its own nodes again at every load, and the map that is kept would not be theirs.
+        return "a model is compiled as a whole, and execution.allow_cpu_ops leaves parts of it to the CPU"
+
+    def provider_options(self) -> dict[str, str]:
+        """Return all options of the provider, the chip's among them."""
+        chip = {"soc_model": str(self.target.soc_model), "htp_arch": str(self.target.htp_arch)}
+        return {"backend_type": "htp", **self.options, **chip}

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""int8: calibration samples, and float models quantised in the form that each engine needs."""
+
+from __future__ import annotations
+
+from xpuruntime.engines.quantisation.calibration import Calibration
+from xpuruntime.engines.quantisation.judge import refuse_int8
+from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
+from xpuruntime.engines.quantisation.style import STYLES, Style
+from xpuruntime.engines.quantisation.units import in_source_terms, source_tensor
+
+__all__ = [
+    "STYLES",
+    "Calibration",
+    "LeftNode",
+    "QuantisedModel",
+    "Style",
+    "in_source_terms",
+    "quantise",
+    "refuse_int8",
+    "source_tensor",
+]

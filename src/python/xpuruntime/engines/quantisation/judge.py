@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`refuse_int8`: whether a request for int8 can be met, as far as the model and its calibration go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.refusal import Refusal
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+
+__all__ = ["quantises", "refuse_int8"]
+
+_PASS = (
+    "pass calibration= (on the command line: --calibration PATH), an .npz file, a folder, or an iterable of inputs "
+    "like those the model will get, some tens to some hundreds; or load a model that is quantised already"
+)
+
+
+def quantises(request: Request) -> bool:
+    """Whether the model of a request is to be quantised here: int8 asked, float given, and no artifact made of it."""
+    return (
+        request.policy.execution.precision == "int8"
+        and request.model.quantisation.scheme == "none"
+        and request.artifact is None
+    )
+
+
+def refuse_int8(request: Request) -> Refusal | None:
+    """Return why int8 cannot go on, or ``None`` where it can.
+
+    Every engine that has int8 calls it from `judge`. Pure.
+
+    * int8 is asked for, the model is in floats and there is no calibration: ``calibration_missing``.
+    * There is a calibration, and nothing to use it for: another precision is asked for, or the model is quantised
+      already: ``calibration_unused``. Nothing that was given is ignored.
+    """
+    precision = request.policy.execution.precision
+    scheme = request.model.quantisation.scheme
+    if request.calibration is None:
+        if quantises(request):
+            return Refusal(
+                "calibration_missing", "precision int8 was asked for, and the model computes in floats", _PASS
+            )
+        return None
+    if request.artifact is not None:  # the artifact is tied to the calibration by its digest
+        return None
+    if precision != "int8":
+        return Refusal(
+            "calibration_unused",
+            f"a calibration was given, and precision is {precision}: nothing is quantised",
+            "state precision int8, or leave calibration= out",
+        )
+    if scheme != "none":
+        return Refusal(
+            "calibration_unused",
+            f"a calibration was given, and the model is quantised already ({scheme})",
+            "leave calibration= out, or give the float model",
+        )
+    return None

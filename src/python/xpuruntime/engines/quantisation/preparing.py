@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The float graph as a quantiser gets it: named, of an opset that has the operators, with foldable nodes folded."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
+from xpuruntime.engines.model.graph import name_nodes, normal_domain, tensors
+from xpuruntime.engines.quantisation.style import HEAVY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import onnx
+
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.quantisation.style import Style
+
+__all__ = ["Prepared", "prepare"]
+
+_SPARE = 64 << 20
+#: From here on DequantizeLinear has an axis, and 16-bit types.
+_PER_CHANNEL, _SIXTEEN = 13, 21
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A float graph in a file of a temporary folder.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    proto : onnx.ModelProto
+        The same, in memory.
+    regions : dict of str to tuple of str
+        Node of the prepared graph to the nodes of the model that it stands for.
+    notes : tuple of str
+    """
+
+    path: Path
+    proto: onnx.ModelProto
+    regions: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    def matching(self, patterns: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes of the prepared graph that stand for a node whose name fits one of the patterns."""
+        return tuple(
+            name
+            for name, sources in self.regions.items()
+            if any(fnmatchcase(source, pattern) for source in sources for pattern in patterns)
+        )
+
+
+def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
+    """Write the model into `folder` as the quantiser takes it.
+
+    Raises
+    ------
+    ModelError
+        It is larger than 2 GB, has half-precision values, or cannot be brought to an opset that has the operators.
+    """
+    from onnxruntime.quantization import quant_pre_process
+
+    proto = model.named_proto()
+    _refuse_large(model, proto)
+    _refuse_half(model)
+    model_external.load(tensors(proto), model.base_dir, model.path)
+    if proto.functions:
+        from onnx.inliner import inline_local_functions
+
+        proto = inline_local_functions(proto)
+        _name(proto)
+    notes: list[str] = []
+    proto = _raise_opset(model, proto, style, notes)
+    raw, path = folder / "float.onnx", folder / "prepared.onnx"
+    raw.write_bytes(proto.SerializeToString(deterministic=True))
+    try:
+        quant_pre_process(str(raw), str(path), skip_symbolic_shape=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise refuse(
+            model.path,
+            f"ONNX Runtime cannot prepare it for quantising: {' '.join(str(error).split())[:300]}",
+            "run it with precision: fp32 first, which names what is wrong with it",
+        ) from None
+    raw.unlink()
+    import onnx
+
+    prepared = onnx.load(str(path))
+    _keep_used_opsets(prepared)
+    _name(prepared)
+    path.write_bytes(prepared.SerializeToString(deterministic=True))
+    return Prepared(path=path, proto=prepared, regions=_regions(proto, prepared), notes=tuple(notes))
+
+
+def _refuse_large(model: ModelInfo, proto: onnx.ModelProto) -> None:
+    held = sum(model_external.nbytes(tensor) or 0 for tensor in tensors(proto))
+    if held >= MAX_PROTOBUF - _SPARE:
+        raise refuse(
+            model.path,
+            f"it has {held / 2**30:.1f} GiB of weights, and quantising takes models of less than 2 GiB",
+            "quantise it beforehand with a tool for models of that size, and load the result",
+        )
+
+
+def _refuse_half(model: ModelInfo) -> None:
+    """Refuse fp16 and bf16: scales would be rounded to them, and the CPU computes neither as the device would."""
+    share = model.weight_share("float16", "bfloat16")
+    if share > 0:
+        kind = "float16" if model.weights.get("float16") else "bfloat16"
+        raise refuse(
+            model.path,
+            f"{share:.0%} of its weights are {kind}, and quantising starts from float32",
+            "export the model in float32, and quantise that",
+        )
+
+
+def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: list[str]) -> onnx.ModelProto:
+    import onnx
+
+    have = next((o.version for o in proto.opset_import if normal_domain(o.domain) == ""), 0)
+    need = _SIXTEEN if "16" in style.activations else _PER_CHANNEL
+    if have >= need:
+        return proto
+    try:
+        raised = onnx.version_converter.convert_version(proto, need)
+    except Exception as error:  # the converter raises what its C++ raises
+        raise refuse(
+            model.path,
+            f"quantising needs opset {need}, the model has {have}, and it cannot be converted: "
+            f"{' '.join(str(error).split())[:200]}",
+            f"export the model with opset {need} or later",
+        ) from None
+    _name(raised)
+    notes.append(f"opset {have} was raised to {need}, which quantised graphs need")
+    return raised
+
+
+def _name(proto: onnx.ModelProto) -> None:
+    for place in name_nodes(proto):
+        place.node.name = place.name
+
+
+def _keep_used_opsets(proto: onnx.ModelProto) -> None:
+    """Drop the opsets that ONNX Runtime imports into everything it writes."""
+    used = {""} | {normal_domain(place.node.domain) for place in name_nodes(proto)}
+    kept = [(o.domain, o.version) for o in proto.opset_import if normal_domain(o.domain) in used]
+    del proto.opset_import[:]
+    for domain, version in kept:
+        proto.opset_import.add(domain=domain, version=version)
+
+
+def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+    """Return which nodes of the source each prepared node stands for.
+
+    Those between it and the values before it that both graphs have. Of prepared nodes with values between them that the
+    source has not, such as the Reshape, Gemm, Reshape that a MatMul and an Add became, the product has them all.
+    """
+    makers = {output: node for node in source.graph.node for output in node.output if output}
+    kept = {output for node in prepared.graph.node for output in node.output} & makers.keys()
+    groups: dict[str, list[onnx.NodeProto]] = {}
+    for node in prepared.graph.node:
+        mine = [node]
+        for name in node.input:
+            if name and name not in makers and name in groups and groups[name] is not mine:
+                for other in groups[name]:
+                    mine.append(other)
+        for other in mine:
+            for output in other.output:
+                groups[output] = mine
+    regions: dict[str, tuple[str, ...]] = {}
+    for node in prepared.graph.node:
+        group = groups[next(output for output in node.output if output)]
+        ends = [output for one in group for output in one.output if output in kept]
+        holder = next((one for one in group if one.op_type in HEAVY), group[-1])
+        regions[node.name] = _between(makers, kept, ends) if holder is node else ()
+    return regions
+
+
+def _between(makers: dict[str, onnx.NodeProto], kept: set[str], ends: Iterable[str]) -> tuple[str, ...]:
+    """Return the source nodes that make `ends`, back to values that are in `kept`."""
+    waiting, found = list(ends), dict[str, None]()
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node.name not in found:
+            found[node.name] = None
+            waiting.extend(name for name in node.input if name and name not in kept)
+    return tuple(found)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`quantise`: a float model and samples to a model that an engine computes in integers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.model.check import complaint_about
+from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.graph import graphs, name_nodes
+from xpuruntime.engines.quantisation.quiet import quiet
+from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu
+from xpuruntime.errors import EngineError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
+
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.quantisation.calibration import Calibration
+    from xpuruntime.engines.quantisation.preparing import Prepared
+
+__all__ = ["LeftNode", "QuantisedModel", "quantise"]
+
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+
+
+class LeftNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with a product in it that stays in floats, and why. `by_rule`: the caller's patterns name it."""
+
+    name: str
+    op: str
+    reason: str
+    by_rule: bool = False
+
+
+class QuantisedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model after `quantise`. Its inputs and outputs have the dtypes they had before.
+
+    Attributes
+    ----------
+    data : bytes
+        The model, self-contained. The same model, samples, style and versions give the same bytes.
+    style : Style
+    tool : str
+        Who quantised, with its version: ``"onnxruntime 1.31.1"``.
+    samples : int
+    calibration : str
+        `Calibration.digest`.
+    quantised_nodes : tuple of str
+        Nodes of the source model that read quantised values.
+    left_nodes : tuple of LeftNode
+        Convolutions and products that stay in floats.
+    regions : dict of str to tuple of str
+        Node of `data` to the nodes of the source model that it stands for; nodes that quantising put in are not there.
+    notes : tuple of str
+        What was done and what to know about it, for plan and report.
+    """
+
+    data: bytes
+    style: Style
+    tool: str
+    samples: int
+    calibration: str
+    quantised_nodes: tuple[str, ...]
+    left_nodes: tuple[LeftNode, ...]
+    regions: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+
+def quantise(
+    model: ModelInfo, calibration: Calibration, style: str | Style, *, keep_fp32: Sequence[str] = ()
+) -> QuantisedModel:
+    """Quantise a float32 model.
+
+    Nothing is written but a temporary folder, which is gone afterwards.
+
+    Parameters
+    ----------
+    model : ModelInfo
+        As the policy's shapes make it.
+    calibration : Calibration
+    style : str or Style
+        One of `STYLES`.
+    keep_fp32 : sequence of str
+        Patterns (``"layers.*.ln_1"``) of node names, as in `ModelInfo.nodes`, that stay in floats.
+
+    Raises
+    ------
+    ModelError
+        The model has half-precision weights or more than 2 GB, its opset is too old, nothing in it can be quantised,
+        or the result is refused by the ONNX checker.
+    EngineError
+        The quantiser failed, is not installed, or the temporary folder is full.
+    InputError
+        The samples changed since they were checked.
+    """
+    chosen = for_this_cpu(STYLES[style] if isinstance(style, str) else style)
+    try:
+        with tempfile.TemporaryDirectory(prefix="xpuruntime-quantising-") as name, quiet():
+            return _quantise(model, calibration, chosen, tuple(keep_fp32), Path(name))
+    except XpuRuntimeError:
+        raise
+    except OSError as error:
+        raise EngineError(
+            f"cannot quantise {model.path!r}: the temporary folder cannot be used ({error.strerror or error}). "
+            "Fix: make room, or point TMPDIR at a folder with some times the model's size free"
+        ) from None
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"cannot quantise {model.path!r}: {error}, which the quantiser needs. Fix: pip install onnxruntime-gpu"
+        ) from None
+    except Exception as error:  # the quantisers raise anything
+        raise EngineError(
+            f"cannot quantise {model.path!r}: {type(error).__name__} in the quantiser: "
+            f"{' '.join(str(error).split())[:300]}. Fix: keep the node at fault in floats by a rule with match.node "
+            "and precision: fp32, or use precision fp16"
+        ) from None
+
+
+def _quantise(
+    model: ModelInfo, calibration: Calibration, style: Style, keep: tuple[str, ...], folder: Path
+) -> QuantisedModel:
+    from xpuruntime.engines.quantisation.nncf_quantiser import nncf_version, quantise_nncf
+    from xpuruntime.engines.quantisation.preparing import prepare
+    from xpuruntime.engines.quantisation.qdq_quantiser import quantise_qdq
+
+    if style.tool == "nncf":
+        tool = f"nncf {nncf_version()}"
+    else:
+        import onnxruntime
+
+        tool = f"onnxruntime {onnxruntime.__version__}"
+    prepared = prepare(model, style, folder)
+    leave = prepared.matching(keep)
+    if style.tool == "nncf":
+        proto = quantise_nncf(prepared, calibration, leave, folder)
+    else:
+        proto = quantise_qdq(prepared, calibration, style, leave, folder)
+    _tidy(proto)
+    quantised, left = _account(prepared, proto, leave)
+    if not quantised:
+        raise refuse(
+            model.path,
+            "nothing in it can be quantised: "
+            + ("rules keep every node in floats" if leave else f"it has no {', '.join(HEAVY)} with constant weights"),
+            "use precision: fp32",
+        )
+    _check(proto, model.path)
+    notes = [
+        f"{len(quantised)} of {len(prepared.proto.graph.node)} nodes were quantised by {tool} ({style}) from "
+        f"{calibration.count} samples of {calibration.origin}, sha256 {calibration.digest[:12]}",
+        *prepared.notes,
+        *_folded(prepared),
+    ]
+    for (op, reason), count in Counter((one.op, one.reason) for one in left).most_common(20):
+        notes.append(f"left in floats: {op}: {reason}" + (f" ({count} nodes)" if count > 1 else ""))
+    names = [node.name for node in model.nodes]
+    notes += [
+        f"the pattern {p!r} names no node of the model" for p in keep if not any(fnmatchcase(n, p) for n in names)
+    ]
+    return QuantisedModel(
+        data=bytes(proto.SerializeToString(deterministic=True)),
+        style=style,
+        tool=tool,
+        samples=calibration.count,
+        calibration=calibration.digest,
+        quantised_nodes=tuple(dict.fromkeys(s for name in quantised for s in prepared.regions[name])),
+        left_nodes=tuple(left),
+        regions=_regions(prepared, proto),
+        notes=tuple(notes),
+    )
+
+
+def _regions(prepared: Prepared, proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+    """Return node to source nodes; an activation that is gone is with the node before it."""
+    there = {node.name for node in proto.graph.node}
+    makers = {output: node for node in prepared.proto.graph.node for output in node.output if output}
+    found: dict[str, list[str]] = {}
+    for node in prepared.proto.graph.node:
+        holder = node
+        while holder.name not in there and holder.input and holder.input[0] in makers:
+            holder = makers[holder.input[0]]
+        found.setdefault(holder.name, []).extend(prepared.regions[node.name])
+    return {name: tuple(dict.fromkeys(sources)) for name, sources in found.items() if sources}
+
+
+def _tidy(proto: onnx.ModelProto) -> None:
+    """Name every node once, and drop what tells who wrote the file when."""
+    for place in name_nodes(proto):
+        place.node.name = place.name
+    del proto.metadata_props[:]
+
+
+def _account(prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str]) -> tuple[list[str], list[LeftNode]]:
+    """Return the prepared nodes that read quantised values, and the products that do not."""
+    made = {output: node.op_type for node in proto.graph.node for output in node.output}
+    constant = {tensor.name for tensor in prepared.proto.graph.initializer}
+    after = {node.name: node for node in proto.graph.node}
+    quantised: list[str] = []
+    left: list[LeftNode] = []
+    for node in prepared.proto.graph.node:
+        now = after.get(node.name)
+        if now is None:  # an activation that the range of the quantised value before it stands for
+            quantised.append(node.name)
+            continue
+        heavy = node.op_type in HEAVY
+        read = [made.get(name) == "DequantizeLinear" for name in (now.input[:2] if heavy else now.input)]
+        if all(read) if heavy else any(read):
+            quantised.append(node.name)
+        elif heavy:
+            ruled = node.name in leave
+            weight = len(node.input) > 1 and node.input[1] in constant
+            reason = "the quantiser left it so" if weight else "its second operand is no constant"
+            left += [
+                LeftNode(name=s, op=node.op_type, reason="a rule keeps it so" if ruled else reason, by_rule=ruled)
+                for s in prepared.regions[node.name]
+            ]
+    return quantised, left
+
+
+def _folded(prepared: Prepared) -> list[str]:
+    """Say which nodes were put together before quantising."""
+    several = {region for region in prepared.regions.values() if len(region) > 1}
+    if not several:
+        return []
+    count, first = sum(len(region) for region in several), max(several, key=len)
+    return [f"{count} nodes were folded into {len(several)} before, such as {' and '.join(sorted(first)[:3])}"]
+
+
+def _check(proto: onnx.ModelProto, where: str) -> None:
+    reason = complaint_about(proto)
+    if reason is not None:
+        raise refuse(
+            where,
+            f"quantising gave an invalid graph: {reason}",
+            "keep the node in floats by a rule, or use precision: fp32",
+        )
+    assert any(node.op_type in _QDQ for graph in graphs(proto) for node in graph.node)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Where calibration samples come from: files, folders, arrays, lists, generators. One sample in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xpuruntime.engines.quantisation.npz_reading import NpzArrays
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = ["Samples", "open_source"]
+
+#: A generator's samples stay in memory up to this many bytes, and go to a temporary file beyond.
+_IN_MEMORY = 64 << 20
+
+_WHAT = (
+    "pass the path of an .npz file or of a folder, a mapping of input name to array, or an iterable of "
+    "mappings, each of which is the inputs of one run"
+)
+
+
+class Samples(Protocol):
+    """Samples in an order that is always the same; may be gone through any number of times."""
+
+    origin: str
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield where a sample is from, for messages, and its arrays by name."""
+
+
+def open_source(data: Any, model: ModelInfo) -> Samples:
+    """Return `data` as samples; see `Calibration`.
+
+    Raises
+    ------
+    InputError
+        It is nothing that holds samples, or a file is missing or damaged.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return _open_path(Path(data), model)
+    if isinstance(data, Mapping):
+        return _Stacked(data, "the mapping", model)
+    if hasattr(data, "__array__") or hasattr(data, "__dlpack__"):
+        return _Stacked({_only_input(model): data}, "the array", model)
+    if isinstance(data, (list, tuple)):
+        return _Listed(data, f"a list of {len(data)}", model)
+    if isinstance(data, Iterator):
+        return _Spooled(data, model)
+    if isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray)):
+        return _Spooled(iter(data), model)
+    raise InputError(f"calibration= takes no {type(data).__name__}; {_WHAT}")
+
+
+def _open_path(path: Path, model: ModelInfo) -> Samples:
+    if path.is_dir():
+        return _Folder(path, model)
+    if not path.exists():
+        raise InputError(f"calibration: there is no file or folder {str(path)!r}; {_WHAT}")
+    if path.suffix == ".npz":
+        return _Stacked(NpzArrays(path), path.name, model)
+    if path.suffix == ".npy":
+        return _Stacked(NpzArrays(path, name=_only_input(model)), path.name, model)
+    raise InputError(f"calibration: {path.name!r} is neither .npz nor .npy nor a folder; {_WHAT}")
+
+
+def _only_input(model: ModelInfo) -> str:
+    if len(model.inputs) != 1:
+        names = ", ".join(repr(tensor.name) for tensor in model.inputs)
+        raise InputError(
+            f"calibration: bare arrays are for models with one input, and this one has {len(model.inputs)}: {names}; "
+            "give each array its input's name, in a mapping or an .npz file"
+        )
+    return model.inputs[0].name
+
+
+class _Stacked:
+    """Arrays by name: the first axis counts samples; or ``"<input>/<number>"``, one array for each sample."""
+
+    def __init__(self, arrays: Mapping[str, Any], origin: str, model: ModelInfo) -> None:
+        self.origin = origin
+        self._arrays = arrays
+        known = {tensor.name: tensor for tensor in (*model.inputs, *model.overridable_inputs)}
+        self._tensors = known
+        self._numbered = self._find_numbered()
+
+    def _find_numbered(self) -> list[dict[str, str]]:
+        """Return, for each sample, input name to key; empty where the first axis counts."""
+        found: dict[int, dict[str, str]] = {}
+        for key in self._arrays:
+            name, slash, number = str(key).rpartition("/")
+            if key in self._tensors or not slash or name not in self._tensors:
+                continue
+            if not number.isdecimal():
+                raise InputError(f"calibration: {self.origin} has the array {key!r}; write '{name}/0', '{name}/1', …")
+            found.setdefault(int(number), {})[name] = key
+        if not found:
+            return []
+        whole = [key for key in self._arrays if key in self._tensors]
+        if whole:
+            raise InputError(
+                f"calibration: {self.origin} has {whole[0]!r} for all samples beside arrays for single ones such as "
+                f"{next(iter(found[min(found)].values()))!r}; write all inputs in one of the two ways"
+            )
+        if sorted(found) != list(range(len(found))):
+            gap = next(i for i in range(len(found)) if i not in found)
+            raise InputError(f"calibration: {self.origin} has no arrays numbered {gap}, but higher ones")
+        return [found[number] for number in range(len(found))]
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        if self._numbered:
+            for number, keys in enumerate(self._numbered):
+                yield f"number {number} of {self.origin}", {name: self._arrays[key] for name, key in keys.items()}
+            return
+        yield from self._rows()
+
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        whole = self._arrays if isinstance(self._arrays, NpzArrays) else _InMemory(self._arrays)
+        sizes: dict[str, tuple[int, int]] = {}
+        for name in self._arrays:
+            shape = whole.shape(name)
+            if not shape:
+                raise InputError(
+                    f"calibration: {name!r} of {self.origin} is a single number; its first axis counts samples"
+                )
+            sizes[name] = (shape[0], self._rows_each(name, shape))
+        counts = {name: rows // (each or 1) for name, (rows, each) in sizes.items()}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+            raise InputError(f"calibration: the inputs of {self.origin} have different numbers of samples: {told}")
+        streams = {name: whole.rows(name, each) for name, (_, each) in sizes.items()}
+        for number in range(next(iter(counts.values()), 0)):
+            yield f"number {number} of {self.origin}", {name: next(stream) for name, stream in streams.items()}
+
+    def _rows_each(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return how many rows make a sample; 0 where a row is a whole input."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape is None or len(shape) != len(tensor.shape):
+            return 0
+        batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
+        if batch and shape[0] % batch:
+            raise InputError(
+                f"calibration: {name!r} of {self.origin} has {shape[0]} rows, and the model takes {batch} at a time; "
+                f"give a multiple of {batch}"
+            )
+        return batch or 1
+
+
+class _InMemory:
+    """The arrays of a mapping, row by row."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        array = self._arrays[name]
+        if not hasattr(array, "shape"):
+            raise InputError(f"calibration: {name!r} is a {type(array).__name__}, not an array; pass np.asarray(x)")
+        return tuple(int(size) for size in array.shape)
+
+    def rows(self, name: str, each: int) -> Iterator[Any]:
+        array = self._arrays[name]
+        for start in range(0, len(array), each or 1):
+            yield array[start : start + each] if each else array[start : start + 1].reshape(array.shape[1:])
+
+
+class _Folder:
+    """A folder: each file is one sample."""
+
+    def __init__(self, folder: Path, model: ModelInfo) -> None:
+        self.origin = f"the folder {folder.name!r}"
+        self._model = model
+        self._files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".npy"))
+        if not self._files:
+            raise InputError(f"calibration: the folder {str(folder)!r} holds no .npz or .npy file")
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for path in self._files:
+            if path.suffix == ".npz":
+                yield path.name, dict(NpzArrays(path))
+            else:
+                name = _only_input(self._model)
+                yield path.name, dict(NpzArrays(path, name=name))
+
+
+class _Listed:
+    """A list: each item is one sample."""
+
+    def __init__(self, items: list[Any] | tuple[Any, ...], origin: str, model: ModelInfo) -> None:
+        self.origin = origin
+        self._items, self._model = items, model
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, item in enumerate(self._items):
+            yield f"item {number} of {self.origin}", _as_mapping(item, self._model)
+
+
+class _Spooled:
+    """What an iterator gave, kept so that it can be gone through again."""
+
+    origin = "the iterable"
+
+    def __init__(self, items: Iterator[Any], model: ModelInfo) -> None:
+        import numpy as np
+
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  (lives as long as this)
+        weakref.finalize(self, self._file.close)
+        self._places: list[dict[str, int]] = []
+        try:
+            for number, item in enumerate(items):
+                places = {}
+                for name, value in _as_mapping(item, model).items():
+                    places[name] = self._file.tell()
+                    array = _numpy(name, value, number)
+                    np.save(self._file, array, allow_pickle=False)
+                self._places.append(places)
+        except OSError as error:
+            raise InputError(
+                f"calibration: {len(self._places)} samples were read, and there is no room for more in the temporary "
+                f"folder ({error.strerror}); give fewer, or write them to a folder and pass its path"
+            ) from None
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        import numpy as np
+
+        for number, places in enumerate(self._places):
+            sample = {}
+            for name, place in places.items():
+                self._file.seek(place)
+                sample[name] = np.load(self._file, allow_pickle=False)
+            yield f"item {number} of {self.origin}", sample
+
+
+def _numpy(name: str, value: Any, number: int) -> Any:
+    from xpuruntime.engines.arrays import kind_of, to_host
+
+    try:
+        array = to_host(name, value, kind_of(name, value))
+    except InputError as error:
+        raise InputError(f"calibration sample {number}: {error}") from None
+    if array.dtype.kind == "O":
+        raise InputError(f"calibration sample {number}: input {name!r} holds Python objects, not numbers")
+    return array
+
+
+def _as_mapping(item: Any, model: ModelInfo) -> Mapping[str, Any]:
+    return item if isinstance(item, Mapping) else {_only_input(model): item}

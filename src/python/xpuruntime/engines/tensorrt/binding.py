@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Static device buffers of one session, with an execution context of their own; replayed as a CUDA graph if asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import kind_of, kind_of_feeds
+from xpuruntime.engines.base import Binding
+from xpuruntime.engines.cuda_arrays import DeviceArray, as_kind, device_array
+from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.tensorrt.slots import Slot, unfit
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.arrays import Kind
+    from xpuruntime.engines.model import TensorInfo
+    from xpuruntime.engines.tensorrt.model import TensorRtModel
+
+__all__ = ["TensorRtBinding"]
+
+
+class TensorRtBinding(Binding):
+    """Device buffers bound to one `TensorRtModel`. Not for use by two threads at once.
+
+    Parameters
+    ----------
+    model : TensorRtModel
+    inputs, outputs : mapping
+        Name to CUDA array, whose memory is bound, or to a shape, for which memory is made.
+    stream : stream, optional
+        The stream on which the caller writes inputs and reads outputs; default: the caller's current stream.
+
+    Attributes
+    ----------
+    stream : Stream
+        The stream that `run` computes on. Work the caller puts there needs no waits.
+    """
+
+    def __init__(
+        self, model: TensorRtModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any
+    ) -> None:
+        from xpuruntime import _core
+
+        self._model = model
+        kind = kind_of_feeds({name: array for name, array in inputs.items() if not isinstance(array, tuple)})
+        self._kind: Kind = "tensor" if kind == "numpy" else kind
+        caller = model.foreign(stream, self._kind)
+        check = model.check
+        check.names({**dict.fromkeys(check.required), **inputs})
+        known_outputs(outputs, model.output_names)
+        with _core.DeviceScope(model.device):
+            self._slot = Slot(model.handle)
+            self.stream = self._slot.stream
+            try:
+                self._bind(inputs, outputs)
+                self._graph = self._capture(caller)
+            except BaseException:
+                self._slot.close()
+                raise
+        self.run = self._compile(caller)
+
+    def _bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        model, slot = self._model, self._slot
+        items: dict[str, DeviceArray] = {}
+        self.inputs: dict[str, Any] = {}
+        for info in model.check.infos.values():
+            self.inputs[info.name], items[info.name] = self._input(info, inputs.get(info.name))
+        model.check.full({name: (item.dtype, item.shape) for name, item in items.items()})
+        self.outputs: dict[str, Any] = {}
+        self._keep = list(items.values())
+        for name, shape in model.place(slot, items).items():
+            if shape is None:
+                msg = f"the size of output {name!r} is known only after a run, so it has no fixed buffer; use run()"
+                raise InputError(msg)
+            self.outputs[name], item = self._output(name, shape, outputs.get(name))
+            self._keep.append(item)
+            slot.address(name, item.pointer or 0)
+
+    def _input(self, info: TensorInfo, given: Any) -> tuple[Any, DeviceArray]:
+        from xpuruntime import _core
+
+        if given is None or isinstance(given, tuple):
+            tensor = _core.Tensor.empty(
+                fixed_shape(info, given), info.dtype, self._model.device, stream=self._slot.stream
+            )
+            return as_kind(tensor, self._kind), self._described(info.name, tensor)
+        if kind_of(info.name, given) == "numpy":
+            msg = (
+                f"input {info.name!r} is a NumPy array, whose memory cannot be bound on {self._model.device}; pass its "
+                "shape, or a CUDA array"
+            )
+            raise InputError(msg)
+        return given, self._described(info.name, given)
+
+    def _output(self, name: str, shape: tuple[int, ...], given: Any) -> tuple[Any, DeviceArray]:
+        model = self._model
+        if given is None:
+            tensor = model.room(name, shape, self._slot.stream)
+            return as_kind(tensor, self._kind), self._described(name, tensor)
+        if kind_of(name, given) == "numpy":
+            msg = f"output {name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass a CUDA array"
+            raise InputError(msg)
+        item = self._described(name, given)
+        if (item.dtype, item.shape) != (model.borders[name].dtype, shape):
+            msg = (
+                f"output {name!r} is {model.borders[name].dtype} {list(shape)} for these inputs, got {item.dtype} "
+                f"{list(item.shape)}"
+            )
+            raise InputError(msg)
+        return given, item
+
+    def _described(self, name: str, array: Any) -> DeviceArray:
+        item = device_array(name, array, kind_of(name, array), self._model.device, self._slot.stream)
+        reason = unfit(item)
+        if reason is not None:
+            msg = f"{name!r} {reason}, so its memory cannot be bound; pass a copy of it, or its shape"
+            raise InputError(msg)
+        return item
+
+    def _capture(self, caller: Any) -> Any:
+        """Return the captured graph, or ``None``; `graph` then says why."""
+        from xpuruntime import _core
+
+        wanted = self._model.settings.graph
+        self.graph = "off"
+        if wanted == "off":
+            return None
+        slot = self._slot
+        slot.stream.wait_stream(caller)
+        try:
+            # The first run with new shapes does work that cannot be captured.
+            slot.enqueue()
+            slot.stream.synchronize()
+            ask = getattr(slot.context, "is_stream_capturable", None)
+            if ask is not None and not ask(slot.stream.handle):
+                msg = "the engine says that its runs cannot be captured, as for sizes that depend on values"
+                raise UnsupportedOperationError(msg, device=self._model.device)
+            graph = _core.Graph()
+            with graph.capture(slot.stream):
+                slot.enqueue()
+        except XpuRuntimeError as error:
+            if wanted == "require":
+                raise
+            self.graph = str(error)
+            return None
+        self.graph = "captured"
+        return graph
+
+    def _compile(self, caller: Any) -> Any:
+        own, slot, graph = self.stream, self._slot, self._graph
+
+        if graph is not None:
+
+            def work() -> None:
+                graph.replay(own)
+
+        else:
+            on_device = self._model.on_device
+
+            def work() -> None:
+                with on_device():
+                    slot.enqueue()
+
+        if caller == own:
+            return work
+
+        def run() -> None:
+            own.wait_stream(caller)
+            try:
+                work()
+            finally:
+                caller.wait_stream(own)
+
+        return run
+
+    def close(self) -> None:
+        """Release the graph, the context and the buffers this binding made. Idempotent."""
+        self.run = closed_binding
+        self._slot.close()
+        self._graph = None
+        self._keep = []
+        self.inputs, self.outputs = {}, {}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Files that keep what a vendor's library measured or compiled, between processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import EngineError
+from xpuruntime.runtime.files import replace_file
+from xpuruntime.runtime.folders import cache_folder
+from xpuruntime.runtime.locking import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CacheFile", "cache_file"]
+
+
+class CacheFile:
+    """One file, replaced as a whole: who reads it sees the old content or the new one, also when a writer is killed.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> bytes | None:
+        """Return its content, or ``None`` where there is no such file.
+
+        Raises
+        ------
+        EngineError
+            It is there and cannot be read.
+        """
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EngineError(f"the cache {self.path} cannot be read: {error.strerror or error}") from error
+
+    def update(self, change: Callable[[bytes | None], bytes | None]) -> bool:
+        """Replace the content by what `change` makes of it, keeping other processes out meanwhile.
+
+        Parameters
+        ----------
+        change : callable
+            ``change(content or None)`` returns the new content, or ``None`` to leave the file as it is.
+
+        Returns
+        -------
+        bool
+            Whether something was written.
+
+        Raises
+        ------
+        EngineError
+            The folder cannot be written to.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.with_name(self.path.name + ".lock")):
+                before = self.read()
+                after = change(before)
+                if after is None or after == before:
+                    return False
+                replace_file(self.path, after)
+        except OSError as error:
+            raise EngineError(f"the cache {self.path} cannot be written: {error.strerror or error}") from error
+        return True
+
+
+def cache_file(stated: str | None, kind: str, target: dict[str, str]) -> CacheFile | None:
+    """Return the file that an option names, or ``None`` where it is off.
+
+    Parameters
+    ----------
+    stated : str or None
+        ``"off"``, ``"default"``, or a path.
+    kind : str
+        ``"timing"`` or ``"runtime"``: the ending of a default file.
+    target : dict of str to str
+        What the content holds for; a default file is named after it.
+    """
+    if stated in (None, "off"):
+        return None
+    if stated != "default":
+        return CacheFile(Path(str(stated)).expanduser())
+    chip = target["compute_capability"].replace(" ", "-")
+    return CacheFile(cache_folder() / "tensorrt" / f"{target['flavour']}-{target['version']}-sm{chip}.{kind}")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What TensorRT can do with the keys of a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.book import Book, fp32_nodes, show
+from xpuruntime.engines.model.shapes import shape_ranges
+from xpuruntime.engines.options import own_options
+from xpuruntime.engines.tensorrt.flavours import compute_capabilities, has
+from xpuruntime.engines.tensorrt.options import checked_options, targets_of
+from xpuruntime.engines.tensorrt.settings import Profile, Settings
+from xpuruntime.errors import PolicyError
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.evidence.records import Control
+    from xpuruntime.runtime.machine import EngineFacts
+
+__all__ = ["settle"]
+
+_OLDEST_DEFAULT = 8
+_AT_ONCE = ("eager", "none")
+
+
+def settle(
+    request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None
+) -> tuple[Settings, tuple[Control, ...]]:
+    """Resolve the policy of `request` for one flavour. Pure.
+
+    Parameters
+    ----------
+    request : Request
+    flavour : Flavour
+    facts : EngineFacts
+    chip : str or None
+        Compute capability of the device; ``None`` where it is not here and an engine is compiled for elsewhere.
+
+    Raises
+    ------
+    PolicyError
+        For an option that is unknown, out of range, or not of this version; for shapes that do not fit the model.
+    """
+    book = Book(request.policy.stated())
+    book.common(request, flavour.name, checked="the engine is one CUDA engine, whose layers all run on this device")
+    given = own_options(request.policy.execution.provider_options, flavour.names)
+    options = checked_options(given, flavour, facts)
+    where = f"execution.provider_options.{flavour.name}"
+    book.options(where, flavour.names, "checked against a table, set, and read back where the vendor lets it be read")
+    chosen: dict[str, Any] = {"options": options, "strict": request.policy.mode == "strict"}
+    chosen["targets"] = _targets(request, flavour, facts, chip, options)
+    chosen["profiles"] = profiles(request)
+    chosen.update(_precision(request, flavour, book))
+    chosen["keep_fp32"] = _rules(request, book, changed=bool(chosen.get("convert") or chosen.get("quantise")))
+    chosen.update(_execution(request, flavour, facts, book, options))
+    chosen.update(_memory(request, book))
+    return Settings(**chosen), book.finish(flavour.title)
+
+
+def profiles(request: Request) -> dict[str, Profile]:
+    """Return the least, best and largest shape of each input that keeps an open dimension."""
+    found: dict[str, Profile] = {}
+    for name, ranges in shape_ranges(request.model, request.policy).items():
+        if not all(one.fixed for one in ranges):
+            found[name] = (
+                tuple(one.min for one in ranges),
+                tuple(one.opt for one in ranges),
+                tuple(one.max for one in ranges),
+            )
+    return found
+
+
+def _targets(
+    request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None, options: dict[str, str]
+) -> tuple[str, ...]:
+    if not has(facts, "targets"):
+        return ()
+    stated = options.get("compute_capability")
+    if stated is not None:
+        targets = targets_of(stated, flavour, facts)
+        if request.purpose == "run" and chip is not None and chip not in targets:
+            msg = (
+                f"execution.provider_options.{flavour.name}.compute_capability names {', '.join(targets)}, and "
+                f"{request.device} is {chip}; add {chip}, or compile the artifact and load it on such a GPU"
+            )
+            raise PolicyError(msg, engine=flavour.name)
+        return targets
+    if request.artifact is not None:
+        return tuple(request.artifact.manifest.target.get("compute_capability", "").split())
+    known = compute_capabilities(facts)
+    if chip in known:
+        return (chip,)
+    if chip is not None:
+        return targets_of(chip, flavour, facts)
+    return tuple(one for one in known if int(one.partition(".")[0]) >= _OLDEST_DEFAULT)
+
+
+def _precision(request: Request, flavour: Flavour, book: Book) -> dict[str, Any]:
+    execution = request.policy.execution
+    precision = execution.precision
+    tf32 = execution.tf32 if execution.tf32 is not None else {"fp32": False}.get(precision, True)
+    chosen: dict[str, Any] = {"tf32": tf32}
+    flag = f"BuilderFlag.TF32={int(tf32)}"
+    key, typed = "execution.precision", "the network is strongly typed: the types in the graph are what runs"
+    if precision in ("fp16", "bf16"):
+        chosen["convert"] = precision
+        reason = f"{typed}, and a probe input is held against fp32"
+        book.add(key, f"graph converted to {precision}", "enforced", reason)
+    elif precision == "int8":
+        chosen["quantise"] = request.model.quantisation.scheme == "none"
+        how = "graph quantised to int8 Q/DQ, biases in floats" if chosen["quantise"] else "the model's own Q/DQ"
+        reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
+        book.add(key, how, "enforced", reason)
+    elif precision == "fp32":
+        book.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses unless told; {typed}")
+    elif precision == "tf32":
+        book.add(key, flag, "enforced", "TF32 is allowed for fp32 products and convolutions")
+    else:
+        book.add(key, "the model's own types", "enforced", typed)
+    book.add("execution.tf32", flag, "enforced", "builder flag, read back before the build")
+    return chosen
+
+
+def _rules(request: Request, book: Book, *, changed: bool) -> tuple[str, ...]:
+    keep: list[str] = []
+    for index, rule in enumerate(request.policy.kernels.rules):
+        key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
+        if glob is not None and changed:
+            keep.append(glob)
+            book.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
+        else:
+            reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be held to"
+            book.add(key, "-", "unsupported", reason, "remove the rule, or use mode: prefer")
+    return tuple(keep)
+
+
+def _execution(
+    request: Request, flavour: Flavour, facts: EngineFacts, book: Book, options: dict[str, str]
+) -> dict[str, Any]:
+    execution = request.policy.execution
+    book.add("execution.allow_cpu_ops", "-", "enforced", "an engine has no layers on the CPU; nothing needs permission")
+    book.add("execution.threads", "-", "unsupported", "nothing is computed on the CPU", "remove the key")
+    if execution.layout == "auto":
+        book.add("execution.layout", "-", "enforced", "left to the engine")
+    else:
+        reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
+        book.add("execution.layout", "-", "unsupported", reason, "remove the key, or use mode: prefer")
+    book.shapes(request, "an optimisation profile is built for the range")
+    _determinism(request, flavour, facts, book, options)
+    if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":
+        msg = (
+            f"execution.provider_options.{flavour.name}.cuda_graph_strategy: whole_graph_capture and "
+            "execution.cuda_graph would capture one graph inside the other; state one of the two"
+        )
+        raise PolicyError(msg, engine=flavour.name)
+    if execution.cuda_graph == "off":
+        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+    elif execution.cuda_graph == "require":
+        book.add("execution.cuda_graph", "captured by bind()", "enforced", "bind() captures or raises")
+    else:
+        reason = "captured where the engine allows it; otherwise the binding says why not"
+        book.add("execution.cuda_graph", "captured by bind()", "advisory", reason)
+    return {"graph": execution.cuda_graph}
+
+
+def _determinism(request: Request, flavour: Flavour, facts: EngineFacts, book: Book, options: dict[str, str]) -> None:
+    key = "execution.determinism"
+    if request.policy.execution.determinism != "run_to_run":
+        book.add(key, "-", "enforced", "nothing asked")
+        return
+    resolved, how = "-", "one built engine runs the same kernels each time"
+    if has(facts, "kernel_specialization"):
+        asked = options.setdefault("kernel_specialization", "eager")
+        if asked not in _AT_ONCE:
+            msg = (
+                f"execution.provider_options.{flavour.name}.kernel_specialization: {asked} replaces kernels while the "
+                "engine runs, which determinism: run_to_run forbids; state eager or none, or leave the option out"
+            )
+            raise PolicyError(msg, engine=flavour.name)
+        resolved, how = f"kernel_specialization={asked}", "kernels are not replaced while the engine runs"
+    reason = f"{how}; the vendor does not promise that each of them adds in the same order every time"
+    book.add(key, resolved, "advisory", reason)
+
+
+def _memory(request: Request, book: Book) -> dict[str, Any]:
+    memory = request.policy.execution.memory
+    chosen = {"pool": memory.pool, "pool_limit": memory.limit, "workspace": memory.limit}
+    if memory.pool == "engine":
+        book.add("execution.memory.pool", "the vendor's own allocations", "enforced", "nothing is replaced")
+        reason = "limit of the scratch memory that kernels are chosen with; weights and activations come on top"
+        fix = "state execution.memory.pool: caching, whose limit holds for everything"
+        book.add("execution.memory.limit", f"workspace {show(memory.limit)} bytes", "advisory", reason, fix)
+        return chosen
+    reason = "weights, activations and scratch memory of the session go through the pool, in the order of its streams"
+    book.add("execution.memory.pool", f"a {memory.pool} pool of ours as IGpuAllocator", "enforced", reason)
+    reason = "limit of the pool, and of the scratch memory that kernels are chosen with"
+    book.add("execution.memory.limit", f"pool limit {show(memory.limit)} bytes", "enforced", reason)
+    return chosen

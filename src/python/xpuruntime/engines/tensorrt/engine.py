@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TensorRtEngine` and `TensorRtRtxEngine`: probe, judge, load, compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Engine, Judgement, Request
+from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.tensorrt.controls import settle
+from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT, Flavour
+from xpuruntime.engines.tensorrt.options import runtime_keys
+from xpuruntime.engines.tensorrt.probing import probe
+from xpuruntime.engines.tensorrt.refusals import (
+    capability_of,
+    refuse_device,
+    refuse_engine,
+    refuse_model,
+    refuse_shapes,
+)
+from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.targets import describe_target, refuse_artifact
+from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.records import Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xpuruntime.engines.artifact import Compiled
+    from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+__all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
+
+
+class TensorRtEngine(Engine):
+    """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
+
+    flavour: ClassVar[Flavour] = TENSORRT
+    name: ClassVar[str] = TENSORRT.name
+    aliases: ClassVar[tuple[str, ...]] = TENSORRT.names[1:]
+    extra: ClassVar[str | None] = TENSORRT.extra
+    compiles: ClassVar[bool] = True
+    runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(TENSORRT)
+
+    def probe(self) -> EngineFacts:
+        """Import the bindings, if they are installed, and note what they offer; touches no device."""
+        return probe(self.flavour)
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return the CUDA devices; without one still ``cuda:0``, so that the plan says why it is not used."""
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            return ()
+        return tuple(f"cuda:{d.index}" for d in machine.cuda) or ("cuda:0",)
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
+        facts = machine.engines.get(self.name)
+        refusal = refuse_engine(self.flavour, facts)
+        if refusal is None and facts is not None:
+            try:
+                refusal = self._refusal(request, machine, facts)
+                if refusal is None:
+                    return self._accept(request, machine, facts)
+            except PolicyError as error:
+                refusal = Refusal("option_invalid", str(error))
+        refusal = refusal or Refusal("engine_missing", "it was not probed")
+        return refusal.judgement(self.name, request.device)
+
+    def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
+        device = refuse_device(request, machine, self.flavour, facts)
+        if device is not None:
+            return device
+        if request.artifact is not None:
+            foreign = refuse_artifact(request, machine, request.artifact, self.flavour)
+            if foreign is not None:
+                return foreign
+        return refuse_model(request, self.flavour) or refuse_shapes(request, self.flavour)
+
+    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement:
+        settings, controls = settle(request, self.flavour, facts, capability_of(request, machine))
+        reason = f"{self.flavour.title} {facts.version}"
+        if settings.targets:
+            reason += f", built for compute capability {', '.join(settings.targets)}"
+        if settings.tf32 and request.policy.execution.precision == "model":
+            reason += "; fp32 products may use TF32: state precision fp32 to forbid it"
+        verdict = Verdict(candidate=f"{self.name}@{request.device}", accepted=True, code="accepted", reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
+        from xpuruntime.engines.tensorrt.loading import load_model
+
+        settings = msgspec.convert(judgement.settings, Settings)
+        chip = capability_of(request, machine) or "unknown"
+        return load_model(request, settings, self.flavour, self.target(request, judgement, machine), chip)
+
+    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+        """Return flavour, version, compute capabilities, platform and precision; see `Engine.target`."""
+        settings = msgspec.convert(judgement.settings, Settings)
+        return describe_target(request, settings, machine, self.flavour)
+
+    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+        """Build the engine and write its plan and our record of it into `folder`."""
+        from xpuruntime.engines.tensorrt.artifact import write_artifact
+
+        settings = msgspec.convert(judgement.settings, Settings)
+        return write_artifact(request, settings, self.flavour, self.target(request, judgement, machine), folder)
+
+
+class TensorRtRtxEngine(TensorRtEngine):
+    """TensorRT-RTX on ``cuda:N``. Building needs no GPU; kernels are compiled on the GPU when the engine is loaded."""
+
+    flavour: ClassVar[Flavour] = RTX
+    name: ClassVar[str] = RTX.name
+    aliases: ClassVar[tuple[str, ...]] = RTX.names[1:]
+    extra: ClassVar[str | None] = RTX.extra
+    runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(RTX)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""From a request to a model that runs: the plan is built, or read from an artifact, and put on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.engines.tensorrt.artifact import Ready, Record, read_artifact
+from xpuruntime.engines.tensorrt.background import Cancel, interruptible
+from xpuruntime.engines.tensorrt.building import build, prepare
+from xpuruntime.engines.tensorrt.caches import cache_file
+from xpuruntime.engines.tensorrt.handle import Handle
+from xpuruntime.engines.tensorrt.probing import bindings
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.settings import Settings
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], chip: str
+) -> LoadedModel:
+    """Return the loaded model; leaves nothing behind when it fails.
+
+    Parameters
+    ----------
+    request : Request
+    settings : Settings
+    flavour : Flavour
+    target : dict of str to str
+        As `describe_target` gives it.
+    chip : str
+        Compute capability of the device: what a runtime cache is kept for.
+
+    Raises
+    ------
+    XpuRuntimeError
+        See `build`, `read_artifact` and `Handle.open`.
+    """
+    from xpuruntime.engines.tensorrt.model import TensorRtModel
+
+    log = ConversionLog()
+    ready = _plan(request, settings, flavour, target, log)
+    handle = Handle(bindings(flavour), flavour, request.device, settings, ready.record, request.model.path)
+    stripped = settings.options.get("strip_plan") == "1" and request.artifact is None
+    weights = prepare(request, settings, log) if stripped else None
+    runtime_cache = settings.options.get("runtime_cache")
+    file = cache_file(runtime_cache, "runtime", {**target, "compute_capability": chip})
+    info = with_shapes(request.model, request.policy)
+
+    def work() -> TensorRtModel:
+        from xpuruntime import _core
+
+        with _core.DeviceScope(request.device):
+            try:
+                handle.open(ready.plan, file, weights)
+                return TensorRtModel(handle, info, request=request, log=log)
+            except BaseException:
+                handle.close()
+                raise
+
+    # The library logs into Python while it loads: see `background`.
+    model = interruptible(work, Cancel())
+    if handle.cache_note is not None:
+        log.add(*handle.cache_note)
+    return model
+
+
+def _plan(request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], log: ConversionLog) -> Ready:
+    if request.artifact is not None:
+        return read_artifact(request.artifact, flavour, target)
+    built = build(request, settings, flavour, target, log)
+    return Ready(built.plan, Record.of(built, target))

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A model loaded by TensorRT or TensorRT-RTX.
+
+Each slot computes on a stream of its own. A run is put between two waits on the device: the slot's stream waits for the
+caller's, and the caller's waits for the slot's. The host waits only where results go to NumPy. Outputs are tensors of
+ours, in the order of the slot's stream, and are not given away before the caller's stream is done with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import kind_of
+from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.cuda_arrays import (
+    DeviceArray,
+    as_kind,
+    caller_stream,
+    device_array,
+    host_copies,
+    made_current,
+    several_devices,
+    stream_owner,
+)
+from xpuruntime.engines.feeds import FeedCheck
+from xpuruntime.engines.tensorrt.slots import Slots, unfit
+from xpuruntime.errors import InputError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.arrays import Kind
+    from xpuruntime.engines.base import Binding, Observed, Request
+    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.tensorrt.handle import Handle
+    from xpuruntime.engines.tensorrt.slots import Slot
+    from xpuruntime.evidence.records import Conversion
+
+__all__ = ["TensorRtModel"]
+
+
+class TensorRtModel(LoadedModel):
+    """CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out.
+
+    Parameters
+    ----------
+    handle : Handle
+        Open.
+    info : ModelInfo
+        With the sizes that the policy fixes.
+    request : Request
+        Whose model and policy `observe` compares with.
+    log : ConversionLog
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The engine wants inputs or outputs in host memory.
+    XpuRuntimeError
+        There is no memory for the first execution context.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        info: ModelInfo,
+        *,
+        request: Request,
+        log: ConversionLog,
+    ) -> None:
+        self.handle = handle
+        self.device = handle.device
+        self.index = int(handle.device.partition(":")[2] or 0)
+        self.settings = handle.settings
+        self._info = info
+        self._request = request
+        self._log = log
+        self.check = FeedCheck(info.inputs)
+        self.borders = handle.borders()
+        self.output_names = [output.name for output in info.outputs]
+        on_host = [name for name, border in self.borders.items() if border.host]
+        if on_host:
+            msg = f"the engine of {info.path} wants {on_host[0]!r} on the host, as it decides sizes; make it a constant"
+            raise UnsupportedOperationError(msg, engine=handle.flavour.name, device=self.device)
+        self.slots = Slots(handle, int(handle.settings.options.get("contexts", "1")))
+        self._several = several_devices()
+        self._open = True
+
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Check, run, and return results in the caller's kind; see `InferenceSession`."""
+        if not self._open:
+            closed()
+        self.check.names(feeds)
+        kinds = {name: kind_of(name, array) for name, array in feeds.items()}
+        kind: Kind = next((kind for kind in kinds.values() if kind != "numpy"), "numpy")
+        if kind == "numpy" and stream is not None:
+            msg = "stream= orders device arrays, and these inputs are NumPy, for which run() waits itself. Leave it out"
+            raise InputError(msg)
+        with self.on_device(), self.slots.slot() as slot:
+            if kind == "numpy":
+                return self._run_host(slot, feeds)
+            caller = self.foreign(stream, kind)
+            slot.stream.wait_stream(caller)
+            try:
+                items = {name: self._item(name, array, kinds[name], slot.stream) for name, array in feeds.items()}
+                self.check.admit({name: (item.dtype, item.shape) for name, item in items.items()})
+                results = self._execute(slot, items)
+                self._used(slot, items, kinds)
+            finally:
+                caller.wait_stream(slot.stream)
+            for tensor in results.values():
+                tensor.record_use(caller)
+            return {name: as_kind(tensor, kind) for name, tensor in results.items()}
+
+    @staticmethod
+    def _used(slot: Slot, items: Mapping[str, DeviceArray], kinds: Mapping[str, Kind]) -> None:
+        """See to it that nobody gets the memory of inputs before the run has read them.
+
+        Torch and CuPy give memory away in the order of the caller's stream, which waits for the run.
+        """
+        from xpuruntime import _core
+
+        for item in items.values():
+            if isinstance(item.owner, _core.Tensor):
+                item.owner.record_use(slot.stream)
+        slot.keep([items[name].owner for name, kind in kinds.items() if kind in ("dlpack", "jax")])
+
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        """Make the session's device current: the library expects it, and does not see to it in each call."""
+        return made_current(self.device, several=self._several)
+
+    def _run_host(self, slot: Slot, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        hosts = self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
+        items = {name: self.upload(array, slot.stream) for name, array in hosts.items()}
+        results = self._execute(slot, items)
+        # A copy to memory of the host that is not pinned has ended when it returns.
+        return {name: tensor.to("cpu", stream=slot.stream).numpy() for name, tensor in results.items()}
+
+    def upload(self, host: Any, stream: Any) -> DeviceArray:
+        """Return a host array copied to the device in the order of `stream`."""
+        from xpuruntime import _core
+
+        tensor = _core.Tensor.from_numpy(host).to(self.device, stream=stream)
+        return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
+
+    def _item(self, name: str, array: Any, kind: Kind, stream: Any) -> DeviceArray:
+        if kind == "numpy":
+            host = self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
+            self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
+            return self.upload(host, stream)
+        item = device_array(name, array, kind, self.device, stream)
+        reason = unfit(item)
+        if reason is None:
+            return item
+        if self.settings.strict:
+            msg = f"input {name!r} {reason} and the policy is strict; pass x.clone() (torch) or a copy"
+            raise InputError(msg)
+        from xpuruntime import _core
+
+        self._log.add(f"input {name!r} copied once", f"it {reason}")
+        tensor = _core.Tensor.from_dlpack(item.owner, stream=stream).copy(stream=stream)
+        return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
+
+    def _execute(self, slot: Slot, items: Mapping[str, DeviceArray]) -> dict[str, Any]:
+        """Enqueue a run, and return its results as tensors of ours that are ready in the order of the slot's stream."""
+        shapes = self.place(slot, items)
+        results: dict[str, Any] = {}
+        unknown: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            if shape is None:
+                unknown[name] = slot.output_memory(name)
+            else:
+                results[name] = self.room(name, shape, slot.stream)
+                slot.address(name, results[name].data_ptr)
+        slot.enqueue()
+        for tensor in results.values():
+            tensor.record(slot.stream)
+        for name, memory in unknown.items():
+            results[name] = self._collected(name, memory, slot)
+        return {name: results[name] for name in self.output_names}
+
+    def place(self, slot: Slot, items: Mapping[str, DeviceArray]) -> dict[str, tuple[int, ...] | None]:
+        """Tell a slot where its inputs are and how large; return the shape of each output, where it follows."""
+        for name, item in items.items():
+            slot.address(name, item.pointer or 0)
+        shapes = {name: item.shape for name, item in items.items() if self.borders[name].dynamic}
+        return slot.shape(shapes, self.output_names)
+
+    def room(self, name: str, shape: tuple[int, ...], stream: Any) -> Any:
+        """Return a tensor for an output.
+
+        Raises
+        ------
+        OutOfMemoryError
+        """
+        from xpuruntime import _core
+
+        return _core.Tensor.empty(shape, self.borders[name].dtype, self.device, stream=stream)
+
+    def _collected(self, name: str, memory: Any, slot: Slot) -> Any:
+        """Return an output whose size only the run could tell: copied from the memory that was allocated for it."""
+        from xpuruntime import _core
+
+        if memory.failure is not None or memory.shape is None:
+            raise self.handle.failed("running", [memory.failure or f"the size of output {name!r} was not told"])
+        self._log.add(f"output {name!r} copied once", "its size is known only after the run")
+        tensor = self.room(name, memory.shape, slot.stream)
+        if tensor.nbytes:
+            stride = [1] * len(memory.shape)
+            for axis in range(len(memory.shape) - 2, -1, -1):
+                stride[axis] = stride[axis + 1] * memory.shape[axis + 1]
+            source = memory.tensor.data_ptr
+            _core.copy_to_contiguous(
+                self.device, source, tensor.data_ptr, memory.shape, stride, tensor.itemsize, slot.stream.handle
+            )
+        tensor.record(slot.stream)
+        return tensor
+
+    def foreign(self, stream: Any, kind: Kind) -> Any:
+        """Return the caller's stream as one of ours."""
+        from xpuruntime import _core
+
+        handle = caller_stream(stream, kind, self.index)
+        return _core.Stream.wrap(stream=handle, device=self.device, owner=stream_owner(stream, kind))
+
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Bind device buffers; see `InferenceSession.bind`."""
+        from xpuruntime.engines.tensorrt.binding import TensorRtBinding
+
+        if not self._open:
+            closed()
+        return TensorRtBinding(self, inputs or {}, outputs or {}, stream)
+
+    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+        """Run an instrumented context; see `LoadedModel.observe`. Device arrays are copied to the host first."""
+        if not self._open:
+            closed()
+        from xpuruntime import _core
+        from xpuruntime.engines.tensorrt.observing import observe
+
+        ready = self.check.on_host(host_copies(feeds), strict=self.settings.strict, log=self._log)
+        with _core.DeviceScope(self.device):
+            return observe(self, self._request, ready, runs)
+
+    def conversions(self) -> Sequence[Conversion]:
+        """Return what was converted or copied so far."""
+        return self._log.records()
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes by owner."""
+        return self.handle.memory() if self._open else {}
+
+    def close(self) -> None:
+        """Drop the engine; runs in other threads finish first. Keeps the runtime cache, where there is one."""
+        if not self._open:
+            return
+        self._open = False
+        self.check.forget()
+        self.slots.close()
+        try:
+            self.handle.keep_cache()
+        finally:
+            self.handle.close()

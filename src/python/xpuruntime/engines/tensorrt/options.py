@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Options of TensorRT and TensorRT-RTX that a policy may give, with the values each accepts.
+
+The names are ours, after those of the vendor's configuration objects, which are set attribute by attribute and take
+most nonsense silently.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.options import BOOL, Option, check_options
+from xpuruntime.engines.tensorrt.flavours import CAPABILITIES, compute_capabilities, has
+from xpuruntime.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.runtime.machine import EngineFacts
+
+__all__ = ["BUILD_OPTIONS", "NEEDS", "RUN_OPTIONS", "TEXT_OPTIONS", "checked_options", "runtime_keys", "targets_of"]
+
+#: What changes the engine that is built.
+BUILD_OPTIONS: dict[str, Option] = {
+    "workspace": Option(meaning="scratch memory in bytes", owned_by="execution.memory.limit"),
+    "tf32": Option(meaning="TF32 in fp32 products", values=BOOL, owned_by="execution.tf32"),
+    "max_threads": Option(meaning="threads of the builder", low=1, high=4096),
+    "builder_optimization_level": Option(meaning="how long to search for kernels; the default is 3", high=5),
+    "max_aux_streams": Option(meaning="streams an engine may use beside ours; 0 for none", high=32),
+    "max_num_tactics": Option(meaning="most tactics timed for a layer; -1: vendor's choice", low=-1, high=2**31 - 1),
+    "avg_timing_iterations": Option(meaning="runs averaged when a tactic is timed", low=1, high=10000),
+    "tiling_optimization_level": Option(
+        meaning="how long tilings are searched for", values=("none", "fast", "moderate", "full")
+    ),
+    "l2_limit_for_tiling": Option(meaning="bytes of L2 that tilings may use; 0 leaves it to the vendor"),
+    "tactic_shared_memory": Option(meaning="most shared memory of a tactic, in bytes", low=1),
+    "sparse_weights": Option(meaning="use kernels for 2:4 sparse weights where weights are so", values=BOOL),
+    "strict_nans": Option(meaning="no rewriting that could hide a NaN, such as 0*x to 0", values=BOOL),
+    "distributive_independence": Option(
+        meaning="rows of a product are computed the same wherever they stand", values=BOOL
+    ),
+    "refit": Option(
+        meaning="weights can be replaced later: any, or by equal ones only", values=("off", "on", "identical")
+    ),
+    "strip_plan": Option(
+        meaning="leave weights out of the plan; loading puts them back from the model", values=BOOL
+    ),
+    "weight_streaming": Option(meaning="build so that weights can stay in host memory", values=BOOL),
+    "version_compatible": Option(meaning="a plan for later versions too; needs the lean runtime", values=BOOL),
+    "hardware_compatibility": Option(
+        meaning="GPUs that an engine runs on", values=("none", "ampere_plus", "same_compute_capability")
+    ),
+    "runtime_platform": Option(
+        meaning="the system an engine is built for", values=("same_as_build", "windows_amd64")
+    ),
+    "profiling_verbosity": Option(
+        meaning="what the engine remembers of its layers; the default here is detailed, which evidence needs",
+        values=("detailed", "layer_names_only", "none"),
+    ),
+    "pin_tactics": Option(
+        meaning="keep the tactics of a build in the timing cache (record), or build from these only (require)",
+        values=("off", "record", "require"),
+    ),
+}  # fmt: skip
+
+#: What changes how an engine runs.
+RUN_OPTIONS: dict[str, Option] = {
+    "contexts": Option(meaning="execution contexts, each with memory of its own: runs at a time", low=1, high=64),
+    "context_allocation": Option(
+        meaning="memory of a context: for the largest shapes, or for those of its profile",
+        values=("static", "on_profile_change"),
+    ),
+    "weight_streaming_budget": Option(meaning="bytes of weights kept on the GPU; -1 lets the vendor choose", low=-1),
+    "persistent_cache_limit": Option(meaning="bytes of L2 kept for activations"),
+    "cuda_graph_strategy": Option(
+        meaning="whether the runtime captures runs into CUDA graphs by itself",
+        values=("disabled", "whole_graph_capture"),
+    ),
+    "kernel_specialization": Option(
+        meaning="when kernels for dynamic shapes are made: while others run (lazy), at once (eager), never (none)",
+        values=("lazy", "eager", "none"),
+    ),
+}
+
+#: Options that are text; what each takes is said in its meaning.
+TEXT_OPTIONS: dict[str, Option] = {
+    "compute_capability": Option(
+        meaning='GPUs to build for, such as `"8.6"` or `"8.6, 12.0"`; the default is the GPU here, or without one all '
+        "that can be named from 8.0 on",
+        text=True,
+    ),
+    "timing_cache": Option(
+        meaning="`off` (the default), `default` for a file in the user's cache folder, or the path of a file", text=True
+    ),
+    "runtime_cache": Option(
+        meaning="`off` (the default), `default` for a file in the user's cache folder, or the path of a file", text=True
+    ),
+}
+
+#: Option to the capability (see `CAPABILITIES`) that it needs.
+NEEDS = {
+    "compute_capability": "targets",
+    "timing_cache": "timing_cache",
+    "avg_timing_iterations": "timing_cache",
+    "max_num_tactics": "timing_cache",
+    "pin_tactics": "tactic_pinning",
+    "runtime_cache": "runtime_cache",
+    "cuda_graph_strategy": "graph_strategy",
+    "kernel_specialization": "kernel_specialization",
+    "hardware_compatibility": "hardware_compatibility",
+    "runtime_platform": "runtime_platform",
+    "refit": "refit",
+    "strip_plan": "refit",
+    "weight_streaming": "weight_streaming",
+    "weight_streaming_budget": "weight_streaming",
+    "tiling_optimization_level": "tiling",
+    "l2_limit_for_tiling": "tiling",
+}
+
+
+def runtime_keys(flavour: Flavour) -> tuple[str, ...]:
+    """Return the policy keys that change how an engine runs and nothing in it; see `Engine.runtime_keys`."""
+    options = (*RUN_OPTIONS, "runtime_cache", "timing_cache", "compute_capability")
+    own = tuple(f"execution.provider_options.{name}.{option}" for name in flavour.names for option in options)
+    return ("execution.cuda_graph", "execution.determinism", "execution.memory.pool", *own)
+
+
+def checked_options(given: Mapping[str, object], flavour: Flavour, facts: EngineFacts) -> dict[str, str]:
+    """Return the options of a policy as text, each with a value that its table allows and this version has.
+
+    Raises
+    ------
+    PolicyError
+        For an unknown name, a value out of range, an option that this version or flavour lacks, or two options that
+        contradict each other.
+    """
+    where = f"execution.provider_options.{flavour.name}"
+    texts = {name: str(value).strip() for name, value in given.items() if name in TEXT_OPTIONS}
+    rest = {name: value for name, value in given.items() if name not in TEXT_OPTIONS}
+    found = check_options(rest, {**BUILD_OPTIONS, **RUN_OPTIONS}, where, also=TEXT_OPTIONS)
+    for name in (*found, *texts):
+        word = NEEDS.get(name)
+        if word is not None and not has(facts, word):
+            msg = (
+                f"{where}.{name}: {flavour.title} {facts.version} does not have it ({CAPABILITIES[word].meaning}); "
+                "remove the option"
+            )
+            raise PolicyError(msg, engine=flavour.name)
+    for name in ("timing_cache", "runtime_cache"):
+        text = texts.get(name)
+        if text is not None and text not in ("off", "default") and "/" not in text and "\\" not in text:
+            msg = f"{where}.{name}: {text!r} is neither off, default, nor a path; for such a file write './{text}'"
+            raise PolicyError(msg, engine=flavour.name)
+    found.update(texts)
+    _together(found, where, flavour)
+    return found
+
+
+def _together(found: Mapping[str, str], where: str, flavour: Flavour) -> None:
+    if found.get("pin_tactics", "off") != "off" and found.get("timing_cache", "off") == "off":
+        msg = f"{where}.pin_tactics: tactics are kept in a timing cache, and there is none; state timing_cache as well"
+        raise PolicyError(msg, engine=flavour.name)
+    if "weight_streaming_budget" in found and found.get("weight_streaming") != "1":
+        msg = (
+            f"{where}.weight_streaming_budget: the engine is built without weight streaming; state weight_streaming: 1"
+        )
+        raise PolicyError(msg, engine=flavour.name)
+
+
+def targets_of(text: str, flavour: Flavour, facts: EngineFacts) -> tuple[str, ...]:
+    """Return the compute capabilities that ``compute_capability`` names, in order and once each.
+
+    Raises
+    ------
+    PolicyError
+        One cannot be named to this version, or is none at all; the message lists those that can.
+    """
+    where = f"execution.provider_options.{flavour.name}.compute_capability"
+    known = compute_capabilities(facts)
+    words = [word for word in re.split(r"[\s,;]+", text) if word]
+    for word in words or [text]:
+        if word not in known:
+            what = f"has no target {word}" if re.fullmatch(r"\d+\.\d", word) else f"takes no {word!r}"
+            msg = f"{where}: {flavour.title} {facts.version} {what}; it can build for {', '.join(known)}"
+            raise PolicyError(msg, engine=flavour.name)
+    return tuple(sorted(set(words), key=lambda word: tuple(map(int, word.split(".")))))

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What TensorRT cannot take, told before anything is built: devices, types, operators, quantisation, open shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
+from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.tensorrt.flavours import compute_capabilities
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+__all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_model", "refuse_shapes"]
+
+#: Types of inputs and outputs that both sides have, and that keep their meaning.
+_ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
+#: Types that the parser takes in quantised graphs.
+_QUANTISED = frozenset({"int8", "int4", "float8e4m3fn", "float4e2m1", "float8e8m0"})
+_OLDEST_CHIP = (7, 5)
+
+
+def capability_of(request: Request, machine: Machine) -> str | None:
+    """Return the compute capability of the device asked for, such as ``"9.0"``; ``None`` when it is not there."""
+    index = int(request.device.partition(":")[2] or 0)
+    return next(
+        (f"{d.compute_capability[0]}.{d.compute_capability[1]}" for d in machine.cuda if d.index == index), None
+    )
+
+
+def refuse_engine(flavour: Flavour, facts: EngineFacts | None) -> Refusal | None:
+    """Refuse where the package is missing or broken."""
+    if facts is None or facts.version is None:
+        return Refusal("engine_missing", f"{flavour.title} is not installed", flavour.install)
+    if not facts.loadable:
+        return Refusal("engine_broken", facts.reason or f"{flavour.title} does not load", facts.fix)
+    return None
+
+
+def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: EngineFacts) -> Refusal | None:
+    """Refuse what is no CUDA device, is not there, or is too old or too new for this flavour.
+
+    A request to compile needs the GPU only where the builder times kernels on it.
+    """
+    if request.device.partition(":")[0] != "cuda":
+        return Refusal(
+            "device_unsupported",
+            f"{flavour.title} has no device {request.device!r}; it runs on cuda:N",
+            "use device cuda:0, or name an engine that has this device in execution.engine",
+        )
+    chip = capability_of(request, machine)
+    if chip is None:
+        if request.purpose == "compile" and flavour.jit:
+            return None
+        return _missing(request, machine, flavour)
+    if request.purpose == "run" and not machine.core_cuda:
+        return Refusal(
+            "library_missing",
+            "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
+            "put nvcc on PATH and reinstall xpuruntime",
+        )
+    known = compute_capabilities(facts)
+    if flavour.jit and known and chip not in known and request.purpose == "run":
+        return Refusal(
+            "device_unsupported",
+            f"{request.device} has compute capability {chip}, and {flavour.title} {facts.version} has kernels for "
+            f"{', '.join(known)} only",
+            "use engine tensorrt or onnxruntime on this GPU",
+        )
+    if not flavour.jit and tuple(map(int, chip.split("."))) < _OLDEST_CHIP:
+        return Refusal(
+            "device_unsupported",
+            f"{request.device} has compute capability {chip}, and {flavour.title} needs 7.5 or newer",
+            "use engine onnxruntime on this GPU",
+        )
+    return None
+
+
+def _missing(request: Request, machine: Machine, flavour: Flavour) -> Refusal:
+    if not machine.cuda:
+        reason = f"{request.device} is not there: {machine.cuda_reason or 'no CUDA device'}"
+        if request.purpose == "compile":
+            reason += f"; {flavour.title} times kernels on the GPU while it builds"
+            return Refusal("device_missing", reason, "build on a machine with that GPU, or with engine tensorrt-rtx")
+        return Refusal("device_missing", reason, "use device cpu, with another engine")
+    have = ", ".join(f"cuda:{d.index}" for d in machine.cuda)
+    return Refusal("device_missing", f"{request.device} is not there: this machine has {have}", f"use one of {have}")
+
+
+def refuse_model(request: Request, flavour: Flavour) -> Refusal | None:
+    """Refuse types, operators and quantised graphs that TensorRT takes wrongly, or not at all."""
+    model = request.model
+    for role, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for tensor in tensors:
+            if tensor.kind != "tensor":
+                reason = f"{role} {tensor.name!r} is a {tensor.kind}, and {flavour.title} has tensors only"
+                return Refusal("op_unsupported", reason, "use engine onnxruntime")
+            if tensor.dtype not in _ARRAYS:
+                reason = f"{role} {tensor.name!r} is {tensor.dtype}, which {flavour.title} does not take"
+                if tensor.dtype == "float64":
+                    reason = f"{role} {tensor.name!r} is float64, and {flavour.title} would read its memory as float32"
+                return Refusal(
+                    "op_unsupported", reason, f"put a Cast at this {role} into the model, such as to float32"
+                )
+            if role == "input" and tensor.shape is None:
+                reason = f"the rank of input {tensor.name!r} is not known, and {flavour.title} needs it"
+                if tensor.name not in request.policy.execution.shapes:
+                    return Refusal("shapes_open", reason, f"state execution.shapes: {{{tensor.name}: [<dimensions>]}}")
+    if model.custom_domains:
+        named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in model.custom_domains.items())
+        return Refusal(
+            "op_unsupported",
+            f"the model has operators outside the standard ({named}). The vendor's parser does not look at the domain "
+            "of a node: it would compute a standard operator of the same name, or ask for a plugin",
+            "export the model without them, or use engine onnxruntime",
+        )
+    return _refuse_quantised(request, flavour)
+
+
+def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
+    from xpuruntime.engines.quantisation.judge import refuse_int8
+
+    refused = refuse_int8(request)
+    if refused is not None:
+        return refused
+    quantised = request.model.quantisation
+    if quantised.scheme == "none":
+        return None
+    if quantised.scheme in ("qoperator", "dynamic"):
+        what = (
+            "integer operators" if quantised.scheme == "qoperator" else "activations that are quantised while running"
+        )
+        reason = f"the model is quantised with {what}, and {flavour.title} takes Q/DQ pairs only"
+        return Refusal("op_unsupported", reason, "quantise the float model in the QDQ form, or pass calibration=")
+    if "int32" in quantised.weights:
+        return Refusal(
+            "op_unsupported",
+            f"the model has biases stored as int32 behind a DequantizeLinear, which {flavour.title} does not take: it "
+            "wants biases in floating point",
+            "quantise the float model for this engine: precision int8 with calibration=, which leaves biases alone",
+        )
+    foreign = sorted({*quantised.activations, *quantised.weights} - _QUANTISED)
+    if foreign:
+        return Refusal(
+            "op_unsupported",
+            f"the model is quantised to {', '.join(foreign)}, and {flavour.title} takes int8 with zero points of 0",
+            "quantise the float model for this engine: precision int8 with calibration=",
+        )
+    return None
+
+
+def refuse_shapes(request: Request, flavour: Flavour) -> Refusal | None:
+    """Refuse inputs with dimensions of which neither model nor policy says how large they get.
+
+    Raises
+    ------
+    PolicyError
+        The shapes of the policy do not fit the model.
+    """
+    ranges = shape_ranges(request.model, request.policy)
+    left = {name: shape for name, shape in open_dimensions(request.model).items() if name not in ranges}
+    if not left:
+        return None
+    named = ", ".join(f"{name} {shape}" for name, shape in left.items())
+    wanted = ", ".join(f"{name}: {_as_ranges(shape)}" for name, shape in left.items())
+    return Refusal(
+        "shapes_open",
+        f"{flavour.title} builds for sizes that are known beforehand, and the model leaves some open: {named}",
+        f"state them, as sizes or ranges: execution.shapes: {{{wanted}}}",
+    )
+
+
+def _as_ranges(shape: str) -> str:
+    """Return a shape with ``<N>`` as a policy may state it: ``'1..<largest N>'``."""
+    sizes = shape.strip("[]").split(", ")
+    return "[" + ", ".join(f"'1..<largest {s[1:-1]}>'" if s.startswith("<") else s for s in sizes) + "]"

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Settings`: what the plan decided, in TensorRT's own terms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Profile", "Settings"]
+
+#: Least, best and largest shape of one input.
+Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `load` and `compile` hand to TensorRT.
+
+    Attributes
+    ----------
+    targets : tuple of str
+        Compute capabilities to build for; empty where the flavour builds for the GPU it runs on.
+    convert : {"fp16", "bf16"} or None
+        The type that the graph is converted to. Networks are strongly typed: the graph's types are what runs.
+    quantise : bool
+        Whether the model is quantised with the calibration inputs of the request.
+    keep_fp32 : tuple of str
+        Node globs that are neither converted nor quantised.
+    tf32 : bool
+    profiles : dict of str to Profile
+        For each input with a dimension that stays open.
+    workspace : int or None
+        Bytes of scratch memory that a kernel may be chosen with.
+    options : dict of str to str
+        As `checked_options` gives them.
+    graph : {"off", "prefer", "require"}
+        Whether bindings capture CUDA graphs.
+    pool : str
+        ``engine``, ``direct``, ``caching`` or ``driver``.
+    pool_limit : int or None
+        Bytes.
+    strict : bool
+    """
+
+    targets: tuple[str, ...] = ()
+    convert: Literal["fp16", "bf16"] | None = None
+    quantise: bool = False
+    keep_fp32: tuple[str, ...] = ()
+    tf32: bool = True
+    profiles: dict[str, Profile] = {}
+    workspace: int | None = None
+    options: dict[str, str] = {}
+    graph: Literal["off", "prefer", "require"] = "off"
+    pool: Literal["engine", "direct", "caching", "driver"] = "engine"
+    pool_limit: int | None = None
+    strict: bool = False

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Static buffers of one program of PyTorch, replayed as a CUDA graph where the policy asks for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import kind_of, torch_dtype_name
+from xpuruntime.engines.base import Binding
+from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.torch.names import torch_dtype
+from xpuruntime.errors import EngineError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.torch.model import TorchModel
+
+__all__ = ["TorchBinding"]
+
+_WARM_UP = 3
+
+
+class TorchBinding(Binding):
+    """Buffers bound to one `TorchModel`: NumPy views on the CPU, tensors of torch on CUDA and where one was given.
+
+    Each run copies the results into the output buffers, since PyTorch makes new ones; a captured graph does so inside.
+    """
+
+    def __init__(
+        self, model: TorchModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._model = model
+        check = model.check
+        check.names({**dict.fromkeys(check.required), **inputs})
+        known_outputs(outputs, model.outputs)
+        given = [v for v in (*inputs.values(), *outputs.values()) if v is not None and not isinstance(v, tuple)]
+        numpy = model.device == "cpu" and not any(kind_of("buffer", v) == "torch" for v in given)
+        self._inputs = {name: self._input(name, inputs.get(name)) for name in model.names}
+        for name, tensor in self._inputs.items():
+            check.check(name, torch_dtype_name(tensor.dtype), tuple(tensor.shape))
+        check.symbols({name: tuple(tensor.shape) for name, tensor in self._inputs.items()})
+        self._stream = model._stream(stream)
+        with torch.no_grad(), self._stream:
+            try:
+                results = model.call(list(self._inputs.values()))
+            except Exception as error:
+                raise model.failed(error) from None
+        self._outputs = {
+            name: self._output(name, result, outputs.get(name))
+            for name, result in zip(model.outputs, results, strict=True)
+        }
+        self.inputs = {n: inputs[n] if _is_array(inputs.get(n)) else _shown(t, numpy) for n, t in self._inputs.items()}
+        self.outputs = {n: outputs[n] if n in outputs else _shown(t, numpy) for n, t in self._outputs.items()}
+        self.graph = "off"
+        self.run = self._runner()
+
+    def _runner(self) -> Callable[[], None]:
+        model, torch, around = self._model, self._torch, self._stream
+        call, ins, outs = model.call, list(self._inputs.values()), list(self._outputs.values())
+        failed, no_grad = model.failed, torch.no_grad
+
+        def run() -> None:
+            try:
+                with no_grad(), around:
+                    for target, result in zip(outs, call(ins), strict=True):
+                        target.copy_(result)
+            except Exception as error:
+                raise failed(error) from None
+
+        if model.settings.graph == "off":
+            return run
+        try:
+            graph = self._capture(run)
+        except Exception as error:
+            if model.settings.graph == "require":
+                text = str(error).strip().splitlines()[0]
+                raise EngineError(
+                    f"{model.request.model.path} cannot be captured as a CUDA graph: {text}. "
+                    "State cuda_graph: prefer to run it without",
+                    engine="torch",
+                    device=model.device,
+                ) from None
+            self.graph = str(error).strip().splitlines()[0]
+            return run
+        self.graph = "captured"
+
+        def replay() -> None:
+            with around:
+                graph.replay()
+
+        return replay
+
+    def _capture(self, run: Callable[[], None]) -> Any:
+        torch = self._torch
+        side = torch.cuda.Stream(device=self._model._where)
+        side.wait_stream(torch.cuda.current_stream(self._model._where))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                run()
+        torch.cuda.current_stream(self._model._where).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            run()
+        return graph
+
+    def _input(self, name: str, given: Any) -> Any:
+        model, torch = self._model, self._torch
+        info = model.check.infos[name]
+        if given is None or isinstance(given, tuple):
+            shape = fixed_shape(info, given)
+            return torch.zeros(shape, dtype=torch_dtype(info.dtype), device=model._where)
+        if kind_of(name, given) == "numpy":
+            if model.device != "cpu":
+                msg = (
+                    f"input {name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass its shape, "
+                    "or a CUDA tensor"
+                )
+                raise InputError(msg)
+            if not given.flags.c_contiguous:
+                msg = (
+                    f"input {name!r} is not C-contiguous, so its memory cannot be bound; pass "
+                    "np.ascontiguousarray(x), or its shape"
+                )
+                raise InputError(msg)
+        return model.tensor(name, given)
+
+    def _output(self, name: str, result: Any, given: Any) -> Any:
+        torch = self._torch
+        if given is None:
+            return torch.empty_like(result, memory_format=torch.contiguous_format)
+        if not hasattr(given, "__dlpack__"):
+            msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
+            raise InputError(msg)
+        if kind_of(name, given) == "numpy" and not (given.flags.c_contiguous and given.flags.writeable):
+            raise InputError(f"output {name!r} must be C-contiguous and writable to be bound")
+        tensor = given if kind_of(name, given) == "torch" else torch.from_dlpack(given)
+        if tensor.dtype != result.dtype or tensor.shape != result.shape:
+            msg = (
+                f"output {name!r} is {torch_dtype_name(result.dtype)} {list(result.shape)} for these inputs, got "
+                f"{torch_dtype_name(tensor.dtype)} {list(tensor.shape)}"
+            )
+            raise InputError(msg)
+        if tensor.device != result.device:
+            raise InputError(f"output {name!r} is on {tensor.device}, but this session runs on {result.device}")
+        return tensor
+
+    def close(self) -> None:
+        """Release the buffers and the captured graph."""
+        self.run = closed_binding
+        self._inputs, self._outputs = {}, {}
+        self.inputs, self.outputs = {}, {}
+
+
+def _is_array(value: Any) -> bool:
+    return value is not None and not isinstance(value, tuple)
+
+
+def _shown(tensor: Any, numpy: bool) -> Any:
+    return tensor.numpy() if numpy else tensor

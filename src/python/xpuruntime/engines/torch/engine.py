@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TorchEngine`: probe, judge, load."""
+
+from __future__ import annotations
+
+from importlib import metadata, util
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Engine, Judgement, Request
+from xpuruntime.engines.refusal import Refusal, missing_cuda_device
+from xpuruntime.engines.torch.controls import settle
+from xpuruntime.engines.torch.options import NAMES
+from xpuruntime.engines.torch.settings import Settings
+from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.records import Verdict
+from xpuruntime.runtime.machine import EngineFacts
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["TorchEngine"]
+
+_INSTALL = 'pip install "xpuruntime[torch]"'
+
+
+class TorchEngine(Engine):
+    """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
+
+    name: ClassVar[str] = NAMES[0]
+    aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
+    extra: ClassVar[str | None] = "torch"
+    formats: ClassVar[tuple[str, ...]] = ("pt2", "torch")
+
+    def probe(self) -> EngineFacts:
+        """Look for the package; it is not imported, since that takes seconds."""
+        try:
+            version = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            version = None
+        if version is None or util.find_spec("torch") is None:
+            return EngineFacts(name=self.name, reason="torch is not installed", fix=_INSTALL)
+        return EngineFacts(
+            name=self.name, version=version, loadable=True, providers=("cpu",) if "+cpu" in version else ("cpu", "cuda")
+        )
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return the CUDA devices where the wheel has CUDA, then the CPU."""
+        facts = machine.engines.get(self.name)
+        if facts is None or "cuda" not in facts.providers:
+            return ("cpu",)
+        return (*(f"cuda:{d.index}" for d in machine.cuda), "cpu")
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        """Accept or reject from facts."""
+        refusal = self._refuse(request, machine)
+        if refusal is not None:
+            return refusal.judgement(self.name, request.device)
+        try:
+            settings, controls = settle(request)
+        except PolicyError as error:
+            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+        how = "compiled" if settings.mode == "compile" else "eager"
+        reason = f"PyTorch {machine.engines[self.name].version}, {how}"
+        candidate = f"{self.name}@{request.device}"
+        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Place the program on the device; see `LoadedModel`."""
+        from xpuruntime.engines.torch.loading import load_model
+
+        del machine
+        return load_model(request, msgspec.convert(judgement.settings, Settings))
+
+    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            return Refusal("engine_missing", "torch is not installed", _INSTALL)
+        kind = request.device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            fix = "use device cpu or cuda:0, or name an engine that has this device in execution.engine"
+            return Refusal(
+                "device_unsupported", f"the torch engine runs on cpu and cuda:N, not on {request.device!r}", fix
+            )
+        if kind == "cuda":
+            missing = missing_cuda_device(request.device, machine)
+            if missing is not None:
+                return missing
+            if "cuda" not in facts.providers:
+                return Refusal(
+                    "library_missing",
+                    f"torch {facts.version} has no CUDA in it",
+                    "install a CUDA build of torch",
+                )
+        precision = request.policy.execution.precision
+        if precision == "int8":
+            reason = "the torch engine does not quantise"
+            return Refusal(
+                "precision_unsupported", reason, "use precision fp16, or export to ONNX and name another engine"
+            )
+        if precision == "tf32" and kind == "cpu":
+            return Refusal("precision_unsupported", "the CPU has no TF32", "use precision fp32")
+        where = getattr(request.model.source, "device", None)
+        if where is not None and where != request.device:
+            fix = f"move it first: module.to({request.device!r})"
+            return Refusal(
+                "device_unsupported", f"the module is on {where}; a session does not move a module of yours", fix
+            )
+        return None

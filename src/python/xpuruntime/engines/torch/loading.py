@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Placing a program of PyTorch on its device, eager or compiled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.torch.failures import translate
+from xpuruntime.engines.torch.model import TorchModel
+from xpuruntime.engines.torch.switches import hold
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.settings import Settings
+
+__all__ = ["load_model"]
+
+
+def load_model(request: Request, settings: Settings) -> LoadedModel:
+    """Return the loaded model; leaves nothing behind when it fails.
+
+    Raises
+    ------
+    XpuRuntimeError
+        See `TorchEngine.load`.
+    """
+    log = ConversionLog()
+    switches = hold(settings)
+    try:
+        source: Any = request.model.source
+        module = source.place(request.device, settings.convert)
+        if settings.convert is not None:
+            log.add(f"weights converted to {settings.convert}", "inputs and outputs keep their types")
+        called = _compiled(module, settings) if settings.mode == "compile" else module
+        call = source.call(called)
+        if settings.convert is not None:
+            call = _converted(call, request, settings.convert)
+        model = TorchModel(request, settings, module=module, call=call, switches=switches, log=log)
+        if settings.mode == "compile":
+            _compile_now(model, request)
+        return model
+    except Exception as error:
+        switches.release()
+        raise translate(error, doing=f"loading {request.model.path}", device=request.device) from None
+
+
+def _compiled(module: Any, settings: Settings) -> Any:
+    import torch
+
+    given = settings.compile
+    options: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
+    if "compile_mode" in given:
+        options["mode"] = given["compile_mode"]
+    if "dynamic" in given:
+        options["dynamic"] = given["dynamic"] == "1"
+    return torch.compile(module, **options)
+
+
+def _compile_now(model: TorchModel, request: Request) -> None:
+    """Compile for the shapes of probe inputs, so that the first run of a caller does not wait for it."""
+    from xpuruntime.engines.precision import probe_feeds
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the compiler about itself
+        model.run(probe_feeds(request.model))
+
+
+def _converted(call: Call, request: Request, convert: str) -> Call:
+    """Let floating inputs enter, and outputs leave, in the types that the model states."""
+    import torch
+
+    inside = {"fp16": torch.float16, "bf16": torch.bfloat16}[convert]
+    outside = [getattr(torch, info.dtype, None) for info in request.model.outputs]
+
+    def run(tensors: Any) -> list[Any]:
+        given = [t.to(inside) if t.is_floating_point() else t for t in tensors]
+        return [
+            t.to(dtype) if dtype is not None and t.is_floating_point() else t
+            for t, dtype in zip(call(given), outside, strict=True)
+        ]
+
+    return run

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A program of PyTorch, ready to run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
+from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
+from xpuruntime.engines.feeds import ConversionLog, FeedCheck, refuse_stream, type_name
+from xpuruntime.engines.torch.failures import translate
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.switches import Switches
+    from xpuruntime.evidence.records import Conversion
+
+__all__ = ["TorchModel"]
+
+
+class TorchModel(LoadedModel):
+    """Runs with autograd off. Tensors of torch in and out on the session's device; NumPy in, NumPy out.
+
+    Parameters
+    ----------
+    request : Request
+    settings : Settings
+    module : torch.nn.Module
+        As placed, uncompiled.
+    call : callable
+        Flat tensors in, flat tensors out.
+    switches : Switches
+    log : ConversionLog
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        settings: Settings,
+        *,
+        module: Any,
+        call: Call,
+        switches: Switches,
+        log: ConversionLog,
+    ) -> None:
+        import torch
+
+        self.request = request
+        self.settings = settings
+        self.module = module
+        self.device = request.device
+        self.log = log
+        self.check = FeedCheck(request.model.inputs)
+        self.names = tuple(info.name for info in request.model.inputs)
+        self.outputs = tuple(info.name for info in request.model.outputs)
+        self._call: Call | None = call
+        self._switches = switches
+        self._torch = torch
+        self._where = torch.device(self.device)
+
+    @property
+    def call(self) -> Call:
+        """The program, for flat tensors on the device.
+
+        Raises
+        ------
+        XpuRuntimeError
+            After `close`.
+        """
+        if self._call is None:
+            closed()
+        return self._call
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return `run` with a short way for tensors of torch in shapes that were checked before."""
+        slow, seen, names, outputs = self.run, self.check._seen, self.names, self.outputs
+        torch = self._torch
+        tensor, no_grad, where = torch.Tensor, torch.no_grad, self._where
+        count = len(names)
+
+        def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+            call = self._call
+            if call is None or stream is not None or type(feeds) is not dict or len(feeds) != count:
+                return slow(feeds, stream)
+            try:
+                tensors = [feeds[name] for name in names]
+            except KeyError:
+                return slow(feeds, stream)
+            key = []
+            for one in tensors:
+                if type(one) is not tensor or one.device != where or one.requires_grad:
+                    return slow(feeds, stream)
+                key.append((one.shape, one.dtype))
+            if tuple(key) not in seen:
+                results = slow(feeds, stream)
+                self.check.remember(tuple(key))
+                return results
+            try:
+                with no_grad():
+                    return dict(zip(outputs, call(tensors), strict=True))
+            except Exception as error:
+                raise self.failed(error) from None
+
+        return run
+
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Check, run, and return results in the caller's kind; see `InferenceSession`."""
+        call = self.call
+        self.check.names(feeds)
+        kinds = {name: kind_of(name, array) for name, array in feeds.items()}
+        host = all(device_of(name, array, kinds[name]) == "cpu" for name, array in feeds.items())
+        cuda = self.device != "cpu"
+        if stream is not None and (host or not cuda):
+            refuse_stream(stream)
+        tensors = self.tensors(feeds)
+        torch = self._torch
+        try:
+            with torch.no_grad(), self._stream(stream):
+                results = call(tensors)
+        except Exception as error:
+            raise self.failed(error) from None
+        kind = next((k for k in kinds.values() if k != "numpy"), "numpy")
+        back = cuda and host
+        named = zip(self.outputs, results, strict=True)
+        return {name: self._result(result.cpu() if back else result, kind) for name, result in named}
+
+    def tensors(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Return the inputs as tensors on the device, in order, checked one by one and together.
+
+        Raises
+        ------
+        InputError
+        """
+        tensors = [self.tensor(name, feeds[name]) for name in self.names]
+        self.check.symbols({name: tuple(t.shape) for name, t in zip(self.names, tensors, strict=True)})
+        return tensors
+
+    def tensor(self, name: str, array: Any) -> Any:
+        """Return one input as a tensor on the device, checked.
+
+        Raises
+        ------
+        InputError
+        """
+        torch = self._torch
+        kind = kind_of(name, array)
+        if kind == "torch":
+            tensor = array
+            if tensor.requires_grad:
+                raise InputError(f"input {name!r} is a torch tensor that requires grad; pass x.detach()")
+        elif kind == "numpy":
+            info = self.check.infos[name]
+            self.check.check(name, type_name(array, info), array.shape)
+            ready = self.check.contiguous(name, array, strict=self.settings.strict, log=self.log)
+            tensor = torch.from_dlpack(_writable(ready))
+        else:
+            tensor = torch.from_dlpack(array)
+        self.check.check(name, torch_dtype_name(tensor.dtype), tuple(tensor.shape))
+        if tensor.device != self._where:
+            if tensor.device.type == "cpu" and kind == "numpy":
+                return tensor.to(self._where)
+            msg = f"input {name!r} is on {tensor.device}, but this session runs on {self.device}; move it first"
+            raise InputError(f"{msg} (torch: x.to({self.device!r}))")
+        return tensor
+
+    def _stream(self, stream: Any) -> Any:
+        torch = self._torch
+        if stream is None:
+            return _NOTHING
+        if isinstance(stream, torch.cuda.Stream):
+            return torch.cuda.stream(stream)
+        from xpuruntime.engines.cuda_arrays import caller_stream
+
+        handle = caller_stream(stream, "torch", self._where.index)
+        return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self._where))
+
+    def _result(self, tensor: Any, kind: Any) -> Any:
+        if kind == "torch":
+            return tensor
+        if tensor.device.type == "cpu":
+            if tensor.dtype == self._torch.bfloat16:
+                msg = (
+                    "a result is bfloat16, which NumPy does not have; pass torch tensors, and results are torch tensors"
+                )
+                raise InputError(msg)
+            return from_host(tensor.numpy(), kind)
+        from xpuruntime import _core
+
+        if kind == "cupy":
+            return sys.modules["cupy"].from_dlpack(tensor)
+        return _core.Tensor.from_dlpack(tensor)
+
+    def failed(self, error: Exception) -> Exception:
+        """Return `error` as one of ours."""
+        return translate(error, doing=f"running {self.request.model.path}", device=self.device)
+
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Bind buffers; see `InferenceSession.bind`."""
+        from xpuruntime.engines.torch.binding import TorchBinding
+
+        if self._call is None:
+            closed()
+        if self.device == "cpu":
+            refuse_stream(stream)
+        return TorchBinding(self, inputs or {}, outputs or {}, stream)
+
+    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+        """Run under PyTorch's profiler; see `LoadedModel.observe`."""
+        from xpuruntime.engines.torch.observing import observe
+
+        if self._call is None:
+            closed()
+        return observe(self, self.tensors(feeds), runs)
+
+    def switches(self) -> dict[str, Any]:
+        """Return the process-wide switches that this session holds, as they are now."""
+        return self._switches.values()
+
+    def conversions(self) -> Sequence[Conversion]:
+        """Return what was converted or copied so far."""
+        return self.log.records()
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of parameters and buffers."""
+        held = {t.data_ptr(): t.numel() * t.element_size() for t in (*self.module.parameters(), *self.module.buffers())}
+        return {"weights": sum(held.values())}
+
+    def close(self) -> None:
+        """Drop the program; runs in other threads finish first, since they hold it."""
+        self._call = None
+        self.check.forget()
+        self._switches.release()
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+_NOTHING = _Nothing()
+
+
+class _Shared:
+    """Memory of a read-only array, for readers only: torch has no tensors that cannot be written."""
+
+    def __init__(self, array: Any) -> None:
+        facts = dict(array.__array_interface__)
+        facts["data"] = (facts["data"][0], False)
+        self.__array_interface__ = facts
+        self.array = array
+
+
+def _writable(array: Any) -> Any:
+    import numpy as np
+
+    return array if array.flags.writeable else np.asarray(_Shared(array))

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's words for types and operators, in ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xpuruntime.engines.arrays import torch_dtype_name
+from xpuruntime.engines.precision.names import precision_name
+
+__all__ = ["op_name", "torch_dtype", "torch_precision"]
+
+_TYPES = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+
+
+def torch_dtype(name: str) -> Any:
+    """Return the ``torch.dtype`` of our name of a type."""
+    import torch
+
+    return getattr(torch, _TYPES.get(name, name))
+
+
+def torch_precision(dtype: Any) -> str:
+    """Return ``"fp16"`` for ``torch.float16``; integer types keep their names."""
+    return precision_name(torch_dtype_name(dtype))
+
+
+def op_name(target: Any) -> str:
+    """Return ``"aten.addmm"`` for the overload ``aten.addmm.default``."""
+    text = str(target)
+    if hasattr(target, "overloadpacket"):
+        text = str(target.overloadpacket)
+    elif hasattr(target, "__name__"):
+        text = target.__name__
+    return text.replace("::", ".")

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Watching a program of PyTorch run: one unit for each operator, with the kernels that its profiler saw."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.torch.names import torch_precision
+from xpuruntime.engines.torch.recording import Recorder
+from xpuruntime.evidence.records import Time, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xpuruntime.engines.model import NodeInfo
+    from xpuruntime.engines.torch.model import TorchModel
+
+__all__ = ["observe"]
+
+_MARK = "xpuruntime:"
+
+
+def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
+    """Run the program `runs` times under PyTorch's profiler, after a cold run.
+
+    Parameters
+    ----------
+    model : TorchModel
+    tensors : sequence of tensor
+        The inputs, on the device.
+    runs : int
+    """
+    import torch
+
+    effective = {"execution.engine": "torch", "execution.device": model.device}
+    for name, value in model.switches().items():
+        effective.update(_READ_BACK[name](value))
+    with torch.no_grad():
+        if model.settings.mode == "compile":
+            return _opaque(model, tensors, runs, effective)
+        model.call(tensors)
+        watch = _Watch(model)
+        seen = [watch.run(tensors) for _ in range(runs)]
+    known = {node.name: node for node in model.request.model.nodes}
+    missing = sorted(known.keys() - set(watch.order))
+    notes: tuple[str, ...] = ()
+    if missing:
+        notes = (f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs",)
+    nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known)]
+    units = tuple(_unit(model, watch, seen, node, inserted=node.name not in known) for node in nodes)
+    return Observed(units=units, effective=effective, notes=notes, partial=bool(missing))
+
+
+_READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
+    "matmul.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
+    "cudnn.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
+    "cudnn.benchmark": lambda _: {},
+    "deterministic_algorithms": lambda value: {
+        "execution.determinism": "torch.use_deterministic_algorithms, for the process" if value else "none"
+    },
+    "num_threads": lambda value: {"execution.threads": str(value)},
+}
+
+
+class _Watch:
+    """Runs the program with a mark around each operator."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self._model = model
+        self.order: list[str] = []
+        self.nodes: dict[str, NodeInfo] = {}
+        self.precision: dict[str, str] = {}
+
+    def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, tuple[str, ...]]]:
+        """Return operator to microseconds and kernels."""
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._model.device != "cpu":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.order = []
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints a line for each start and stop
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+                self._once(tensors)
+                if self._model.device != "cpu":
+                    torch.cuda.synchronize(self._model.device)
+            events = profiler.events()
+        found: dict[str, tuple[float, tuple[str, ...]]] = {}
+        for event in events:
+            if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
+                found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
+        return found
+
+    def _once(self, tensors: Sequence[Any]) -> None:
+        source: Any = self._model.request.model.source
+        if self._model.request.model.format == "pt2":
+            source.call(_interpreted(self._model.module, self._around))(self._inside(tensors))
+            return
+        recorder = Recorder(self._model.module, self._around)
+        with recorder.paths(), recorder.mode():
+            source.call(self._model.module)(self._inside(tensors))
+        self.nodes = {node.name: node for node in recorder.nodes}
+
+    def _inside(self, tensors: Sequence[Any]) -> list[Any]:
+        import torch
+
+        kind = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._model.settings.convert or "")
+        return [t.to(kind) if kind is not None and t.is_floating_point() else t for t in tensors]
+
+    def _around(self, name: str, function: Callable[[], Any]) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        self.order.append(name)
+        with torch.profiler.record_function(_MARK + name):
+            result = function()
+        kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
+        self.precision[name] = "->".join(sorted(kinds))
+        return result
+
+
+def _interpreted(module: Any, around: Callable[[str, Callable[[], Any]], Any]) -> Any:
+    """Return what runs a graph module node by node."""
+    from torch.fx import Interpreter
+    from torch.utils import _pytree as pytree
+
+    class Marked(Interpreter):  # type: ignore[misc]
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            run = super().call_function
+            return around(self.current.name, lambda: run(target, args, kwargs))
+
+        def run_node(self, n: Any) -> Any:
+            self.current = n
+            return super().run_node(n)
+
+    graph = module.graph
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat = pytree.tree_leaves((args, kwargs), is_leaf=lambda leaf: leaf is None)
+        return graph.process_outputs(Marked(module).run(*flat, enable_io_processing=False))
+
+    return call
+
+
+def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
+    """Return the time of a marked operator, and its kernels: those of the device, or the operators in it."""
+    kernels: dict[str, float] = defaultdict(float)
+    for inner in _below(event):
+        if cuda:
+            for kernel in inner.kernels:
+                kernels[kernel.name] += kernel.duration
+        else:
+            kernels[inner.name] += inner.self_cpu_time_total
+    names = tuple(sorted(kernels, key=lambda name: -kernels[name]))
+    return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), names
+
+
+def _below(event: Any) -> Iterator[Any]:
+    for child in event.cpu_children:
+        yield child
+        yield from _below(child)
+
+
+def _unit(
+    model: TorchModel,
+    watch: _Watch,
+    seen: Sequence[dict[str, tuple[float, tuple[str, ...]]]],
+    node: NodeInfo,
+    *,
+    inserted: bool,
+) -> Unit:
+    cuda = model.device != "cpu"
+    times = [run[node.name][0] for run in seen if node.name in run]
+    kernels = next((run[node.name][1] for run in seen if node.name in run), ())
+    ran = watch.precision.get(node.name) or None
+    asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
+    kind: Literal["device", "wall"] = "device" if cuda else "wall"
+    return Unit(
+        id=node.name,
+        op=node.op,
+        relation="inserted" if inserted else "exact",
+        source_nodes=() if inserted else (node.name,),
+        outputs=node.outputs,
+        engine="torch",
+        device=model.device,
+        kernel=", ".join(kernels if cuda else kernels[:1]) or None,
+        kernel_source="reported" if kernels else "unknown",
+        precision_requested=asked or ran,
+        precision_run=ran,
+        time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
+        status="honoured" if times else "unobservable",
+    )
+
+
+def _opaque(model: TorchModel, tensors: Sequence[Any], runs: int, effective: dict[str, str]) -> Observed:
+    """Report a compiled program as the one unit it is."""
+    import torch
+
+    cuda = model.device != "cpu"
+    model.call(tensors)
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        model.call(tensors)
+        if cuda:
+            torch.cuda.synchronize(model.device)
+        times.append((time.perf_counter() - start) * 1e6)
+    kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
+    ran = kinds.pop() if len(kinds) == 1 else None
+    unit = Unit(
+        id="compiled",
+        op="torch.compile",
+        relation="opaque",
+        source_nodes=tuple(node.name for node in model.request.model.nodes),
+        outputs=model.outputs,
+        engine="torch",
+        device=model.device,
+        precision_requested=model.settings.convert or ran,
+        precision_run=ran,
+        time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
+    )
+    note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
+    return Observed(units=(unit,), effective=effective, notes=(note,))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ExportedSource` and `ModuleSource`: what a model of PyTorch is, with one way to call both."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.model.file import refuse
+from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Call", "ExportedSource", "ModuleSource", "leaves"]
+
+if TYPE_CHECKING:
+    #: Tensors in the order of the inputs to tensors in the order of the outputs.
+    Call = Callable[[Sequence[Any]], list[Any]]
+
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
+    """Return the tensors in a result with the names they go by, in order.
+
+    A single tensor is ``"output"``, those of a tuple are ``"output_0"``, those of a mapping have its keys.
+
+    Raises
+    ------
+    ModelError
+        The result holds something that is no tensor.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    found = []
+    for path, value in pytree.tree_flatten_with_path(result)[0]:
+        if value is None:
+            continue
+        name = "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+        if not name or name[0].isdigit():
+            name = f"output_{name}" if name else "output"
+        if not isinstance(value, torch.Tensor):
+            msg = (
+                f"cannot use the model {where!r}: its result {name!r} is a {type(value).__name__}, not a tensor. "
+                "Fix: return tensors only."
+            )
+            raise ModelError(msg)
+        found.append((name, value))
+    return found
+
+
+class ExportedSource:
+    """An exported program.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+    inputs : tuple of str
+        Names of the tensors it takes, in order.
+    outputs : tuple of str
+        Names of the tensors it gives, in order.
+    where : str
+        The file, for messages.
+    """
+
+    device: str | None = None
+    examples: Mapping[str, Any] | None = None
+
+    def __init__(self, program: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], where: str) -> None:
+        self.program = program
+        self.inputs = inputs
+        self.outputs = outputs
+        self.where = where
+
+    def place(self, device: str, convert: str | None) -> Any:
+        """Return a graph module on `device` with weights of the type `convert`, apart from the program itself."""
+        import torch
+
+        program = self.program
+        if any(str(t.device) != device for t in (*program.state_dict.values(), *program.constants.values())):
+            import copy
+
+            from torch.export.passes import move_to_device_pass
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = move_to_device_pass(copy.deepcopy(program), device)
+        known = inspect.signature(program.module).parameters
+        module = program.module(check_guards=False) if "check_guards" in known else program.module()
+        module._forward_pre_hooks.clear()  # they check the shapes once more, which the session has done
+        return module if convert is None else _convert(module, getattr(torch, _DTYPES[convert]))
+
+    def call(self, module: Any) -> Call:
+        """Return the function that calls `module` with flat tensors."""
+        from torch.utils import _pytree as pytree
+
+        spec = self.program.call_spec.in_spec
+        plain = _plain_arguments(spec, pytree)
+        constants = _constants(self.program)
+
+        def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = iter(tensors)
+            flat = [constants.get(i, _MISSING) for i in range(spec.num_leaves)]
+            args, kwargs = pytree.tree_unflatten([next(given) if v is _MISSING else v for v in flat], spec)
+            return args, kwargs
+
+        if plain and not constants:
+            return lambda tensors: _flat(module(*tensors), pytree)
+
+        def call(tensors: Sequence[Any]) -> list[Any]:
+            args, kwargs = arguments(tensors)
+            return _flat(module(*args, **kwargs), pytree)
+
+        return call
+
+
+class ModuleSource:
+    """A module of the caller's, with the inputs it was given as an example.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    keyword : bool
+        Whether inputs go in by name.
+    inputs, outputs : tuple of str
+    examples : mapping of str to tensor
+    device : str
+        Where its parameters are.
+    where : str
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        keyword: bool,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        examples: Mapping[str, Any],
+        device: str,
+        where: str,
+    ) -> None:
+        self.module = module
+        self.keyword = keyword
+        self.inputs = inputs
+        self.outputs = outputs
+        self.examples = examples
+        self.device = device
+        self.where = where
+
+    def place(self, device: str, convert: str | None) -> Any:
+        """Return the module itself, or a converted copy of it.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            It cannot be copied.
+        """
+        del device
+        if convert is None:
+            return self.module
+        import copy
+
+        import torch
+
+        try:
+            module = copy.deepcopy(self.module)
+        except Exception as error:
+            msg = f"{self.where} cannot be copied to convert it ({error}); convert it yourself: module.half()"
+            raise UnsupportedOperationError(msg, engine="torch") from None
+        return _convert(module, getattr(torch, _DTYPES[convert]))
+
+    def call(self, module: Any) -> Call:
+        """Return the function that calls `module` with flat tensors."""
+        from torch.utils import _pytree as pytree
+
+        names = self.inputs
+        if self.keyword:
+            return lambda tensors: _flat(module(**dict(zip(names, tensors, strict=True))), pytree)
+        return lambda tensors: _flat(module(*tensors), pytree)
+
+
+_MISSING = object()
+
+
+def _convert(module: Any, target: Any) -> Any:
+    """Give a module new floating-point parameters and buffers; the old ones stay as they are for others."""
+    import torch
+
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None and old.is_floating_point():
+                part._parameters[name] = torch.nn.Parameter(old.detach().to(target), requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(target)
+    return module
+
+
+def _flat(result: Any, pytree: Any) -> list[Any]:
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [value for value in pytree.tree_leaves(result) if value is not None]
+
+
+def _plain_arguments(spec: Any, pytree: Any) -> bool:
+    """Whether the arguments are tensors by position and nothing else."""
+    args, kwargs = pytree.tree_unflatten([_MISSING] * spec.num_leaves, spec)
+    return not kwargs and all(arg is _MISSING for arg in args)
+
+
+def _constants(program: Any) -> dict[int, Any]:
+    """Return the arguments that export has fixed to a constant, by position among the leaves."""
+    found: dict[int, Any] = {}
+    position = 0
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name != "USER_INPUT":
+            continue
+        if hasattr(spec.arg, "value"):
+            found[position] = spec.arg.value
+        position += 1
+    return found
+
+
+@contextlib.contextmanager
+def reading(where: str, fix: str) -> Any:
+    """Turn whatever PyTorch raises while a model is read into a `ModelError` that names the model and the fix."""
+    try:
+        yield
+    except (ModelError, InputError, UnsupportedOperationError):
+        raise
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise refuse(where, text[0].rstrip(".") if text else type(error).__name__, fix) from error

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Reading models of PyTorch: ``.pt2`` files and modules, as a `ModelInfo`."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import warnings
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import torch_dtype_name
+from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
+from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.info import ModelInfo
+from xpuruntime.engines.torch.names import op_name
+from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
+from xpuruntime.engines.torch.recording import record
+from xpuruntime.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["inspect_module", "inspect_program"]
+
+_EXPORT = "export it again with torch.export.save(torch.export.export(module, args), path)"
+
+
+def inspect_program(path: str) -> ModelInfo:
+    """Read an exported program.
+
+    Parameters
+    ----------
+    path : str
+        A ``.pt2`` file as ``torch.export.save`` writes it.
+
+    Raises
+    ------
+    ModelError
+        The file is missing, is no exported program, or needs PyTorch, which is not installed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise refuse(
+            path, "there is no such file" if not file.exists() else "it is not a regular file", "check the path"
+        )
+    _need_torch(path)
+    if not zipfile.is_zipfile(file):
+        raise refuse(path, "it is no archive, so no exported program, or it is cut off", "export or copy it again")
+    facts = file.stat()
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+    if any("/aotinductor/" in name for name in names):
+        fix = "give the exported program that the package was compiled from"
+        raise refuse(path, "it is a package compiled by AOTInductor, which no policy can reach into", fix)
+    if any(name.endswith("/data.pkl") for name in names) and not any("/models/" in name for name in names):
+        raise refuse(path, "it is a checkpoint of PyTorch, as torch.save writes it, and no exported program", _EXPORT)
+    import torch
+
+    with reading(path, _EXPORT), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's about buffers of the archive that it reads from
+        program = torch.export.load(path)
+        return _info(program, path, facts.st_size, facts.st_mtime_ns)
+
+
+def _info(program: Any, path: str, size: int, mtime_ns: int) -> ModelInfo:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    signature = program.graph_signature
+    changed = _changed(program)
+    if changed is not None:
+        fix = "export the module without in-place state"
+        raise refuse(path, f"it changes {changed!r} when it runs, so two runs at once would disturb each other", fix)
+    placed = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = []
+    for spec in signature.input_specs:
+        if spec.kind.name == "USER_INPUT" and not hasattr(spec.arg, "value"):
+            value = placed[spec.arg.name].meta["val"]
+            if not isinstance(value, torch.Tensor):
+                raise refuse(path, f"its input {spec.arg.name!r} is no tensor", "export it with tensors as inputs")
+            inputs.append(_tensor(spec.arg.name, value, program.range_constraints))
+    spec = program.call_spec.out_spec
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    values = [getattr(arg, "meta", {}).get("val") for arg in output.args[0]]
+    results = leaves(pytree.tree_unflatten(values[-spec.num_leaves :], spec), path)
+    outputs = tuple(_tensor(name, value) for name, value in results)
+    nodes = tuple(
+        NodeInfo(
+            name=node.name,
+            op=op_name(node.target),
+            domain="torch",
+            inputs=tuple(one.name for one in node.all_input_nodes),
+            outputs=(node.name,),
+        )
+        for node in program.graph.nodes
+        if node.op == "call_function"
+    )
+    source = ExportedSource(program, tuple(i.name for i in inputs), tuple(o.name for o in outputs), path)
+    return ModelInfo(
+        path=path,
+        size=size,
+        mtime_ns=mtime_ns,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        nodes=nodes,
+        ops=_count(nodes),
+        opsets={"torch": 1},
+        producer=f"torch {torch.__version__}",
+        ir_version=0,
+        weights=_weights(program.state_dict.values()),
+        format="pt2",
+        source=source,
+    )
+
+
+def _changed(program: Any) -> str | None:
+    """Return the buffer or input that the program writes to, if there is one."""
+    signature = program.graph_signature
+    told = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and getattr(value, "op", None) == "placeholder":
+                told[value.name] = names.get(value.name, value.name)
+    return next(iter(told.values()), None)
+
+
+def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None) -> ModelInfo:
+    """Describe a module by running it once on example inputs.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode. It is neither copied nor changed.
+    example_inputs : mapping of str to tensor, or sequence of tensors
+        By the names of ``forward``'s parameters, or by position.
+
+    Raises
+    ------
+    InputError
+        No example inputs, or they do not fit ``forward``.
+    ModelError
+        The module is in training mode, has its parameters on several devices, or fails on the example.
+    """
+    import torch
+
+    where = f"<{type(module).__qualname__}>"
+    if example_inputs is None:
+        msg = f"{where} is a module, whose inputs are not known; pass example_inputs=(x, ...) or {{name: x}}"
+        raise InputError(msg)
+    if module.training:
+        raise refuse(where, "it is in training mode: dropout and batch norm would run as in training", "call .eval()")
+    if isinstance(module, torch.jit.ScriptModule):
+        fix = "give the module that it was made from, or export that with torch.export"
+        raise refuse(where, "it is compiled by TorchScript, which no policy can reach into", fix)
+    keyword, examples = _examples(module, example_inputs, where)
+    devices = {str(t.device) for t in (*module.parameters(), *module.buffers(), *examples.values())}
+    if len(devices) > 1:
+        named = ", ".join(sorted(devices))
+        raise refuse(where, f"its parameters, buffers and example inputs are on {named}", "put them on one device")
+    device = next(iter(devices), "cpu")
+    names = tuple(examples)
+    source = ModuleSource(
+        module, keyword=keyword, inputs=names, outputs=(), examples=examples, device=device, where=where
+    )
+    with reading(where, "pass example_inputs that it runs on"):
+        call = (lambda: module(**examples)) if keyword else (lambda: module(*examples.values()))
+        result, nodes = record(module, call)
+        results = leaves(result, where)
+    source.outputs = tuple(name for name, _ in results)
+    state = [*module.state_dict().items()]
+    return ModelInfo(
+        path=where,
+        size=sum(t.numel() * t.element_size() for _, t in state),
+        mtime_ns=0,
+        inputs=tuple(
+            TensorInfo(name=n, dtype=torch_dtype_name(t.dtype), shape=(None,) * t.dim()) for n, t in examples.items()
+        ),
+        outputs=tuple(TensorInfo(name=n, dtype=torch_dtype_name(t.dtype), shape=(None,) * t.dim()) for n, t in results),
+        nodes=nodes,
+        ops=_count(nodes),
+        opsets={"torch": 1},
+        producer=f"torch {torch.__version__}",
+        graph_name=type(module).__qualname__,
+        ir_version=0,
+        weights=_weights(t for _, t in state),
+        format="torch",
+        source=source,
+        digest=_digest(module),
+    )
+
+
+def _examples(module: Any, given: Any, where: str) -> tuple[bool, dict[str, Any]]:
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    takes = inspect.signature(module.forward)
+    parameters = [
+        p.name
+        for p in takes.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if hasattr(given, "keys"):
+        keyword, examples = True, dict(given)
+    else:
+        keyword = False
+        names = [parameters[i] if i < len(parameters) else f"input_{i}" for i in range(len(given))]
+        examples = dict(zip(names, given, strict=True))
+    for name, value in examples.items():
+        if not isinstance(value, torch.Tensor):
+            msg = f"example input {name!r} of {where} is a {type(value).__name__}; pass a torch tensor"
+            raise InputError(msg)
+    try:
+        takes.bind(**examples) if keyword else takes.bind(*examples.values())
+    except TypeError as error:
+        msg = (
+            f"example_inputs do not fit forward({', '.join(parameters)}) of {where}: {error}; got {', '.join(examples)}"
+        )
+        raise InputError(msg) from None
+    return keyword, examples
+
+
+def _tensor(name: str, value: Any, ranges: Mapping[Any, Any] | None = None) -> TensorInfo:
+    shape = tuple(int(d) if isinstance(d, int) else str(d) for d in value.shape)
+    limits = tuple(None if isinstance(d, int) else _limit(d, ranges or {}) for d in value.shape)
+    return TensorInfo(name=name, dtype=torch_dtype_name(value.dtype), shape=shape, limits=limits if any(limits) else ())
+
+
+def _limit(size: Any, ranges: Mapping[Any, Any]) -> tuple[int, int] | None:
+    """Return the least and the greatest size that the program was exported for."""
+    found = ranges.get(size.node.expr)
+    if found is None:
+        return None
+    least, most = str(found.lower), str(found.upper)
+    return int(least) if least.isdigit() else 0, int(most) if most.isdigit() else 2**63 - 1
+
+
+def _count(nodes: Iterable[NodeInfo]) -> dict[str, int]:
+    return dict(sorted(Counter(f"torch:{node.op}" for node in nodes).items()))
+
+
+def _weights(tensors: Iterable[Any]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[torch_dtype_name(tensor.dtype)] += tensor.numel()
+    return dict(counts.most_common())
+
+
+def _digest(module: Any) -> str:
+    """Return the SHA-256 of a module's class, and of its parameters and buffers."""
+    import torch
+
+    digest = hashlib.sha256(type(module).__qualname__.encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b""))
+    return digest.hexdigest()
+
+
+def _need_torch(path: str) -> None:
+    if "torch" in sys.modules:
+        return
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        msg = (
+            f"cannot use the model {path!r}: it is a program of PyTorch, which is not installed. "
+            'Fix: pip install "xpuruntime[torch]".'
+        )
+        raise ModelError(msg)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`record`: the operators that a module runs, in order, by the path of the module that calls them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.model.facts import NodeInfo
+from xpuruntime.engines.torch.names import op_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Recorder", "record"]
+
+
+def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, ...]]:
+    """Run `call` and return its result and one node for each operator that ran.
+
+    A node is called ``"layers.0.attn/addmm"``; the second of the same name in one module ``"layers.0.attn/addmm_1"``.
+    """
+    import torch
+
+    recorder = Recorder(module)
+    with torch.no_grad(), recorder.paths(), recorder.mode():
+        result = call()
+    return result, tuple(recorder.nodes)
+
+
+class Recorder:
+    """Names operators as they run.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    around : callable, optional
+        ``around(name, function) -> result`` runs an operator; for measuring.
+    """
+
+    def __init__(self, module: Any, around: Callable[[str, Callable[[], Any]], Any] | None = None) -> None:
+        self.nodes: list[NodeInfo] = []
+        self._module = module
+        self._around = around
+        self._stack: list[str] = [""]
+        self._names: Counter[str] = Counter()
+        self._made: dict[int, str] = {}
+        self._alive: list[Any] = []
+
+    @contextlib.contextmanager
+    def paths(self) -> Iterator[None]:
+        """Follow which module runs."""
+        handles = []
+        try:
+            for path, part in self._module.named_modules():
+                handles.append(part.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)))
+                handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+    def mode(self) -> Any:
+        """Return the context in which operators are recorded."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        recorder = self
+
+        class Mode(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return recorder.run(func, args, kwargs or {})
+
+        return Mode()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator and note it."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        op = op_name(func)
+        short = op.rpartition(".")[2]
+        base = f"{self._stack[-1]}/{short}" if self._stack[-1] else short
+        count = self._names[base]
+        self._names[base] += 1
+        name = f"{base}_{count}" if count else base
+        tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        result = self._around(name, lambda: func(*args, **kwargs)) if self._around else func(*args, **kwargs)
+        made = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
+        inputs = tuple(dict.fromkeys(self._made[id(t)] for t in tensors if id(t) in self._made))
+        outputs = tuple(name if i == 0 else f"{name}:{i}" for i in range(len(made)))
+        for tensor, output in zip(made, outputs, strict=True):
+            self._made[id(tensor)] = output
+        self._alive.extend(made)  # so that no id comes twice
+        self.nodes.append(NodeInfo(name=name, op=op, domain="torch", inputs=inputs, outputs=outputs))
+        return result

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Settings`: what the plan decided, in PyTorch's own terms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Settings"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `load` hands to PyTorch.
+
+    Attributes
+    ----------
+    mode : {"eager", "compile"}
+        Run the operators one by one, or compile the whole with ``torch.compile``.
+    compile : dict of str to str
+        Options of ``torch.compile``.
+    convert : {"fp16", "bf16"} or None
+        The type that weights and arithmetic are converted to; inputs and outputs keep theirs.
+    tf32 : bool or None
+        What the process-wide switches are set to; ``None`` leaves them.
+    deterministic : bool
+    threads : int or None
+    graph : {"off", "prefer", "require"}
+        Whether bindings capture a CUDA graph.
+    strict : bool
+    """
+
+    mode: Literal["eager", "compile"] = "eager"
+    compile: dict[str, str] = {}
+    convert: Literal["fp16", "bf16"] | None = None
+    tf32: bool | None = None
+    deterministic: bool = False
+    threads: int | None = None
+    graph: Literal["off", "prefer", "require"] = "off"
+    strict: bool = False

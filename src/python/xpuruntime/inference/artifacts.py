@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Reading compiled artifacts: a folder with ``manifest.json``, checked file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest, file_digest
+from xpuruntime.errors import ModelError
+from xpuruntime.policies import ArtifactPolicy, Policy
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = ["SUFFIX", "artifact_model", "artifact_policy", "find_artifact", "open_artifact", "read_manifest"]
+
+#: What the folder of an artifact ends in, by custom.
+SUFFIX = ".xrt"
+_FAMILY = "xpuruntime.artifact/"
+_AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
+_MAX_MANIFEST = 1 << 30
+
+
+def find_artifact(model: Any) -> Artifact | None:
+    """Return the artifact that a model argument names, or ``None`` where it names something else.
+
+    A folder that ends in ``.xrt`` or holds a ``manifest.json`` is an artifact.
+
+    Raises
+    ------
+    ModelError
+        It is meant to be an artifact and is none, or a damaged one.
+    """
+    folder = _folder(model)
+    return None if folder is None else open_artifact(folder)
+
+
+def artifact_model(model: Any) -> ModelInfo | None:
+    """Return the model of the artifact that an argument names, from its manifest alone; see `find_artifact`."""
+    folder = _folder(model)
+    return None if folder is None else read_manifest(folder).model
+
+
+def _folder(model: Any) -> Path | None:
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        return None
+    folder = Path(path)
+    return folder if folder.suffix == SUFFIX or (folder.is_dir() and (folder / MANIFEST).is_file()) else None
+
+
+def open_artifact(folder: str | os.PathLike[str]) -> Artifact:
+    """Read the manifest of an artifact and check every file it lists. Nothing is loaded.
+
+    Raises
+    ------
+    ModelError
+        The folder, the manifest or a file is missing, cut off or altered, or it is of a newer release.
+    """
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest.entry not in manifest.files:
+        _refuse(path, f"its manifest lists no file {manifest.entry!r}, which is the one to open")
+    for name, facts in manifest.files.items():
+        _check_file(path, name, facts.size, facts.sha256)
+    return Artifact(folder=path.absolute(), manifest=manifest)
+
+
+def artifact_policy(artifact: Artifact) -> Policy:
+    """Return the policy that an artifact runs under when its session is given none: its own, on its own engine."""
+    made = Policy.coerce(artifact.manifest.policy)
+    execution = made.execution.replace(
+        engine=(artifact.manifest.engine,),
+        device=artifact.manifest.device,
+        fallback="error",
+        artifacts=ArtifactPolicy(),
+    )
+    return made.replace(execution=execution)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an artifact and nothing else. Raises `ModelError`."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _MAX_MANIFEST:
+            _refuse(folder, f"its {MANIFEST} has more than {_MAX_MANIFEST} bytes")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not folder.exists():
+            _refuse(folder, "there is no such folder", "correct the path, or compile the model first")
+        if not folder.is_dir():
+            _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
+        _refuse(folder, f"it has no {MANIFEST}", "give the folder that `xrt compile` wrote")
+    except NotADirectoryError:
+        _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
+    except OSError as error:
+        _refuse(folder, f"its {MANIFEST} cannot be read ({error.strerror})", "mend the permissions")
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        _refuse(folder, f"its {MANIFEST} is damaged or cut off: {error}")
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if schema != SCHEMA:
+        _refuse_schema(folder, schema)
+    try:
+        manifest = msgspec.convert(plain, Manifest)
+    except msgspec.ValidationError as error:
+        _refuse(folder, f"its {MANIFEST} is not one that this release reads: {error}")
+    unknown = _unknown(plain, json.loads(msgspec.json.encode(manifest)), "")
+    if unknown is not None:
+        _refuse(folder, f"its {MANIFEST} has the unknown key {unknown}")
+    return manifest
+
+
+def _refuse_schema(folder: Path, schema: object) -> NoReturn:
+    version = schema.removeprefix(_FAMILY) if isinstance(schema, str) and schema.startswith(_FAMILY) else ""
+    if version.isdecimal() and int(version) > int(SCHEMA.removeprefix(_FAMILY)):
+        _refuse(
+            folder,
+            f"it was made by a newer release (schema {schema}); this one reads {SCHEMA}",
+            "upgrade xpuruntime, or compile the model again with this release",
+        )
+    _refuse(folder, f"the schema of its {MANIFEST} is {schema!r}, and this release reads {SCHEMA}")
+
+
+def _unknown(given: Any, read: Any, where: str) -> str | None:
+    """Return the first key of `given` that is not in what was read from it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            if key not in read:
+                return f"{where}{key}"
+            found = _unknown(value, read[key], f"{where}{key}.")
+            if found is not None:
+                return found
+    elif isinstance(given, list) and isinstance(read, list):
+        for index, (value, other) in enumerate(zip(given, read, strict=False)):
+            found = _unknown(value, other, f"{where.rstrip('.')}[{index}].")
+            if found is not None:
+                return found
+    return None
+
+
+def _check_file(folder: Path, name: str, size: int, digest: str) -> None:
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts or ":" in name:
+        _refuse(folder, f"its manifest names the file {name!r}, which is not inside of it", "do not use this artifact")
+    path = folder / name
+    try:
+        found = path.stat().st_size
+        if found != size:
+            what = "cut off" if found < size else "too long"
+            _refuse(folder, f"its file {name!r} is {what}: {found} bytes, and {size} were written")
+        if file_digest(path) != digest:
+            _refuse(folder, f"its file {name!r} was altered: the SHA-256 is not that of the manifest")
+    except FileNotFoundError:
+        _refuse(folder, f"its file {name!r} is missing")
+    except OSError as error:
+        _refuse(folder, f"its file {name!r} cannot be read ({error.strerror})", "mend the permissions")
+
+
+def _refuse(folder: Path, reason: str, fix: str = _AGAIN) -> NoReturn:
+    raise ModelError(f"cannot use the artifact {str(folder)!r}: {reason}. Fix: {fix}.")

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`compare_engines`: one model on several engines, each held against fp32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from xpuruntime.engines.accuracy import limits_of, make_reference
+from xpuruntime.engines.book import REFERENCE
+from xpuruntime.engines.precision import compare_within
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import InputError, ModelError, XpuRuntimeError
+from xpuruntime.inference.bisecting import Divergence, find_divergence
+from xpuruntime.inference.explain import measure
+from xpuruntime.inference.plans import merge_policy, plan_request
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from xpuruntime.engines.accuracy import Reference
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.plans import PolicyLike, Precision
+    from xpuruntime.planning import Plan
+    from xpuruntime.policies import Policy
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["Comparison", "EngineRow", "compare_engines"]
+
+SCHEMA = "xpuruntime.comparison/1"
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine did.
+
+    Attributes
+    ----------
+    engine, device, precision : str
+        What ran, or was asked for.
+    status : {"agrees", "differs", "rejected", "failed"}
+        Within tolerance; out of it; the plan refused the engine; it raised while loading or running.
+    reason : str
+        The figures in words, or why it did not run.
+    max_abs, max_rel, cosine : float or None
+        Of the worst output, as in `OutputFigures`.
+    median_us : float or None
+        Wall time of a run with host arrays, in microseconds.
+    tolerance : Tolerance or None
+    divergence : Divergence or None
+        The first node out of tolerance, where `status` is ``"differs"`` and it was looked for.
+    notes : tuple of str
+        What the plan warns of.
+    """
+
+    engine: str
+    device: str
+    precision: str
+    status: Literal["agrees", "differs", "rejected", "failed"]
+    reason: str
+    max_abs: float | None = None
+    max_rel: float | None = None
+    cosine: float | None = None
+    median_us: float | None = None
+    tolerance: Tolerance | None = None
+    divergence: Divergence | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on several engines.
+
+    Attributes
+    ----------
+    model : str
+    reference : str
+        Who computed what the others are held against, as ``"engine.device.precision"``.
+    inputs : str
+        Where the input comes from.
+    rows : tuple of EngineRow
+        In the order asked.
+    """
+
+    model: str
+    reference: str
+    inputs: str
+    rows: tuple[EngineRow, ...]
+    schema: str = SCHEMA
+
+    @property
+    def agreed(self) -> bool:
+        """Whether every engine that the plan accepted ran and is within tolerance, and at least one did."""
+        ran = [row for row in self.rows if row.status != "rejected"]
+        return bool(ran) and all(row.status == "agrees" for row in ran)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": plain.pop("schema"), "agreed": self.agreed, **plain}
+
+    def to_json(self, *, indent: int = 2) -> str:
+        """Return it as JSON text."""
+        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
+
+    def __str__(self) -> str:
+        """Return it as plain text, one engine a line."""
+        lines = [f"{self.model} against {self.reference}, input {self.inputs}"]
+        for row in self.rows:
+            lines.append(f"  {row.engine}@{row.device} ({row.precision}): {row.status}: {row.reason}")
+            if row.divergence is not None:
+                lines.append(f"    {row.divergence}")
+        return "\n".join(lines)
+
+    def __rich__(self) -> RenderableType:
+        """Return it as a table, and the divergences below."""
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            box=SIMPLE_HEAD, title=f"{self.model} against {self.reference}, input {self.inputs}", title_justify="left"
+        )
+        for column in ("engine", "precision", "max abs", "max rel", "cosine", "us", "verdict"):
+            table.add_column(
+                column, overflow="fold", justify="right" if column[:3] in ("max", "cos", "med") else "left"
+            )
+        for row in self.rows:
+            numbers = [
+                "-" if value is None else format(value, form)
+                for value, form in (
+                    (row.max_abs, ".3g"),
+                    (row.max_rel, ".3g"),
+                    (row.cosine, ".5f"),
+                    (row.median_us, ",.1f"),
+                )
+            ]
+            table.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
+        return Group(table, *(Text(line) for row in self.rows for line in _story(row)))
+
+
+def _story(row: EngineRow) -> list[str]:
+    """Return what a table has no room for."""
+    head = f"{row.engine}@{row.device}: "
+    lines = [] if row.status == "agrees" else [f"{head}{row.status}: {row.reason}"]
+    if row.divergence is not None:
+        lines.append(f"{head}{row.divergence}")
+    return lines + [f"{head}{note}" for note in row.notes]
+
+
+def compare_engines(
+    model: str | os.PathLike[str],
+    engines: Sequence[str] | None = None,
+    *,
+    device: str | None = None,
+    precision: Precision | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    policy: PolicyLike | None = None,
+    calibration: Any = None,
+    runs: int = 20,
+    search: bool = True,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+) -> Comparison:
+    """Run a model on several engines and hold each against fp32 on the CPU.
+
+    Parameters
+    ----------
+    model : str or path
+        A model file.
+    engines : sequence of str, optional
+        Names, or ``"engine@device"``; default: all that ``engine: auto`` may choose.
+    device : str, optional
+        For those that state none; default: what the policy says, where each engine takes its first of ``"auto"``.
+    precision : str, optional
+    inputs : mapping of str to array, optional
+        Default: made up from the model's shapes, the same each time.
+    policy : Policy, path, mapping, or ``"auto"``, optional
+        For all of them. Its ``accuracy`` states the tolerance; without it, that of the precision holds.
+    calibration : optional
+        As for `InferenceSession`.
+    runs : int
+        Timed runs of each engine, after a few that are not counted.
+    search : bool
+        Look for the first node out of tolerance on engines that differ. Runs the model some ten times more.
+    registry : EngineRegistry, optional
+    machine : Machine, optional
+
+    Returns
+    -------
+    Comparison
+        Printable. An engine that cannot run the model is a row with the reason.
+
+    Raises
+    ------
+    InputError
+        No engine is named, or the inputs do not fit the model.
+    ModelError
+        The model cannot be used.
+    XpuRuntimeError
+        The reference does not run it.
+
+    Examples
+    --------
+    >>> import xpuruntime as xrt
+    >>> table = xrt.compare_engines(xrt.demo_model_path(), ["onnxruntime", "null"], device="cpu")
+    >>> [row.status for row in table.rows]
+    ['agrees', 'differs']
+    """
+    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.planning import PlanRequest
+    from xpuruntime.runtime.snapshot import machine_snapshot
+
+    if runs < 1:
+        msg = f"runs must be at least 1, got {runs}"
+        raise InputError(msg)
+    known = registry if registry is not None else default_registry()
+    names = tuple(engines) if engines is not None else tuple(e.name for e in known if e.automatic)
+    if not names or isinstance(engines, str):
+        msg = f"engines is a list of names, such as ['onnxruntime', 'openvino'], got {engines!r}"
+        raise InputError(msg)
+    base = merge_policy(device, None, None, None, policy, precision, fp16=False, backend=None)
+    info = with_shapes(read_model(model), base)
+    request = PlanRequest(model=info, calibration=None if calibration is None else Calibration.of(calibration, info))
+    if info.format != "onnx":
+        msg = f"{info.path} is of the format {info.format}, and engines are compared on ONNX models; export it first"
+        raise ModelError(msg)
+    asked = request.on("cpu", base)
+    reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
+    bench = _Bench(request, base, known, machine, reference, runs, search)
+    return Comparison(
+        model=str(model),
+        reference=REFERENCE,
+        inputs=reference.origin,
+        rows=tuple(bench.row(*_split(name)) for name in names),
+    )
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    engine, at, device = name.strip().partition("@")
+    if not engine or (at and not device):
+        msg = f"{name!r} is no engine; write a name such as 'openvino', or 'openvino@cpu'"
+        raise InputError(msg)
+    return engine, device or None
+
+
+class _Bench(NamedTuple):
+    """What all rows have in common."""
+
+    request: Any
+    base: Policy
+    registry: EngineRegistry
+    machine: Machine | None
+    reference: Reference
+    runs: int
+    search: bool
+
+    def row(self, engine: str, device: str | None) -> EngineRow:
+        policy = self.base.with_overrides(engine=engine, device=device)
+        execution = policy.execution.replace(fallback="error")
+        policy = policy.replace(execution=execution)
+        where, precision = str(execution.device), execution.precision
+        try:
+            plan, machine = plan_request(self.request, policy, self.registry, self.machine)
+        except XpuRuntimeError as error:
+            return EngineRow(engine=engine, device=where, precision=precision, status="rejected", reason=_said(error))
+        named: dict[str, Any] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
+        try:
+            result, latency = self._run(plan, policy, machine)
+        except XpuRuntimeError as error:
+            return EngineRow(**named, status="failed", reason=str(error), notes=plan.warnings)
+        except Exception as error:  # an engine of someone else's may raise anything, and the others go on
+            return EngineRow(**named, status="failed", reason=f"{type(error).__name__}: {error}", notes=plan.warnings)
+        divergence, notes = None, plan.warnings
+        if self.search and not result.passed:
+            try:
+                divergence = self._search(plan, policy, machine, result)
+            except XpuRuntimeError as error:  # the table stands without it
+                notes = (*notes, f"the first node could not be looked for: {error}")
+        worst = max(result.outputs, key=lambda one: (not one.passed, one.max_rel), default=None)
+        return EngineRow(
+            **named,
+            status="agrees" if result.passed else "differs",
+            reason=result.figures,
+            max_abs=result.max_abs,
+            max_rel=None if worst is None else worst.max_rel,
+            cosine=result.cosine,
+            median_us=latency,
+            tolerance=result.tolerance,
+            divergence=divergence,
+            notes=notes,
+        )
+
+    def _run(self, plan: Plan, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
+        asked = self.request.on(plan.device, policy)
+        loaded = self.registry.get(plan.engine).load(asked, plan.judgement(), machine)
+        try:
+            feeds = self.reference.feeds
+            limits = limits_of(asked, plan.settings.get("computes"))
+            result = compare_within(self.reference.outputs, dict(loaded.run(feeds)), limits)
+            return result, measure(lambda: loaded.run(feeds), self.runs).median_us
+        finally:
+            loaded.close()
+
+    def _search(self, plan: Plan, policy: Policy, machine: Machine, failing: ProbeResult) -> Divergence | None:
+        """Look for the first node that is out of tolerance."""
+        engine = self.registry.get(plan.engine)
+
+        def answer(model: ModelInfo) -> Mapping[str, Any]:
+            asked = msgspec.structs.replace(self.request, model=model).on(plan.device, policy)
+            judgement = engine.judge(asked, machine)
+            if not judgement.verdict.accepted:
+                raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
+            try:
+                loaded = engine.load(asked, judgement, machine)
+                try:
+                    return dict(loaded.run(self.reference.feeds))
+                finally:
+                    loaded.close()
+            except XpuRuntimeError:
+                raise
+            except Exception as error:  # an engine of someone else's may raise anything
+                msg = f"{type(error).__name__}: {error}"
+                raise XpuRuntimeError(msg, engine=engine.name, device=plan.device) from error
+
+        return find_divergence(self.request.model, self.reference.feeds, failing, failing.tolerance, answer)
+
+
+def _said(error: XpuRuntimeError) -> str:
+    """Return the reason of a plan's refusal without the line that says that it is one."""
+    lines = str(error).splitlines()
+    return " ".join(line.strip() for line in (lines[1:] or lines))

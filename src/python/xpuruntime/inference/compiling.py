@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`compile_model`: a model compiled for one engine and target, into a folder that sessions start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.inference.building import Recipe, build, copy_artifact
+from xpuruntime.inference.plans import merge_policy, plan_model, warn_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.base import Engine, Request
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.plans import PolicyLike, Precision
+    from xpuruntime.planning import Plan
+    from xpuruntime.policies import ExecutionPolicy, KernelPolicy
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["compile_model", "save_compiled"]
+
+
+def compile_model(
+    model: Any,
+    output: str | os.PathLike[str],
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
+    kernel_policy: KernelPolicy | None = None,
+    exec_policy: ExecutionPolicy | None = None,
+    policy: PolicyLike | None = None,
+    *,
+    precision: Precision | None = None,
+    fp16: bool = False,
+    backend: str | Sequence[str] | None = None,
+    calibration: Any = None,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+    overwrite: bool = False,
+) -> Artifact:
+    """Compile a model once, into a folder that `InferenceSession` starts from without the slow part.
+
+    Parameters but these are those of `InferenceSession`.
+
+    Parameters
+    ----------
+    output : str or path
+        The folder to make, by custom ``model.xrt``. It appears whole or not at all.
+    overwrite : bool
+        Replace a folder that is there.
+
+    Returns
+    -------
+    Artifact
+        ``artifact.folder`` and ``artifact.manifest``, which says what it is tied to.
+
+    Raises
+    ------
+    InputError
+        The folder is there already.
+    UnsupportedOperationError
+        No engine that the policy allows compiles, or none for this device; every candidate and its reason is named.
+    EngineError
+        The compilation failed, or the result is out of tolerance on a probe input.
+    XpuRuntimeError
+        As `InferenceSession`; or the folder cannot be written.
+
+    Notes
+    -----
+    Where the device is on this machine, the result is loaded once, and held against fp32 on the CPU where an accuracy
+    is due. An engine that compiles ahead of time does so for a device that is not here; the probe input then travels
+    in the artifact, and is run where it is loaded.
+
+    Examples
+    --------
+    >>> import tempfile, xpuruntime as xrt
+    >>> folder = tempfile.mkdtemp()
+    >>> artifact = xrt.compile_model(xrt.demo_model_path(), f"{folder}/digits.xrt", device="cpu")
+    >>> with xrt.InferenceSession(artifact.folder) as session:
+    ...     session.plan.candidate
+    'onnxruntime@cpu'
+    """
+    engines = registry if registry is not None else default_registry()
+    stated = merge_policy(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
+    request, plan, facts = plan_model(model, stated, engines, machine, calibration=calibration, purpose="compile")
+    warn_of(plan, stacklevel=3)
+    recipe = Recipe(engines.get(plan.engine), request.on(plan.device, stated), plan.judgement(), facts)
+    return build(recipe, Path(output), existing="replace" if overwrite else "refuse")[0]
+
+
+def save_compiled(
+    engine: Engine, request: Request, plan: Plan, machine: Machine, output: str | os.PathLike[str], *, overwrite: bool
+) -> Artifact:
+    """Write the artifact of an open session; see `InferenceSession.save_compiled`."""
+    if request.artifact is not None:
+        return copy_artifact(request.artifact, Path(output), overwrite=overwrite)
+    recipe = Recipe(engine, request, plan.judgement(), machine)
+    return build(recipe, Path(output), existing="replace" if overwrite else "refuse")[0]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Whether a compiled artifact may be loaded for what is asked, and what becomes of the policy keys about artifacts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.artifact import calibration_digest
+from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.policies import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.base import Engine, Judgement, Request
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["artifact_controls", "compiled_keys", "foreign_artifact", "refuse_compiling", "stale_artifact"]
+
+#: Keys that the plan and the session answer themselves: an artifact is the same whatever they say.
+_PLAN_KEYS = (
+    "mode",
+    "accuracy",
+    "execution.engine",
+    "execution.device",
+    "execution.fallback",
+    "execution.artifacts",
+)
+_OPTIONS = "execution.provider_options."
+_AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
+
+
+def compiled_keys(engine: Engine, policy: Policy) -> dict[str, Any]:
+    """Return the stated keys of a policy that change what `engine` compiles."""
+    free = (*_PLAN_KEYS, *engine.runtime_keys)
+    own = tuple(f"{_OPTIONS}{name}." for name in (engine.name, *engine.aliases))
+    return {
+        key: value
+        for key, value in policy.stated().items()
+        if not any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in free)
+        and (not key.startswith(_OPTIONS) or key.startswith(own))
+    }
+
+
+def foreign_artifact(artifact: Artifact, engine: str, device: str) -> Verdict | None:
+    """Return the refusal of a candidate that the artifact was not made for, or ``None``."""
+    made = artifact.manifest
+    if made.engine == engine and _family(made.device) == _family(device):
+        return None
+    return Verdict(
+        candidate=f"{engine}@{device}",
+        accepted=False,
+        code="artifact_foreign",
+        reason=f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
+        fix=f"leave engine and device out, or compile the model for {engine}@{device}",
+    )
+
+
+def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machine: Machine) -> Verdict | None:
+    """Return the refusal of an artifact that does not fit policy or target, or ``None``. Pure."""
+    artifact = request.artifact
+    if artifact is None:
+        return None
+    made = artifact.manifest
+    before, now = compiled_keys(engine, Policy.coerce(made.policy)), compiled_keys(engine, request.policy)
+    policy = _differences(before, now, "its policy said", "and is asked for now")
+    target = _differences(made.target, engine.target(request, judgement, machine), "it was compiled for", "and here is")
+    inputs = []
+    if request.calibration is not None and calibration_digest(request) != made.calibration:
+        inputs.append(
+            "it was not quantised with calibration inputs, and some are given"
+            if made.calibration is None
+            else "it was quantised with other calibration inputs"
+        )
+    if not policy and not target and not inputs:
+        return None
+    return Verdict(
+        candidate=f"{engine.name}@{request.device}",
+        accepted=False,
+        code="artifact_stale",
+        reason=f"the artifact {artifact.folder} does not fit: " + "; ".join((*policy, *inputs, *target)),
+        fix=_AGAIN if target else f"ask for the same, or {_AGAIN}",
+    )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], made: str, found: str) -> list[str]:
+    def show(value: Any) -> str:
+        return "nothing" if value is None else str(value)
+
+    return [
+        f"{made} {key} {show(before.get(key))} {found} {show(now.get(key))}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _family(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> Verdict | None:
+    """Return the refusal of a request that is to be compiled and cannot be, or ``None``."""
+    if judgement.uncompilable is None or request.purpose != "compile":
+        return None
+    return Verdict(
+        candidate=f"{engine.name}@{request.device}",
+        accepted=False,
+        code="compile_unsupported",
+        reason=judgement.uncompilable,
+        fix="leave that out, or load the model itself",
+    )
+
+
+def artifact_controls(engine: Engine, request: Request, judgement: Judgement) -> dict[str, Control]:
+    """Return the controls of the stated keys of ``execution.artifacts``; they mean the same for every engine."""
+    policy, artifact = request.policy, request.artifact
+    asked = policy.execution.artifacts
+    controls = {}
+    for key in policy.stated():
+        if not key.startswith("execution.artifacts."):
+            continue
+        requested = str(getattr(asked, key.rpartition(".")[2]))
+        resolved, level, reason, fix = requested, "enforced", "", None
+        if artifact is not None:
+            resolved, reason = "-", f"the session is made from the artifact {artifact.folder}, and keeps no other"
+        elif asked.cache == "off":
+            reason = "nothing is kept"
+        elif not engine.compiles:
+            resolved, level = "-", "unsupported"
+            reason = f"{engine.name} makes no compiled artifact: the model is loaded anew each time"
+            fix = "remove the key, or name an engine that compiles"
+        elif judgement.uncompilable is not None:
+            resolved, level, reason = "-", "unsupported", judgement.uncompilable
+            fix = "remove the key, or what cannot be compiled"
+        elif key.endswith(".cache"):
+            reason = "the first session compiles the model and keeps it; later ones load that"
+        else:
+            reason = "an artifact in the cache that is damaged or does not fit is " + (
+                "made again" if asked.stale == "rebuild" else "refused"
+            )
+        controls[key] = Control(
+            key=key,
+            requested=requested,
+            resolved=resolved,
+            enforceability=level,  # type: ignore[arg-type]
+            reason=reason,
+            fix=fix,
+        )
+    return controls

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`plan_here`: a plan for this computer that probes no more engines than it needs.
+
+A probe may import a vendor's package, which takes time and memory, so an engine that cannot be chosen is not probed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import PolicyError, XpuRuntimeError
+from xpuruntime.planning.candidates import asks_for_every_engine, find_engine
+from xpuruntime.planning.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.engines.base import Engine
+    from xpuruntime.planning.plan import Plan, PlanRequest
+    from xpuruntime.policies import Policy
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["plan_here", "possible_engines"]
+
+
+def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str, Engine]) -> tuple[str, ...]:
+    """Return the registered engines that could run or compile the model under the policy, in the order of trying."""
+    asked, fallback = policy.execution.engine, policy.execution.fallback
+    if asks_for_every_engine(policy):
+        names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
+    else:
+        names = [find_engine(name, engines) for name in ((asked,) if isinstance(asked, str) else asked)]
+    if not isinstance(fallback, str):
+        names.extend(find_engine(entry.partition("@")[0], engines) for entry in fallback)
+    return tuple(
+        name
+        for name in dict.fromkeys(names)
+        if name is not None
+        and request.model.format in engines[name].formats
+        and (request.purpose != "compile" or engines[name].compiles)
+        and (request.artifact is None or request.artifact.manifest.engine == name)
+    )
+
+
+def plan_here(
+    request: PlanRequest, policy: Policy, engines: Mapping[str, Engine], snapshot: Callable[[tuple[str, ...]], Machine]
+) -> tuple[Plan, Machine]:
+    """Return the plan, and the machine it was made for.
+
+    Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,
+    the accelerators of all engines come before any CPU, so all are probed at once.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    policy : Policy
+    engines : mapping of str to Engine
+    snapshot : callable
+        ``snapshot(names) -> Machine`` with the facts of these engines.
+
+    Raises
+    ------
+    XpuRuntimeError
+        As `resolve`.
+    """
+    possible = possible_engines(request, policy, engines)
+    first = len(possible) if asks_for_every_engine(policy) and policy.execution.device == "auto" else 1
+    for count in range(min(first, len(possible)), len(possible)):
+        machine = snapshot(possible[:count])
+        try:
+            plan = resolve(request, policy, machine, engines)
+        except PolicyError:
+            raise
+        except XpuRuntimeError:
+            continue  # an engine that was not probed yet may take it
+        if plan.engine in possible[:count]:
+            return plan, machine
+    machine = snapshot(possible)
+    return resolve(request, policy, machine, engines), machine
