@@ -31,7 +31,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines ort-headers test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -45,6 +45,12 @@ demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real
 install: $(STAMPS)/install ## Create the environment, build the C++ core, install
 
 cuda-headers: $(STAMPS)/cuda-headers ## Install the headers of cuBLAS and cuDNN, so that `make install` builds with them
+
+ort-headers: ## Fetch the C headers of ONNX Runtime, so that `make install` builds our kernels as its operators
+	@sh tools/fetch_onnxruntime_headers.sh build/onnxruntime-headers
+	@rm -f $(STAMPS)/install
+
+engines: $(STAMPS)/engines ## Install OpenVINO, QNN and TensorRT-RTX, so that their tests run
 
 # --- the environment -------------------------------------------------------------------------------------------------
 
@@ -72,6 +78,12 @@ $(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
 	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) --editable .
+	@touch $@
+
+$(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
+	@echo "==> installing OpenVINO, NNCF, TensorRT-RTX and QNN for the tests of these engines (about 400 MB)"
+	@$(PIP) install --quiet --quiet --group engines
+	@$(PIP) install --quiet --quiet --no-deps --group engines-no-deps
 	@touch $@
 
 # --- tests -----------------------------------------------------------------------------------------------------------
@@ -105,6 +117,7 @@ $(LINTS): $(STAMPS)/install $(STAMPS)/lint $(STAMPS)/test
 lint-repo: ## The repository's own rules: lengths, headers, paths, generated pages
 	$(PY) tools/check_repo.py
 	$(PY) tools/option_tables.py --check
+	$(PY) tools/engine_tables.py --check
 	$(PY) benchmarks/report.py --check
 
 lint-ruff: ## ruff

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the tables of ONNX Runtime's options into ``docs/engines/onnxruntime.md``, from the code that checks them.
+"""Write the tables of vendor options into the pages of ``docs/engines``, from the code that checks them.
 
 ``python tools/option_tables.py`` writes; ``--check`` only says whether the page is up to date (``make lint``).
 """
@@ -11,14 +11,31 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, SESSION_OPTIONS
+from xpuruntime.engines.onnxruntime.options import (
+    COREML_OPTIONS,
+    CPU_OPTIONS,
+    CUDA_OPTIONS,
+    DML_OPTIONS,
+    DML_SESSION_OPTIONS,
+    MIGRAPHX_OPTIONS,
+    SESSION_OPTIONS,
+)
+from xpuruntime.engines.openvino.options import CPU_OPTIONS as OPENVINO_CPU_OPTIONS
+from xpuruntime.engines.openvino.options import GPU_OPTIONS as OPENVINO_GPU_OPTIONS
+from xpuruntime.engines.openvino.options import GRAPH_OPTIONS as OPENVINO_GRAPH_OPTIONS
+from xpuruntime.engines.openvino.options import NPU_OPTIONS as OPENVINO_NPU_OPTIONS
+from xpuruntime.engines.qnn.options import GRAPH_OPTIONS as QNN_GRAPH_OPTIONS
+from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
+from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
+from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
+from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.onnxruntime.options import Option
+    from xpuruntime.engines.options import Option
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "engines" / "onnxruntime.md"
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "engines"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 
 
@@ -26,6 +43,8 @@ def values(option: Option) -> str:
     """Say which values an option takes."""
     if option.values is not None:
         return ", ".join(f"`{value}`" if value else "(empty)" for value in option.values)
+    if option.text:
+        return "text"
     return f"{option.low} or more" if option.high >= 2**63 - 1 else f"{option.low} to {option.high}"
 
 
@@ -37,26 +56,60 @@ def table(options: Mapping[str, Option]) -> str:
     return text + (f"\nSet elsewhere: {', '.join(owned)}.\n" if owned else "")
 
 
-def page(text: str) -> str:
-    """Return the page with fresh tables."""
+#: Page to the titles of its tables, and the options in each.
+PARTS: dict[str, tuple[tuple[str, Mapping[str, Option]], ...]] = {
+    "onnxruntime.md": (
+        ("On `cuda:N`", CUDA_OPTIONS),
+        ("On `cpu`", CPU_OPTIONS),
+        ("On `rocm:N`", MIGRAPHX_OPTIONS),
+        ("On `metal`", COREML_OPTIONS),
+        ("On `dml:N`", DML_OPTIONS),
+        ("Of the session, on `dml:N`", DML_SESSION_OPTIONS),
+        ("Of the session, on all", SESSION_OPTIONS),
+    ),
+    "openvino.md": (
+        ("On `cpu`", OPENVINO_CPU_OPTIONS),
+        ("On `gpu`", OPENVINO_GPU_OPTIONS),
+        ("On `npu`", OPENVINO_NPU_OPTIONS),
+        ("Of the graph, on all", OPENVINO_GRAPH_OPTIONS),
+    ),
+    "qnn.md": (
+        ("Of the chip", QNN_TARGET_OPTIONS),
+        ("Of the graph", QNN_GRAPH_OPTIONS),
+        ("Of the provider", QNN_OPTIONS),
+    ),
+    "tensorrt.md": (
+        ("Of the build", BUILD_OPTIONS),
+        ("Of the run", RUN_OPTIONS),
+        ("Targets and caches", TEXT_OPTIONS),
+    ),
+    "torch.md": (("Of the session", TORCH_OPTIONS),),
+}
+
+
+def page(text: str, parts: Sequence[tuple[str, Mapping[str, Option]]]) -> str:
+    """Return a page with fresh tables."""
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    parts = (("On `cuda:N`", CUDA_OPTIONS), ("On `cpu`", CPU_OPTIONS), ("Of the session, on both", SESSION_OPTIONS))
     tables = "".join(f"\n### {title}\n\n{table(options)}" for title, options in parts)
     return f"{head}{BEGIN}{tables}\n{END}{tail}"
 
 
 def main() -> int:
-    """Write or check the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = page(text)
-    if fresh == text:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print(f"error: {PAGE.name} does not match the code: run python tools/option_tables.py")
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    """Write or check the pages."""
+    stale = 0
+    for name, parts in PARTS.items():
+        path = PAGES / name
+        text = path.read_text(encoding="utf-8")
+        fresh = page(text, parts)
+        if fresh == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"error: {name} does not match the code: run python tools/option_tables.py")
+            stale = 1
+        else:
+            path.write_text(fresh, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

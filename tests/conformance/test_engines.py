@@ -14,3 +14,8 @@ class TestNull(EngineSuite):
     engine = "null"
     device = "cpu"
     unsupported = {"computes": "it computes nothing: all outputs are zero"}  # noqa: RUF012 - overrides a ClassVar
+
+
+class TestOpenVinoCpu(EngineSuite):
+    engine = "openvino"
+    device = "cpu"

@@ -70,6 +70,7 @@ def test_names_are_unique_and_every_operation_has_cases() -> None:
     assert all(case.name.startswith(case.op + "/") for case in op_cases())
 
 
+@pytest.mark.slow
 def test_a_kernel_that_computes_nothing_fails() -> None:
     """Zeros are right only where the result is zero."""
     with pytest.raises(AssertionError, match=r"null\.null: \d+ of \d+ cases failed") as caught:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A folder as a reader of the documentation has it: a model, an image, a policy, and the facts of the machine."""
+"""A folder as a reader of the documentation has it: a model, images, policies, and the facts of the machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def reader_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(demo_model_path(), tmp_path / "model.onnx")
     shutil.copy(ROOT / "examples/policies/cpu_fp32_strict.yaml", tmp_path / "policy.yaml")
+    shutil.copy(ROOT / "examples/policies/npu_qnn.yaml", tmp_path / "npu.yaml")
+    np.savez(tmp_path / "samples.npz", image=demo_images()[0][:64])
     np.save(tmp_path / "image.npy", demo_images()[0][:1])
     (tmp_path / "machine.json").write_text(machine_to_json(machine_snapshot(default_registry().engines())))
     monkeypatch.chdir(tmp_path)

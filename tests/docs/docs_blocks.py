@@ -2,20 +2,53 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Find the fenced blocks of a Markdown page.
 
-Every Python block and every ``xrt`` line of a console block is run. A comment just before a block says otherwise:
-``<!-- needs: cuda -->`` (run where there is a device), ``<!-- exit: 1 -->`` (of a console block) or
-``<!-- not run: reason -->``.
+Every Python block and every ``xrt`` line of a console block is run. Comments just before a block say otherwise:
+``<!-- needs: cuda -->`` or ``<!-- needs: torch, openvino -->`` (run where all of these are: see `NEEDS`),
+``<!-- exit: 1 -->`` (of a console block) or ``<!-- not run: reason -->``.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.M | re.S)
-MARK = re.compile(r"<!-- (needs|exit|not run): ([^>]*?) -->\s*\Z")
+MARKS = re.compile(r"(?:<!-- [^>]*? -->\s*)+\Z")
+MARK = re.compile(r"<!-- (needs|exit|not run): ([^>]*?) -->")
+
+
+def has_cuda() -> bool:
+    from xpuruntime.runtime.snapshot import machine_snapshot
+
+    return bool(machine_snapshot().cuda)
+
+
+def has_operators() -> bool:
+    from xpuruntime import _core
+
+    return bool(_core.onnxruntime_ops())
+
+
+def has_module(name: str) -> Callable[[], bool]:
+    return lambda: find_spec(name) is not None
+
+
+#: What a block may need, whether it is here, and how to get it.
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "cuda": (has_cuda, "needs a CUDA device"),
+    "ort-headers": (has_operators, "needs a core that was built after `make ort-headers`"),
+    "openvino": (has_module("openvino"), "needs openvino: make engines"),
+    "qnn": (has_module("onnxruntime_qnn"), "needs onnxruntime-qnn: make engines"),
+    "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),
+    "torch": (has_module("torch"), "needs torch"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +57,12 @@ class Block:
     line: int
     language: str
     body: str
-    mark: str | None
-    value: str | None
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def missing(self) -> list[str]:
+        """Say what this block needs and this machine has not."""
+        words = [word.strip() for word in self.marks.get("needs", "").split(",") if word.strip()]
+        return [NEEDS[word][1] for word in words if not NEEDS[word][0]()]
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -35,14 +72,16 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
-        mark = MARK.search(text[: match.start()])
+        before = MARKS.search(text[: match.start()])
+        marks = dict(MARK.findall(before[0])) if before else {}
         indent = match["indent"]
         body = "".join(line.removeprefix(indent) for line in match["body"].splitlines(keepends=True))
         line = text.count("\n", 0, match.start()) + 2
-        found.append(Block(page, line, match["language"], body, mark and mark[1], mark and mark[2]))
+        found.append(Block(page, line, match["language"], body, marks))
     return found
 
 
 def pages() -> list[Path]:
     """Return every page that users read."""
-    return [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    named = [ROOT / name for name in ("README.md", "README.ko.md", "CONTRIBUTING.md", "examples/README.md")]
+    return [*named, *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,7 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_blocks import Block, blocks, pages
+from docs_blocks import NEEDS, Block, blocks, pages
+
+
+def lines_of(block: Block) -> list[str]:
+    """Return the commands of ours in a block."""
+    lines = [line.removeprefix("$ ") for line in block.body.splitlines()]
+    return [line for line in lines if line.startswith(("xrt ", "xpuruntime "))]
+
 
 PAGES = [pytest.param(page, id=str(page.name)) for page in pages()]
 PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p.values[0]))]
@@ -22,53 +29,49 @@ POLICIES = [
     if b.language == "yaml" and "xpuruntime.policy/1" in b.body
 ]
 COMMANDS = [
-    pytest.param(b, line, id=f"{b} {line}")
+    pytest.param(b, id=f"{b} {lines_of(b)[0]}")
     for page in pages()
     for b in blocks(page)
-    if b.language == "console" and b.mark != "not run"
-    for line in b.body.splitlines()
-    if line.removeprefix("$ ").startswith(("xrt ", "xpuruntime "))
+    if b.language == "console" and "not run" not in b.marks and lines_of(b)
 ]
 
 
-def has_cuda() -> bool:
-    from xpuruntime.runtime.snapshot import machine_snapshot
-
-    return bool(machine_snapshot().cuda)
-
-
 @pytest.mark.parametrize("page", PYTHON)
-def test_python_blocks_run_in_order(page: Path, reader_folder: Path):
-    """One page is one story: names of a block are there in the next."""
+def test_python_blocks_run_in_order(page: Path, reader_folder: Path, subtests: pytest.Subtests):
+    """One page is one story: names of a block are there in the next. What is left out is a skip of its own."""
     names: dict[str, object] = {"__name__": "__main__"}
-    ran = 0
     for block in blocks(page):
-        if block.language != "python" or block.mark == "not run":
+        if block.language != "python" or "not run" in block.marks:
             continue
         # Line numbers of a traceback are those of the page.
         code = compile("\n" * (block.line - 1) + block.body, str(block.page), "exec")
-        if block.mark == "needs" and block.value == "cuda" and not has_cuda():
-            continue
-        exec(code, names)
-        ran += 1
-    if not ran:
-        pytest.skip(f"{page.name}: its Python blocks need a CUDA device or are marked as not to be run")
+        if missing := block.missing():
+            with subtests.test(str(block)):
+                pytest.skip(f"{block}: {', '.join(missing)}")
+        else:
+            exec(code, names)
 
 
-@pytest.mark.parametrize(("block", "line"), COMMANDS)
-def test_commands_exit_as_shown(block: Block, line: str, reader_folder: Path):
-    """A command that names a CUDA device must say so, and exit with 3, on a machine without one."""
-    words = shlex.split(line.removeprefix("$ "), comments=True)
-    program = Path(sys.executable).with_name(words[0])
-    done = subprocess.run([program, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
-    allowed = {int(block.value) if block.mark == "exit" and block.value else 0}
-    if words[1] == "doctor":  # reports on the machine, which may lack something
-        allowed = {0, 3}
-    elif "cuda:0" in words and not has_cuda():
-        allowed = {3}
-        assert "cuda:0" in done.stderr
-    assert done.returncode in allowed, f"{line}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("block", COMMANDS)
+def test_commands_exit_as_shown(block: Block, reader_folder: Path):
+    """The lines of one block run in order, in one folder; an exit code is that of the last line.
+
+    A command that names a CUDA device must say so, and exit with 3, on a machine without one.
+    """
+    if missing := block.missing():
+        pytest.skip(", ".join(missing))
+    for line in (lines := lines_of(block)):
+        words = shlex.split(line, comments=True)
+        program = Path(sys.executable).with_name(words[0])
+        done = subprocess.run([program, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
+        allowed = {int(block.marks.get("exit", 0)) if line == lines[-1] else 0}
+        if words[1] == "doctor":  # reports on the machine, which may lack something
+            allowed = {0, 3}
+        elif "cuda:0" in words and not NEEDS["cuda"][0]():
+            allowed = {3}
+            assert "cuda:0" in done.stderr
+        assert done.returncode in allowed, f"{line}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("block", POLICIES)
@@ -89,6 +92,25 @@ def test_each_mark_is_one_we_know():
         f"{page.name}: <!-- {comment} -->"
         for page in pages()
         for comment in re.findall(r"<!-- (.*?) -->\n+ *```", page.read_text(encoding="utf-8"))
-        if not comment.startswith(("needs: cuda", "exit: ", "not run: "))
+        if not comment.startswith(("needs: ", "exit: ", "not run: "))
+    ]
+    wrong += [
+        f"{block}: needs {word!r}, which is none of {', '.join(NEEDS)}"
+        for page in pages()
+        for block in blocks(page)
+        for word in re.split(r",\s*", block.marks.get("needs", ""))
+        if word and word not in NEEDS
     ]
     assert not wrong, wrong
+
+
+def test_commands_are_in_blocks_that_are_run():
+    """A command in a block of another language would be shown and never run."""
+    hidden = [
+        f"{block}: {line}"
+        for page in pages()
+        for block in blocks(page)
+        if block.language in ("bash", "sh", "shell", "text", "")
+        for line in lines_of(block)
+    ]
+    assert not hidden, f"write these as `console`: {hidden}"

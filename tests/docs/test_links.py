@@ -29,3 +29,20 @@ def test_every_page_is_in_the_navigation():
     missing = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
     missing = [name for name in missing if f": {name}\n" not in navigation]
     assert not missing, f"not in mkdocs.yml: {missing}"
+
+
+def tables(page: Path) -> list[list[str]]:
+    """Return the blocks of lines that look like tables, outside of fences."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    return [block.strip().splitlines() for block in re.findall(r"(?:^\|.*\n)+", text + "\n", re.M)]
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_tables_are_whole(page: Path):
+    """A blank line in a table, or a cell too many, shows its rows as text."""
+    for rows in tables(page):
+        assert len(rows) > 2, f"{page.name}: not a table, or cut in two: {rows[0][:80]}"
+        assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", rows[1]), f"{page.name}: the table lost its head: {rows[0][:80]}"
+        # A bar inside of code is written as \\| in a table.
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+        assert len(widths) == 1, f"{page.name}: rows of {widths} cells below: {rows[0][:80]}"

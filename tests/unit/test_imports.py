@@ -22,6 +22,7 @@ ORDER = ("policies", "runtime", "evidence", "engines", "planning", "inference", 
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = set()
 ALLOWED["ops"] = {"policies", "runtime", "evidence"}
+ALLOWED["engines"] |= {"ops"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops"}
 SHARED = {"errors", "_core", "_version"}
@@ -144,3 +145,21 @@ def test_import_is_quick():
 
 def test_import_starts_no_thread():
     assert run_python("import threading, xpuruntime; print(threading.active_count())").strip() == "1"
+
+
+#: Engines that are built on another: QNN is a provider of ONNX Runtime.
+BUILT_ON = {"qnn": {"onnxruntime"}}
+
+
+def test_engines_do_not_import_each_other():
+    """What several engines need is beside their folders, in `engines` itself."""
+    folders = {path.parent.name for path in (SOURCE / "engines").glob("*/engine.py")}
+    assert {"onnxruntime", "openvino", "qnn", "tensorrt", "torch"} <= folders
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for own in sorted(folders)
+        for path in sorted((SOURCE / "engines" / own).rglob("*.py"))
+        for line, name in imported_by(path)
+        if name.startswith("xpuruntime.engines.") and name.split(".")[2] in folders - {own} - BUILT_ON.get(own, set())
+    ]
+    assert not wrong, "\n".join(wrong)

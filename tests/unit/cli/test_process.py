@@ -58,7 +58,7 @@ def test_stdout_is_json_even_when_stderr_is_not_read() -> None:
 
 def test_exit_codes_reach_the_shell(digits: str) -> None:
     assert xrt("plan", digits, "--device", "cpu").returncode == 0
-    assert xrt("plan", digits, "--precision", "bf16", "--device", "cpu").returncode == 1
+    assert xrt("plan", digits, "--precision", "bf16", "--device", "cpu", "--engine", "onnxruntime").returncode == 1
     assert xrt("plan", digits, "--device", "nonsense").returncode == 2
     assert xrt("plan", digits, "--device", "cuda:99").returncode == 3
 

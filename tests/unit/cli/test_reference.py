@@ -29,7 +29,8 @@ def test_every_exit_code_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["devices", "doctor", "plan", "run", "bench", "explain", "kernels", "policy", "demo"]
+    "command",
+    ["devices", "doctor", "plan", "run", "bench", "compile", "compare", "explain", "kernels", "policy", "demo"],
 )
 def test_every_option_is_described(xrt: Any, command: str) -> None:
     text = PAGE.read_text()

@@ -8,6 +8,7 @@ import pytest
 from evidence_records import control, unit
 
 from xpuruntime.evidence import observations
+from xpuruntime.evidence.records import Control, KeySeen
 
 
 def one(key, controls=(), effective=None, units=(), **keywords):
@@ -107,6 +108,14 @@ def test_the_policy_decides_even_where_units_say_otherwise():
 def test_precisions_that_are_alike(asked, ran):
     found = one("execution.precision", units=[unit("a", asked=asked, ran=ran)], precision=asked)
     assert found.status == "honoured"
+
+
+def test_units_that_int8_was_not_asked_of_are_not_said_to_have_run_in_it():
+    units = [unit("a", asked="int8", ran="int8"), unit("b", asked="fp32", ran="fp32")]
+    found = one("execution.precision", units=units, precision="int8")
+    assert found.status == "honoured"
+    assert found.reason == "every unit of which int8 was asked ran in it; 1 others ran in the types of the graph"
+    assert one("execution.precision", units=units[:1], precision="int8").reason == "every unit ran in int8"
 
 
 def test_tf32_cannot_be_seen():
@@ -212,6 +221,18 @@ def test_what_an_engine_reads_back(requested, value, status):
     assert one(key, [control(key, requested)], {key: value}, [unit("a")]).status == status
 
 
+def test_what_the_engine_itself_has_compared():
+    """It knows which units a key reached: that counts, whatever their kernels are called."""
+    seen = KeySeen(observed="cublas.cublas (1 node)", status="substituted", reason="the kernel cannot serve it")
+    units = [unit("mm", kernel="cublas.cublas", kernel_source="reported")]
+    pin = control("kernels.matmul", "cpu.blas")
+    found = one("kernels.matmul", [pin], units=units, keys={"kernels.matmul": seen})
+    assert (found.observed, found.status, found.reason) == (seen.observed, seen.status, seen.reason)
+    ignored = control("kernels.matmul", "cpu.blas", enforceability="unsupported", reason="there is no switch")
+    found = one("kernels.matmul", [ignored], units=units, keys={"kernels.matmul": seen})
+    assert (found.status, found.reason) == ("unsupported", "there is no switch")
+
+
 def test_what_no_engine_reads_back_is_never_honoured():
     for enforceability in ("enforced", "advisory"):
         found = one("execution.determinism", [control("execution.determinism", "run_to_run", "x=1", enforceability)])
@@ -241,3 +262,13 @@ def test_a_pass_without_units_uses_what_was_read_back():
     effective = {"execution.engine": "x", "execution.device": "cpu", "execution.precision": "bf16"}
     found = observations((), effective, (), engine="x", device="cpu", precision="fp32")
     assert [o.status for o in found] == ["honoured", "honoured", "substituted"]
+
+
+def test_a_key_for_what_the_model_has_not_is_honoured_whatever_the_engine_reads_back():
+    control = Control(
+        key="kernels.conv", requested="cudnn.conv_heuristic", resolved="-", enforceability="enforced", reason="no conv"
+    )
+    (seen,) = [
+        one for one in observations([control], {"kernels.conv": "cudnn_exhaustive"}, []) if one.key == "kernels.conv"
+    ]
+    assert (seen.observed, seen.status, seen.reason) == ("-", "honoured", "no conv")

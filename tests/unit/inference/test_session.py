@@ -10,10 +10,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -59,8 +61,9 @@ def test_unknown_engine_names_the_nearest(mlp: Path) -> None:
 
 
 def test_engine_that_is_not_here_names_the_extra(mlp: Path) -> None:
+    bare = msgspec.structs.replace(machine_snapshot(), engines={})
     with pytest.raises(xrt.EngineError, match=r"xpuruntime\[openvino\]"):
-        xrt.InferenceSession(mlp, engine="openvino", device="npu")
+        xrt.InferenceSession(mlp, engine="openvino", device="npu", machine=bare)
 
 
 @pytest.mark.skipif(xrt.get_device_count("cuda") > 0, reason="this machine has a CUDA device")

@@ -136,3 +136,35 @@ def test_the_plan_shows_what_the_engine_is_given_and_survives_json() -> None:
     again = Plan.from_json(text)
     assert again.fingerprint == plan.fingerprint
     assert "cuda:0" in str(again)
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "openvino", "qnn"])
+def test_an_engine_that_is_not_installed_names_its_extra(name: str) -> None:
+    with pytest.raises(EngineError) as error:
+        settle(LAPTOP, {"execution": {"engine": name}})
+    assert f"{name}@auto: engine_missing" in str(error.value)
+    assert "Fix: pip install" in str(error.value)
+    assert f"xpuruntime[{name}]" in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["npu", "gpu", "gpu:1", "metal", "dml"])
+def test_a_device_of_nobody_has_a_verdict_of_every_engine(device: str) -> None:
+    with pytest.raises(UnsupportedOperationError) as error:
+        settle(LAPTOP, {"execution": {"device": device}})
+    automatic = [engine for engine in default_registry() if engine.automatic and MODEL.format in engine.formats]
+    told = str(error.value).splitlines()[1:]
+    assert len(told) == len(automatic)
+    for engine, line in zip(automatic, told, strict=True):
+        assert line.strip().startswith(f"{engine.name}@{device}") or device == "dml", line
+        assert " Fix: " in line
+
+
+def test_engine_missing_is_no_warning_where_auto_found_another() -> None:
+    plan = settle(LAPTOP)
+    assert plan.candidate == "onnxruntime@cpu"
+    assert not [line for line in plan.warnings if "engine_missing" in line]
+
+
+def test_a_broken_engine_is_told_as_such_beside_engines_that_never_had_the_device() -> None:
+    with pytest.raises(EngineError, match=r"onnxruntime@cuda:0: library_missing: .*libcudnn"):
+        settle(WITHOUT_CUDNN, {"execution": {"device": "cuda:0"}})

@@ -211,6 +211,7 @@ class TestModes:
         assert len(plan.warnings) == 2
         assert "kernels.matmul: cublasLt is advisory" in "\n".join(plan.warnings)
         assert "kernels.attention: flash_v2 is unsupported" in "\n".join(plan.warnings)
+        assert "mode: prefer" not in "\n".join(plan.warnings), "it is that mode already"
 
     def test_strict_names_every_key_with_reason_and_fix(self) -> None:
         with pytest.raises(UnsupportedOperationError) as caught:
@@ -219,6 +220,7 @@ class TestModes:
         assert "alpha@cpu: not_enforceable" in text
         assert "kernels.matmul: cublasLt is advisory: alpha says so. Fix: remove kernels.matmul" in text
         assert "kernels.attention: flash_v2 is unsupported" in text
+        assert "mode: prefer" in text
         assert "execution.threads" not in text
 
     def test_strict_takes_the_next_candidate_that_enforces_everything(self) -> None:

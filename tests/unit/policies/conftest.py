@@ -8,6 +8,7 @@ import pytest
 
 from xpuruntime.policies import (
     AccuracyPolicy,
+    ArtifactPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -28,8 +29,10 @@ def full_policy() -> Policy:
             fallback=["onnxruntime@cuda:0", "onnxruntime@cpu"],
             allow_cpu_ops=["Shape"],
             static_shape=True,
+            shapes={"image": [1, 3, 224, 224], "scale": []},
             cuda_graph="prefer",
             memory=MemoryPolicy(pool="caching", limit="8GiB"),
+            artifacts=ArtifactPolicy(cache="./cache", stale="rebuild"),
             determinism="run_to_run",
             tf32=False,
             layout="nhwc",

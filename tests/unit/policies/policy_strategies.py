@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from xpuruntime.policies import (
     AccuracyPolicy,
+    ArtifactPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -134,8 +135,17 @@ options = st.one_of(
 )
 
 
+fixed_sizes = st.integers(0, 2**63 - 1)
+open_sizes = st.lists(st.integers(0, 10**6), min_size=2, max_size=3).map(lambda ends: "..".join(map(str, sorted(ends))))
+
+
+def shapes(size):
+    return st.dictionaries(text, st.lists(size, max_size=4), max_size=3)
+
+
 @st.composite
 def execution_policies(draw):
+    static = draw(st.booleans())
     precision = draw(st.one_of(st.just("model"), precisions))
     contradicting = {"tf32": False, "fp32": True}.get(precision)
     return ExecutionPolicy(
@@ -144,10 +154,15 @@ def execution_policies(draw):
         precision=precision,
         fallback=draw(st.one_of(st.just("error"), lists(st.builds("{}@{}".format, names, devices)))),
         allow_cpu_ops=draw(lists(st.sampled_from(["Shape", "Gather", "com.microsoft:FusedConv", "On"]), least=0)),
-        static_shape=draw(st.booleans()),
+        static_shape=static,
+        shapes=draw(shapes(fixed_sizes if static else st.one_of(fixed_sizes, open_sizes))),
         cuda_graph=draw(st.sampled_from(["off", "prefer", "require"])),
         memory=MemoryPolicy(
             pool=draw(st.sampled_from(["engine", "direct", "caching", "driver"])), limit=draw(optional(sizes))
+        ),
+        artifacts=ArtifactPolicy(
+            cache=draw(st.one_of(st.sampled_from(["off", "default", "C:\\cache"]), text.map("./{}".format))),
+            stale=draw(st.sampled_from(["error", "rebuild"])),
         ),
         determinism=draw(st.sampled_from(["none", "run_to_run"])),
         tf32=draw(st.sampled_from([value for value in (None, True, False) if value is None or value != contradicting])),

@@ -14,6 +14,7 @@ import pytest
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import (
     AccuracyPolicy,
+    ArtifactPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -44,7 +45,7 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 
 
 def test_the_page_has_examples_of_each_sort():
-    assert (len(GOOD), len(BAD), len(PYTHON)) == (4, 6, 3)
+    assert (len(GOOD), len(BAD), len(PYTHON)) == (5, 6, 3)
 
 
 @pytest.mark.parametrize(("language", "text"), GOOD)
@@ -90,7 +91,7 @@ def rows(heading):
 
 def written(value):
     plain = {None: "`null`", True: "`true`", False: "`false`", (): "`[]`"}
-    if isinstance(value, (MemoryPolicy, ExecutionPolicy)):
+    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy)):
         return "all defaults"
     if isinstance(value, dict):
         return "`{}`"
@@ -103,6 +104,7 @@ def written(value):
         ("Keys at the top", Policy(), set()),
         ("`execution`", ExecutionPolicy(), set()),
         ("`execution.memory`", MemoryPolicy(), set()),
+        ("`execution.artifacts`", ArtifactPolicy(), set()),
         ("`kernels`", KernelPolicy(), {"auto_strategy"}),
         ("`accuracy`", AccuracyPolicy(rtol=1), {"rtol"}),
     ],

@@ -67,6 +67,7 @@ BEYOND = (
     "the number nan",
     "the number inf",
     "match.node: ",
+    "an input needs a name",
 )
 
 
@@ -98,6 +99,12 @@ def test_most_refusals_are_in_the_schema():
         {"execution": {"fallback": ["onnxruntime"]}},
         {"execution": {"memory": {"limit": "8gb"}}},
         {"execution": {"engine": []}},
+        {"execution": {"shapes": {"x": "1..2"}}},
+        {"execution": {"shapes": {"x": [-1]}}},
+        {"execution": {"shapes": {"x": ["1..2..3..4"]}}},
+        {"execution": {"shapes": {"x": ["batch"]}}},
+        {"execution": {"artifacts": {"cache": "cache"}}},
+        {"execution": {"artifacts": {"stale": "refuse"}}},
         {"kernels": {"matmul": "flash_v2"}},
         {"kernels": {"rules": [{"use": "torch"}]}},
         {"kernels": {"rules": [{"match": {"m": "=>3"}, "use": "torch"}]}},
@@ -124,6 +131,8 @@ def test_both_refuse(document):
             }
         },
         {"execution": {"memory": {"limit": "1.5 GiB"}}},
+        {"execution": {"shapes": {"x": [0, "7", "1 .. 2", "1..2..3"], "y": []}}},
+        {"execution": {"artifacts": {"cache": "a/b"}}},
         {"execution": {"memory": {"limit": 5, "pool": "driver"}}},
         {"execution": {"provider_options": {"ort": {"a": 1, "b": 1.5, "c": True, "d": ""}}}},
         {"kernels": {"matmul": "my.kernel", "attention": ["flash_v3", "auto"], "rules": []}},

@@ -14,6 +14,7 @@ import pytest
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import (
     AccuracyPolicy,
+    ArtifactPolicy,
     DeviceSpec,
     ExecutionPolicy,
     KernelPolicy,
@@ -33,8 +34,10 @@ def test_defaults():
         "fallback": "error",
         "allow_cpu_ops": (),
         "static_shape": False,
+        "shapes": {},
         "cuda_graph": "off",
         "memory": MemoryPolicy(pool="engine", limit=None),
+        "artifacts": ArtifactPolicy(cache="off", stale="error"),
         "determinism": "none",
         "tf32": None,
         "layout": "auto",
@@ -46,7 +49,18 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(
-    "cls", [AccuracyPolicy, DeviceSpec, ExecutionPolicy, KernelPolicy, KernelRule, MemoryPolicy, Policy, RuleMatch]
+    "cls",
+    [
+        AccuracyPolicy,
+        ArtifactPolicy,
+        DeviceSpec,
+        ExecutionPolicy,
+        KernelPolicy,
+        KernelRule,
+        MemoryPolicy,
+        Policy,
+        RuleMatch,
+    ],
 )
 def test_every_field_has_a_kind_and_the_other_way_round(cls):
     assert tuple(cls.KINDS) == cls.__struct_fields__
@@ -328,9 +342,13 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
         "execution.fallback": ("onnxruntime@cuda:0", "onnxruntime@cpu"),
         "execution.allow_cpu_ops": ("Shape",),
         "execution.static_shape": True,
+        "execution.shapes.image": (1, 3, 224, 224),
+        "execution.shapes.scale": (),
         "execution.cuda_graph": "prefer",
         "execution.memory.pool": "caching",
         "execution.memory.limit": 8 << 30,
+        "execution.artifacts.cache": "./cache",
+        "execution.artifacts.stale": "rebuild",
         "execution.determinism": "run_to_run",
         "execution.tf32": False,
         "execution.layout": "nhwc",

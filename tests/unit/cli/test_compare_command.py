@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt compare``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_engines_that_agree(xrt: Any, digits: str) -> None:
+    result = xrt("compare", digits, "--engines", "onnxruntime,ort@cpu", "--device", "cpu", "--runs", 2)
+    assert result.code == 0, result.err
+    assert result.out.count("agrees") == 2
+    assert "onnxruntime.cpu.fp32, input made up" in result.out
+
+
+def test_a_mismatch_names_the_first_node_and_exits_with_1(xrt: Any, digits: str) -> None:
+    result = xrt("compare", digits, "--engines", "onnxruntime,null", "-d", "cpu", "-n", 1)
+    assert result.code == 1
+    assert "differs" in result.out
+    assert "first divergence at node 'conv1' (Conv)" in result.out.replace("\n", " ")
+    result = xrt("compare", digits, "--engines", "null", "-d", "cpu", "-n", 1, "--no-search")
+    assert result.code == 1
+    assert "first divergence" not in result.out
+
+
+def test_json(xrt: Any, digits: str) -> None:
+    found = xrt("compare", digits, "--engines", "null,nobody", "-d", "cpu", "-n", 1, "--json")
+    assert found.code == 1
+    plain = found.json()
+    assert plain["schema"] == "xpuruntime.comparison/1"
+    assert [row["status"] for row in plain["rows"]] == ["differs", "rejected"]
+    assert plain["rows"][0]["divergence"]["nodes"] == ["conv1"]
+
+
+def test_inputs_and_sizes(xrt: Any, digits: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 1, 8, 8), np.float32))
+    given = xrt("compare", digits, "--engines", "onnxruntime", "-i", f"image=@{tmp_path}/x.npy", "-d", "cpu", "--json")
+    assert given.json()["inputs"] == "given"
+    assert xrt("compare", digits, "--engines", "onnxruntime", "--dim", "N=3", "-d", "cpu", "-n", 1).code == 0
+    assert xrt("compare", digits, "--engines", "onnxruntime", "-i", "picture=[1]", "-d", "cpu").code == 2
+
+
+@pytest.mark.parametrize("engines", ["", ",", "@cpu", "onnxruntime@"])
+def test_what_is_no_engine(xrt: Any, digits: str, engines: str) -> None:
+    assert xrt("compare", digits, "--engines", engines).code == 2
+
+
+def test_nothing_ran(xrt: Any, digits: str) -> None:
+    assert xrt("compare", digits, "--engines", "nobody").code == 1

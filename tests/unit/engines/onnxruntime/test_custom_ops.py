@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Our kernels as operators of ONNX Runtime, on its CPU execution provider: results, shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+ort = pytest.importorskip("onnxruntime")
+
+from custom_op_models import (  # noqa: E402
+    activate,
+    assert_close,
+    attention,
+    decisions_of,
+    heads_first,
+    model,
+    name_rules,
+    node,
+    normalise,
+    one_op,
+    open_session,
+    rounded,
+)
+from onnx import helper  # noqa: E402
+
+from xpuruntime import _core  # noqa: E402
+
+if not _core.build_info()["onnxruntime"]:
+    pytest.skip("built without the headers of ONNX Runtime: make ort-headers install", allow_module_level=True)
+
+F32 = np.float32
+DTYPES = ("fp32", "fp16", "bf16", "fp64")
+DRAW = np.random.default_rng(11)
+
+
+def randn(*shape: int) -> Any:
+    return DRAW.standard_normal(shape).astype(F32)
+
+
+@pytest.fixture(autouse=True)
+def fresh_log() -> None:
+    _core.Dispatcher.instance().clear_decisions()
+
+
+def test_the_operators_are_those_of_the_contract() -> None:
+    ops = _core.onnxruntime_ops()
+    assert list(ops) == ["MatMul", "Conv", "LayerNormalization", "RMSNormalization", "Attention"]
+    assert ops["MatMul"]["inputs"] == ["A", "B"]
+    assert ops["MatMul"]["optional_inputs"] == ["bias"]
+    assert set(ops["Attention"]["attributes"]) == {
+        *("rules", "node", "deterministic"),
+        *("q_num_heads", "kv_num_heads", "is_causal", "scale", "allow_tf32"),
+    }
+    for op in ops.values():
+        assert op["attributes"]["rules"] == op["attributes"]["node"] == "string"
+        assert op["providers"][0] == "CPUExecutionProvider"
+        assert ("CUDAExecutionProvider" in op["providers"]) == _core.build_info()["cuda"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_matmul(dtype: str, activation: str, with_bias: bool) -> None:
+    operands = {"a": randn(7, 33), "b": randn(33, 19)} | ({"c": randn(19)} if with_bias else {})
+    found = one_op("MatMul", dtype, operands, name_rules(), activation=activation)
+    a, b, *c = (rounded(x, dtype) for x in operands.values())
+    assert_close(found, activate(a @ b + (c[0] if c else 0), activation), dtype)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("constant", [(), ("b",), ("a", "b", "c")])
+def test_matmul_of_transposed_and_constant_operands(trans_a: int, trans_b: int, constant: tuple[str, ...]) -> None:
+    a, b, c = randn(*((33, 7) if trans_a else (7, 33))), randn(*((19, 33) if trans_b else (33, 19))), randn(19)
+    operands = {"a": a, "b": b, "c": c}
+    found = one_op("MatMul", "fp32", operands, name_rules(), constant=constant, trans_a=trans_a, trans_b=trans_b)
+    assert_close(found, (a.T if trans_a else a) @ (b.T if trans_b else b) + c, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, 3, 4, 5), (5, 6)),
+        ((2, 3, 4, 5), (2, 3, 5, 6)),
+        ((4, 5), (3, 5, 6)),
+        ((1, 4, 5), (3, 5, 6)),
+        ((0, 5), (5, 6)),
+        ((4, 0), (0, 6)),
+        ((0, 4, 5), (0, 5, 6)),
+        ((2, 0, 5), (5, 6)),
+    ],
+)
+def test_matmul_of_batches(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    x, y = randn(*a), randn(*b)
+    assert_close(one_op("MatMul", "fp32", {"a": x, "b": y}, name_rules()), x @ y, "fp32")
+
+
+def test_shapes_that_change_in_every_run() -> None:
+    """More of them than one node keeps descriptions for, and the first again at the end."""
+    rules, w = name_rules(), randn(8, 5)
+    source = model([node("MatMul", ["a", "w"], ["y"], rules)], {"a": ("fp32", ["n", 8])}, {"y": "fp32"}, {"w": w})
+    session = open_session(source)
+    for rows in (*range(1, 200), *range(1, 200)):
+        a = randn(rows, 8)
+        assert_close(session.run(None, {"a": a})[0], a @ w, "fp32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((2, 6, 9, 8), (4, 6, 3, 3), {}),
+        ((2, 6, 9, 8), (4, 3, 3, 2), {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
+        ((1, 4, 7, 7), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1], "activation": "relu"}),
+        ((2, 6, 20), (4, 6, 3), {"strides": [2], "pads": [2, 1], "dilations": [2]}),
+        ((1, 3, 5, 5), (2, 3, 1, 1), {"activation": "silu"}),
+    ],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_conv(dtype: str, x: Any, w: Any, attributes: dict[str, Any], with_bias: bool) -> None:
+    operands = {"x": randn(*x), "w": randn(*w)} | ({"b": randn(w[0])} if with_bias else {})
+    found = one_op("Conv", dtype, operands, name_rules(), **attributes)
+    stated = dict(attributes)
+    activation = stated.pop("activation", "none")
+    stock = helper.make_node("Conv", list(operands), ["y"], **stated)
+    session = open_session(model([stock], {n: ("fp32", v.shape) for n, v in operands.items()}, {"y": "fp32"}))
+    values = {n: rounded(v, dtype).astype(F32) for n, v in operands.items()}
+    wanted = activate(session.run(None, values)[0].astype(np.float64), activation)
+    # The stock operator computes in fp32 at best.
+    assert_close(found, wanted, "fp32" if dtype == "fp64" else dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 5, 40), -1), ((3, 5, 40), 1), ((3, 5, 40), 0), ((40,), 0)])
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+def test_norms(op: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
+    rms = op == "RMSNormalization"
+    names = ("x", "s") if rms else ("x", "s", "b")
+    operands = {name: randn(*(shape if name == "x" else shape[axis:])) for name in names}
+    found = one_op(op, dtype, operands, name_rules(), axis=axis, epsilon=1e-3)
+    values = [rounded(v, dtype) for v in operands.values()]
+    assert_close(found, normalise(*values, axis=axis, epsilon=1e-3, rms=rms), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_norm_weights_may_be_fp32(dtype: str, constant: bool) -> None:
+    """The output has the dtype of the first input, also where ONNX Runtime would guess that of the last."""
+    operands = {"x": randn(6, 32), "s_fp32": randn(32), "b_fp32": randn(32)}
+    names = ("s_fp32", "b_fp32") if constant else ()
+    found = one_op("LayerNormalization", dtype, operands, name_rules(), constant=names)
+    x, s, b = rounded(operands["x"], dtype), operands["s_fp32"], operands["b_fp32"]
+    assert_close(found, normalise(x, s, b), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [0, 1, 2])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_attention(dtype: str, causal: int, kv_heads: int) -> None:
+    shapes = {"q": (2, 4, 5, 8), "k": (2, kv_heads, 9, 8), "v": (2, kv_heads, 9, 8)}
+    operands = {name: randn(*shape) for name, shape in shapes.items()}
+    found = one_op("Attention", dtype, operands, name_rules(), is_causal=causal)
+    assert_close(found, attention(*(rounded(x, dtype) for x in operands.values()), causal=causal), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_on_joined_heads(dtype: str) -> None:
+    operands = {"q": randn(2, 5, 4 * 8), "k": randn(2, 9, 2 * 8), "v": randn(2, 9, 2 * 8)}
+    found = one_op("Attention", dtype, operands, name_rules(), q_num_heads=4, kv_num_heads=2, scale=0.2)
+    q, k, v = (rounded(x, dtype) for x in operands.values())
+    wanted = attention(heads_first(q, 4), heads_first(k, 2), heads_first(v, 2), scale=0.2)
+    assert_close(found, wanted.swapaxes(1, 2).reshape(2, 5, 32), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 9), (2, 1, 5, 9), (2, 4, 5, 9), (1, 1, 1, 9), (9,)])
+@pytest.mark.parametrize("kind", ["bool", "fp32", "same"])
+def test_attention_masks(dtype: str, shape: tuple[int, ...], kind: str) -> None:
+    operands = {"q": randn(2, 4, 5, 8), "k": randn(2, 4, 9, 8), "v": randn(2, 4, 9, 8)}
+    mask = randn(*shape) > -0.5 if kind == "bool" else randn(*shape)
+    name = "m_fp32" if kind == "fp32" else "m"
+    found = one_op("Attention", dtype, {**operands, name: mask}, name_rules())
+    seen = mask if kind != "same" else rounded(mask, dtype)
+    assert_close(found, attention(*(rounded(x, dtype) for x in operands.values()), mask=seen), dtype)
+
+
+def test_shapes_are_known_to_what_follows() -> None:
+    rules = name_rules()
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], rules),
+        node("LayerNormalization", ["a", "g"], ["b"], rules),
+        node("Attention", ["b", "b", "b"], ["c"], rules, q_num_heads=2),
+        node("Conv", ["i", "k"], ["d"], rules, strides=[2, 2]),
+        node("Conv", ["j", "k"], ["e"], rules, name="other"),
+        node("MatMul", ["u", "w"], ["f"], rules),
+    ]
+    inputs: dict[str, tuple[str, Any]] = {
+        "x": ("fp32", ["batch", "length", 8]),
+        "i": ("fp32", ["images", 3, 9, 8]),
+        "j": ("fp32", ["images", 3, "height", 8]),
+        "u": ("fp32", None),
+    }
+    weights = {"w": randn(8, 6), "g": randn(6), "k": randn(5, 3, 3, 3)}
+    session = open_session(model(nodes, inputs, dict.fromkeys("abcdef", "fp32"), weights))
+    shapes = {output.name: output.shape for output in session.get_outputs()}
+    assert shapes["a"] == shapes["b"] == shapes["c"] == ["batch", "length", 6]
+    assert shapes["d"] == ["images", 5, 4, 3]
+    assert shapes["e"][:2] == ["images", 5]
+    assert shapes["e"][2] not in ("height", -1)
+    assert shapes["e"][3] == 6
+    assert shapes["f"] == []
+    x, u = randn(2, 3, 8), randn(4, 1, 8)
+    feeds = {"x": x, "i": randn(1, 3, 9, 8), "j": randn(2, 3, 7, 8), "u": u}
+    results = dict(zip("abcdef", session.run(list("abcdef"), feeds), strict=True))
+    assert_close(results["f"], u @ weights["w"], "fp32")
+    assert [results[name].shape for name in "de"] == [(1, 5, 4, 3), (2, 5, 5, 6)]
+
+
+def test_optional_inputs_may_be_left_out_by_name() -> None:
+    rules = name_rules()
+    nodes = [
+        node("MatMul", ["a", "b", ""], ["y"], rules),
+        node("Attention", ["q", "q", "q", ""], ["z"], rules),
+    ]
+    inputs: dict[str, tuple[str, Any]] = {
+        "a": ("fp32", ["n", 4]),
+        "b": ("fp32", [4, 3]),
+        "q": ("fp32", [1, 2, 5, 8]),
+    }
+    feeds = {"a": randn(2, 4), "b": randn(4, 3), "q": randn(1, 2, 5, 8)}
+    y, z = open_session(model(nodes, inputs, {"y": "fp32", "z": "fp32"})).run(["y", "z"], feeds)
+    assert_close(y, feeds["a"] @ feeds["b"], "fp32")
+    assert_close(z, attention(*[feeds["q"].astype(np.float64)] * 3), "fp32")
+
+
+def test_between_operators_of_onnx_runtime() -> None:
+    """With every optimisation on, and in a model whose weights it may fold, share and pack."""
+    rules, w = name_rules(), randn(6, 6)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        node("MatMul", ["a", "t"], ["b"], rules, activation="relu"),
+        helper.make_node("Add", ["b", "a"], ["c"]),
+        node("MatMul", ["c", "w"], ["d"], rules),
+        helper.make_node("Softmax", ["d"], ["y"]),
+    ]
+    session = open_session(model(nodes, {"x": ("fp32", ["n", 6])}, {"y": "fp32"}, {"w": w}))
+    x = randn(5, 6)
+    a = x.astype(np.float64) @ w
+    d = (np.maximum(a @ w.T, 0) + a) @ w
+    wanted = np.exp(d - d.max(-1, keepdims=True))
+    assert_close(session.run(None, {"x": x})[0], wanted / wanted.sum(-1, keepdims=True), "fp32")
+    assert [d["node"] for d in _core.Dispatcher.instance().decisions()] == ["source/MatMul_b", "source/MatMul_d"]
+
+
+def test_the_output_may_be_memory_of_the_caller() -> None:
+    rules = name_rules()
+    source = model([node("MatMul", ["a", "b"], ["y"], rules)], {n: ("fp32", [8, 8]) for n in "ab"}, {"y": "fp32"})
+    session = open_session(source)
+    backing = np.zeros(65, F32)
+    for start in (0, 1):  # aligned differently
+        out = backing[start : start + 64].reshape(8, 8)
+        a, b = randn(8, 8), randn(8, 8)
+        binding = session.io_binding()
+        binding.bind_cpu_input("a", a)
+        binding.bind_cpu_input("b", b)
+        binding.bind_output("y", "cpu", 0, F32, (8, 8), out.ctypes.data)
+        session.run_with_iobinding(binding)
+        assert_close(out, a @ b, "fp32")
+    assert len(decisions_of("MatMul_y")) == 2

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which nodes a policy reaches, what the plan says of it, and what is measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from rewriting_models import ALL, close, found, graph, normal, save, session, stock
+
+import xpuruntime as xrt
+from xpuruntime.engines.onnxruntime import kernel_controls
+from xpuruntime.engines.onnxruntime.rewriting import loading, rules, tuning
+from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    not rules.built(), reason="our operators were not built: ONNX Runtime's headers are missing"
+)
+
+
+def two_layers(dtype: str = "float") -> Any:
+    """Two products in modules of their own, with a norm between them."""
+    kind = {"float": np.float32, "double": np.float64, "float16": np.float16}[dtype]
+    weights = {"w1": normal(6, 8), "w2": normal(8, 6, seed=1), "g": normal(8, seed=2), "b": normal(8, seed=3)}
+    model = graph(
+        f"{dtype}[n, 6] x", f"{dtype}[n, 6] y",
+        "h = MatMul(x, w1)\nm = LayerNormalization(h, g, b)\ny = MatMul(m, w2)",
+        {name: value.astype(kind) for name, value in weights.items()},
+    )  # fmt: skip
+    names = (
+        "/encoder/layers.0/up/MatMul",
+        "/encoder/layers.0/norm/LayerNormalization",
+        "/encoder/layers.1/down/MatMul",
+    )
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+    return model
+
+
+def rule(use: Any, **match: Any) -> dict[str, Any]:
+    return {"match": match, "use": use}
+
+
+UP, NORM, DOWN = (node.name for node in two_layers().graph.node)
+
+
+@pytest.mark.parametrize(
+    ("node", "module"),
+    [
+        ("/encoder/layers.0/attn/MatMul", "encoder.layers.0.attn"),
+        ("encoder.layers.0.attn.MatMul", "encoder.layers.0.attn"),
+        ("MatMul_3", ""),
+        ("/MatMul", ""),
+    ],
+)
+def test_the_module_of_a_node(node: str, module: str) -> None:
+    assert module_of(node) == module
+
+
+@pytest.mark.parametrize(
+    ("match", "nodes"),
+    [
+        ({"op": "matmul"}, [UP, DOWN]),
+        ({"op": "matmul", "node": "*layers.1*"}, [DOWN]),
+        ({"op": "matmul", "module": "encoder.layers.0.*"}, [UP]),
+        ({"op": "matmul", "module": "encoder.layers.0"}, []),
+        ({"op": "matmul", "n": 8}, [UP]),
+        ({"op": "matmul", "k": ">=7"}, [DOWN]),
+        ({"op": "matmul", "m": "<=16"}, [UP, DOWN]),
+        ({"op": "matmul", "m": "<=16", "n": ">100"}, []),
+        ({"op": "matmul", "head_dim": 64}, []),
+        ({"op": "matmul", "dtype": "fp32"}, [UP, DOWN]),
+        ({"op": "matmul", "dtype": ["fp16", "bf16"]}, []),
+        ({"op": "matmul", "device": "cuda"}, []),
+        ({"op": "matmul", "device": "cpu"}, [UP, DOWN]),
+        ({"op": "matmul", "phase": "infer"}, [UP, DOWN]),
+        ({"op": "matmul", "phase": "train"}, []),
+        ({"node": "*down*"}, [DOWN]),
+    ],
+)
+def test_whom_a_rule_reaches(match: dict[str, Any], nodes: list[str]) -> None:
+    result = found(two_layers(), {"rules": [rule("cpu.blas", **match)]})
+    assert [one.node for one in result.rewrites] == nodes
+
+
+def test_the_first_rule_that_can_hold_wins_and_sizes_are_for_the_run_to_settle() -> None:
+    kernels = {
+        "matmul": "cpu.blas",
+        "rules": [rule("torch.mm", op="matmul", node="*up*"), rule("cpu.reference", op="matmul", m="<=4")],
+    }
+    result = found(two_layers(), kernels)
+    assert [one.node for one in result.rewrites] == [DOWN], "another rule asks no kernel of ours for the first one"
+    one = result.rewrites[0]
+    assert one.keys == ("kernels.rules[1]", "kernels.matmul")
+    assert one.rest == ""
+    only_some = found(two_layers(), {"rules": [rule("cpu.reference", op="matmul", m="<=4")]}).rewrites[0]
+    assert "sizes that no rule is for" in only_some.rest
+
+
+def test_each_size_gets_the_kernel_of_its_rule(tmp_path: Path) -> None:
+    kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul", m="<=4")]}
+    model = two_layers()
+    with session(model, tmp_path, kernels=kernels) as opened:
+        for rows, kernel in ((3, "cpu.reference"), (9, "cpu.blas")):
+            x = normal(rows, 6)
+            close(opened.run({"x": x})["y"], stock(model, {"x": x})["y"])
+            report = opened.explain({"x": x}, runs=1)
+            ran = {unit.kernel for unit in report.units if unit.op == "MatMul"}
+            assert ran == {kernel}
+            status = {one.key: one.status for one in report.observations if one.key.startswith("kernels.")}
+            used, unused = ("kernels.rules[0]", "kernels.matmul")[:: 1 if rows == 3 else -1]
+            assert status[used] == "honoured"
+            assert status[unused] == "unobservable"
+
+
+def test_a_module_rule_holds_when_it_runs(tmp_path: Path) -> None:
+    kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul", module="*.layers.1.*")]}
+    with session(two_layers(), tmp_path, kernels=kernels) as opened:
+        report = opened.explain({"x": normal(3, 6)}, runs=1)
+    assert {unit.id: unit.kernel for unit in report.units if unit.op == "MatMul"} == {
+        UP: "cpu.blas",
+        DOWN: "cpu.reference",
+    }
+    assert all(one.status == "honoured" for one in report.observations if one.key.startswith("kernels."))
+
+
+def test_names_with_signs_of_patterns(tmp_path: Path) -> None:
+    model = two_layers()
+    model.graph.node[0].name, model.graph.node[2].name = "/a[0]/x*/MatMul", "/a0/x1/MatMul"
+    kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul", module="a[[]0].x[*]")]}
+    with session(model, tmp_path, kernels=kernels) as opened:
+        report = opened.explain({"x": normal(3, 6)}, runs=1)
+    assert {unit.id: unit.kernel for unit in report.units if unit.op == "MatMul"} == {
+        "/a[0]/x*/MatMul": "cpu.reference",
+        "/a0/x1/MatMul": "cpu.blas",
+    }
+
+
+def test_the_plan_lists_what_it_rewrites(tmp_path: Path) -> None:
+    path = save(two_layers(), tmp_path)
+    plan = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "strict"})
+    assert plan.settings["rewrites"][UP] == "xpuruntime.MatMul by cpu.blas (kernels.matmul)"
+    assert f"rewrites.{NORM}: xpuruntime.LayerNormalization by cpu.vectorised" in str(plan)
+    control = plan.control("kernels.matmul")
+    assert control is not None
+    assert (control.enforceability, control.resolved) == ("enforced", "2 nodes as xpuruntime.MatMul")
+    again = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "strict"})
+    assert again.fingerprint == plan.fingerprint
+
+
+def test_a_word_that_leaves_the_choice_rewrites_nothing(tmp_path: Path) -> None:
+    path = save(two_layers(), tmp_path)
+    plan = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": {"matmul": "auto"}, "mode": "strict"})
+    assert plan.settings["rewrites"] == {}
+    assert plan.control("kernels.matmul").enforceability == "enforced"  # type: ignore[union-attr]
+
+
+def test_auto_last_lets_onnx_runtime_do_what_the_kernel_cannot(tmp_path: Path) -> None:
+    path = save(two_layers("float16"), tmp_path)
+    policy = {"kernels": {"matmul": ["cpu.blas", "auto"]}, "mode": "strict"}
+    with xrt.InferenceSession(path, engine="onnxruntime", device="cpu", policy=policy) as opened:
+        assert opened.plan.settings["rewrites"] == {}
+        opened.run({"x": normal(2, 6, dtype=np.float16)})
+
+
+def test_strict_refuses_what_cannot_be_enforced(tmp_path: Path) -> None:
+    path = save(two_layers("float16"), tmp_path)
+    policy = {"kernels": {"matmul": "cpu.blas"}, "mode": "strict"}
+    with pytest.raises(xrt.UnsupportedOperationError, match="OpenBLAS multiplies fp32 and fp64") as refused:
+        xrt.InferenceSession(path, engine="onnxruntime", device="cpu", policy=policy)
+    assert UP in str(refused.value)
+
+
+def test_prefer_warns_and_runs(tmp_path: Path) -> None:
+    model = two_layers("float16")
+    x = normal(2, 6, dtype=np.float16)
+    with pytest.warns(xrt.XpuRuntimeWarning, match=r"kernels\.matmul"):
+        opened = session(model, tmp_path, kernels={"matmul": "cpu.blas"}, mode="prefer")
+    with opened:
+        assert np.array_equal(opened.run({"x": x})["y"], stock(model, {"x": x})["y"])
+        assert opened.plan.settings["left"].keys() == {UP, DOWN}
+
+
+def test_some_nodes_only_is_advisory(tmp_path: Path) -> None:
+    model = graph("float[n, 6] x", "float[n, 6] y", "h = MatMul(x, w)\ny = Gemm<alpha=2.0>(h, w)", {"w": normal(6, 6)})
+    path = save(model, tmp_path)
+    plan = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": {"matmul": "cpu.blas"}})
+    control = plan.control("kernels.matmul")
+    assert control is not None
+    assert control.enforceability == "advisory"
+    assert "1 of 2 nodes" in control.reason
+    assert "alpha is 2" in control.reason
+
+
+def test_a_core_without_our_operators_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_controls, "built", lambda: False)
+    path = save(two_layers(), tmp_path)
+    with pytest.raises(xrt.UnsupportedOperationError, match="make ort-headers"):
+        xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "strict"})
+    plan = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "prefer"})
+    assert plan.settings["rewrites"] == {}
+    assert plan.control("kernels.matmul").enforceability == "unsupported"  # type: ignore[union-attr]
+    assert plan.control("kernels.conv").enforceability == "enforced", "there is no convolution"  # type: ignore[union-attr]
+
+
+def test_a_key_whose_nodes_all_have_rules_is_met(tmp_path: Path) -> None:
+    kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul")]}
+    with session(two_layers(), tmp_path, kernels=kernels) as opened:
+        control = opened.plan.control("kernels.matmul")
+        assert control is not None
+        assert control.reason == "other rules hold for every node: nothing to choose"
+
+
+def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> None:
+    """Kernels that serve fp16 on the CPU: only the reference."""
+    kernels = {"matmul": "cpu.reference", "layer_norm": "cpu.vectorised"}
+    model = two_layers()
+    with pytest.warns(xrt.XpuRuntimeWarning, match=r"execution\.precision"):
+        opened = session(
+            model, tmp_path, kernels=kernels, mode="prefer", execution={"precision": "fp16", "device": "cpu"}
+        )
+    with opened:
+        assert opened.plan.settings["rewrites"].keys() == {UP, NORM, DOWN}
+        x = normal(3, 6)
+        report = opened.explain({"x": x}, runs=1)
+        assert {unit.precision_run for unit in report.units if unit.kernel} == {"fp16"}
+        close(opened.run({"x": x})["y"], stock(model, {"x": x})["y"], rtol=5e-3)
+
+
+def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan was made for another graph than is loaded: strict refuses, prefer says so."""
+    from xpuruntime.engines.onnxruntime.rewriting import applying, records
+
+    real = applying.find_rewrites
+
+    def fewer(*args: Any, **given: Any) -> records.Found:
+        result = real(*args, **given)
+        return result._replace(rewrites=tuple(one for one in result.rewrites if one.node != UP))
+
+    monkeypatch.setattr(applying, "find_rewrites", fewer)
+    with pytest.raises(xrt.EngineError, match=UP):
+        session(two_layers(), tmp_path)
+    with session(two_layers(), tmp_path, mode="prefer") as opened:
+        report = opened.explain({"x": normal(2, 6)}, runs=1)
+    assert any(UP in one.what and "other than planned" in one.what for one in report.conversions)
+
+
+def test_threads_of_the_policy_are_not_those_of_our_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(two_layers(), tmp_path)
+    policy = {"kernels": {"matmul": "cpu.blas"}, "execution": {"threads": 1, "device": "cpu"}}
+    monkeypatch.setenv("XPURUNTIME_CPU_THREADS", "1")
+    plan = xrt.plan(path, engine="onnxruntime", policy=policy)
+    assert plan.control("execution.threads").enforceability == "enforced"  # type: ignore[union-attr]
+    monkeypatch.delenv("XPURUNTIME_CPU_THREADS")
+    with pytest.warns(xrt.XpuRuntimeWarning, match="XPURUNTIME_CPU_THREADS=1"):
+        opened = xrt.InferenceSession(path, engine="onnxruntime", policy=policy)
+    with opened:
+        report = opened.explain({"x": normal(2, 6)}, runs=1)
+    seen = next(one for one in report.observations if one.key == "execution.threads")
+    assert seen.status == "substituted"
+
+
+# Tuning
+
+
+def fixed() -> Any:
+    weights = {"w1": normal(64, 96), "w2": normal(96, 64, seed=1), "g": normal(96), "b": normal(96)}
+    body = "h = MatMul(x, w1)\nm = LayerNormalization(h, g, b)\ny = MatMul(m, w2)"
+    return graph("float[8, 64] x", "float[8, 64] y", body, weights)
+
+
+def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[tuning.Timed]:
+        real = tuning.measure_free(model, free, *args, **given)
+        assert all(not one.reason and one.stock > 0 and one.ours > 0 for one in real), [str(one) for one in real]
+        return [one._replace(stock=10.0, ours=9.9 if one.rewrite.node == "MatMul_y" else 5.0) for one in real]
+
+    monkeypatch.setattr(loading, "measure_free", timed)
+    model, x = fixed(), normal(8, 64)
+    with session(model, tmp_path, kernels={}, auto_strategy="best_performance") as opened:
+        control = opened.plan.control("kernels.auto_strategy") or opened.plan.control("auto_strategy")
+        assert control is not None
+        assert (control.enforceability, control.resolved) == ("enforced", "3 nodes measured at load")
+        report = opened.explain({"x": x}, runs=1)
+        close(opened.run({"x": x})["y"], stock(model, {"x": x})["y"])
+    ours = {unit.id for unit in report.units if unit.kernel}
+    assert ours == {"MatMul_h", "LayerNormalization_m"}, "1 % is not enough"
+    lines = [f"{one.what}: {one.reason}" for one in report.conversions]
+    assert any("'MatMul_y'" in line and "ONNX Runtime's own stays" in line for line in lines)
+    assert any("'MatMul_h'" in line and "5.0 us by ours" in line for line in lines)
+
+
+def test_what_is_pinned_is_not_measured(tmp_path: Path) -> None:
+    with session(fixed(), tmp_path, kernels={"matmul": "cpu.blas"}, auto_strategy="best_performance") as opened:
+        report = opened.explain(runs=1)
+    measured = [one.what for one in report.conversions if "was measured" in one.what]
+    assert len(measured) == 1
+    assert "LayerNormalization_m" in measured[0]
+    assert {unit.kernel for unit in report.units if unit.op == "MatMul"} == {"cpu.blas"}
+
+
+def test_sizes_that_are_open_are_not_measured(tmp_path: Path) -> None:
+    with session(two_layers(), tmp_path, kernels={}, auto_strategy="best_performance") as opened:
+        report = opened.explain({"x": normal(2, 6)}, runs=1)
+    reasons = [one.reason for one in report.conversions if "was measured" in one.what]
+    assert reasons
+    assert all("not measured" in reason and "execution.shapes" in reason for reason in reasons)
+    assert not [unit for unit in report.units if unit.kernel]
+
+
+def test_equal_operations_are_measured_once() -> None:
+    weights = {f"w{i}": normal(64, 64, seed=i) for i in range(4)}
+    body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
+    model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
+    from xpuruntime.engines.onnxruntime.rewriting import Asking, Terms, find_rewrites
+
+    free = find_rewrites(model, Asking(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free
+    opened: list[bytes] = []
+
+    def count(part: bytes) -> Any:
+        opened.append(part)
+        return lambda: None
+
+    times = tuning.measure_free(model, free, "rules", count, deterministic=False)
+    assert len(times) == 4
+    assert len(opened) == 2
+    assert {one.rewrite.node for one in times} == {f"MatMul_t{i}" for i in range(4)}
+
+
+# CUDA, where a plan needs no device
+
+
+def test_on_cuda_families_are_options_and_ids_are_kernels_of_ours() -> None:
+    inputs = "float16[b, 2, s, 64] q, float16[b, 2, s, 64] k, float16[b, 2, s, 64] v"
+    body = "kt = Transpose<perm=[0,1,3,2]>(k)\np = MatMul(q, kt)\nw = Softmax(p)\ny = MatMul(w, v)"
+    model = graph(inputs, "float16[b, 2, s, 64] y", body)
+    for words, count in (
+        ("flash_v2", 0),
+        ("cudnn.sdpa", 1),
+        ("cuda_raw.flash_attention_v2", 1),
+        (["flash_v2", "cudnn.sdpa"], 0),
+        (["cuda_raw", "flash_v2"], 1),
+    ):
+        assert len(found(model, {"attention": words}, device="cuda:0").rewrites) == count, words
+
+
+def test_on_cuda_a_skinny_product_is_rewritten_for_the_sizes_it_serves() -> None:
+    model = graph(
+        "float16[n, 256] x", "float16[n, 512] y", "y = MatMul(x, w)", {"w": normal(256, 512, dtype=np.float16)}
+    )
+    kernels = {"rules": [rule("cuda_raw.skinny", op="matmul", m="<=16", dtype="fp16")]}
+    one = found(model, kernels, device="cuda:0").rewrites[0]
+    assert one.words == ("cuda_raw.skinny",)
+    assert one.rest
+    wide = graph(
+        "float16[4096, 256] x", "float16[a, b] y", "y = MatMul(x, w)", {"w": normal(256, 512, dtype=np.float16)}
+    )
+    assert not found(wide, kernels, device="cuda:0").rewrites, "no run can have 16 rows"

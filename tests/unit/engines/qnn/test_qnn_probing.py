@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+from __future__ import annotations
+
+import importlib.util
+import time
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from xpuruntime.engines.qnn import probing
+
+
+def _wheel(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "2.7.0", host: str = "1.31.1") -> None:
+    real = importlib.util.find_spec
+
+    def find(name: str, package: str | None = None) -> object:
+        return SimpleNamespace(origin=str(folder / "__init__.py")) if name == "onnxruntime_qnn" else real(name, package)
+
+    versions = {"onnxruntime-qnn": version, "onnxruntime-gpu": host, "onnxruntime": host}
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    facts = probing.probe("qnn")
+    assert (facts.version, facts.loadable) == (None, False)
+    assert "xpuruntime[qnn]" in (facts.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "fix"),
+    [("x86_64", "pip install --no-deps onnxruntime-qnn"), ("aarch64", 'pip install "xpuruntime[qnn]"')],
+)
+def test_how_to_install_depends_on_the_machine(monkeypatch: pytest.MonkeyPatch, machine: str, fix: str) -> None:
+    monkeypatch.setattr(probing.platform, "machine", lambda: machine)
+    found = probing.missing("qnn").fix
+    assert found is not None
+    assert found.startswith(fix)
+    assert "xpuruntime[qnn]" in found
+
+
+def test_a_backend_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _wheel(monkeypatch, tmp_path)
+    (tmp_path / "libonnxruntime_providers_qnn.so").write_bytes(Path("/proc/self/exe").read_bytes())
+    facts = probing.probe("qnn")
+    assert not facts.loadable
+    assert facts.reason == f"libQnnHtp.so is not in {tmp_path}"
+    assert facts.fix == "pip install --force-reinstall --no-deps onnxruntime-qnn"
+
+
+def test_a_backend_that_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _wheel(monkeypatch, tmp_path)
+    (tmp_path / "libonnxruntime_providers_qnn.so").write_bytes(Path("/proc/self/exe").read_bytes())
+    (tmp_path / "libQnnHtp.so").write_bytes(b"\x7fELF" + b"\0" * 40)
+    facts = probing.probe("qnn")
+    assert not facts.loadable
+    assert "libQnnHtp.so is not a shared library" in (facts.reason or "")
+
+
+def test_files_that_are_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "2.7.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    assert "its files are gone" in (probing.probe("qnn").reason or "")
+
+
+def test_a_wheel_of_before_plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _wheel(monkeypatch, tmp_path, "1.24.4")
+    assert "1.24.4 is no plugin" in (probing.probe("qnn").reason or "")
+
+
+def test_an_onnxruntime_of_before_plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _wheel(monkeypatch, tmp_path, host="1.23.2")
+    facts = probing.probe("qnn")
+    assert not facts.loadable
+    assert "ONNX Runtime 1.24.2 or later, and onnxruntime-gpu 1.23.2 is installed" in (facts.reason or "")
+    assert facts.fix == 'pip install --upgrade "onnxruntime-gpu>=1.24.2"'
+
+
+def test_the_real_wheel_is_probed_quickly_and_not_loaded() -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    probing.probe("qnn")
+    start = time.perf_counter()
+    facts = probing.probe("qnn")
+    assert time.perf_counter() - start < 0.05
+    assert facts.loadable, facts.reason
+    assert facts.detail["sdk"]
+    assert "QnnHtp" in facts.detail["libraries"]
+    assert "QnnCpu" not in facts.detail["libraries"]

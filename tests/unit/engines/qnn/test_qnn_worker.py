@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The second chip of a process: a worker that the caller does not see, until it is killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from qnn_models import array, open_on
+
+import xpuruntime as xrt
+from xpuruntime.testing import models
+
+pytest.importorskip("onnxruntime_qnn")
+
+OTHER = "sm8350"
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save(models.mlp(batch=4), tmp_path_factory.mktemp("qnn"))
+
+
+@pytest.fixture
+def first(mlp: Path) -> Iterator[xrt.InferenceSession]:
+    """Hold this process to one chip, as another test may not have come first."""
+    with open_on(mlp) as session:
+        yield session
+
+
+@pytest.fixture
+def apart(mlp: Path, first: xrt.InferenceSession) -> Iterator[xrt.InferenceSession]:
+    with open_on(mlp, OTHER) as session:
+        yield session
+
+
+def _pid(session: xrt.InferenceSession) -> int:
+    worker = session._open().worker  # type: ignore[attr-defined]
+    assert worker is not None
+    return int(worker.pid)
+
+
+def _forever(session: xrt.InferenceSession) -> None:
+    while True:
+        session.run({"x": array((4, 64))})
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process is neither there nor a zombie."""
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_second_chip_has_the_numbers_of_a_process_of_its_own(
+    mlp: Path, first: xrt.InferenceSession, apart: xrt.InferenceSession
+) -> None:
+    x = array((4, 64))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from qnn_models import array, open_on\n"
+        "session = open_on(sys.argv[2], sys.argv[3])\n"
+        "assert session._open().worker is None\n"
+        "sys.stderr.write(session.run({'x': array((4, 64))})['y'].tobytes().hex())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(mlp), OTHER],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    before = first.run({"x": x})["y"]
+    assert apart.run({"x": x})["y"].tobytes().hex() == done.stderr
+    assert first._open().worker is None  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(first.run({"x": x})["y"], before)
+    assert not np.array_equal(before, apart.run({"x": x})["y"])
+
+
+def test_the_caller_is_told_that_there_is_another_process(apart: xrt.InferenceSession) -> None:
+    report = apart.explain(runs=1)
+    assert any("process of its own" in one.what for one in report.conversions)
+    observed = {one.key: one.observed for one in report.observations}
+    assert observed["execution.provider_options.qnn.soc"] == "soc_model=30, htp_arch=68"
+
+
+def test_binding_over_there(apart: xrt.InferenceSession) -> None:
+    x = array((4, 64))
+    binding = apart.bind({"x": x})
+    address = binding.outputs["y"].ctypes.data
+    for seed in (1, 2):
+        binding.inputs["x"][...] = array((4, 64), seed)
+        binding.run()
+        np.testing.assert_array_equal(binding.outputs["y"], apart.run({"x": array((4, 64), seed)})["y"])
+    assert binding.outputs["y"].ctypes.data == address
+
+
+def test_sixteen_threads(apart: xrt.InferenceSession) -> None:
+    feeds = {seed: {"x": array((4, 64), seed)} for seed in range(16)}
+    want = {seed: apart.run(one)["y"].tobytes() for seed, one in feeds.items()}
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        wrong.extend(seed for _ in range(10) if apart.run(feeds[seed])["y"].tobytes() != want[seed])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in feeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_large_arrays_go_over_whole(tmp_path: Path, first: xrt.InferenceSession) -> None:
+    """More than a pipe holds, in both directions."""
+    path = models.save(models.identity("float32"), tmp_path)
+    x = array((300_000, 3))
+    with open_on(path, OTHER, shapes={"x": [300_000, 3]}) as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], x)
+
+
+def test_bad_inputs_are_refused_here(apart: xrt.InferenceSession) -> None:
+    with pytest.raises(xrt.InputError, match=r"shape \[5, 64\]"):
+        apart.run({"x": array((5, 64))})
+    assert apart.run({"x": array((4, 64))})["y"].shape == (4, 64)
+
+
+def test_refused_models_are_told_as_in_this_process(tmp_path: Path, first: xrt.InferenceSession) -> None:
+    from qnn_models import unary
+
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"celu \(Celu\): Operators of type"):
+        open_on(unary("Celu", tmp_path), OTHER)
+
+
+def test_killed_between_runs(mlp: Path, first: xrt.InferenceSession) -> None:
+    session = open_on(mlp, OTHER)
+    pid = _pid(session)
+    os.kill(pid, signal.SIGKILL)
+    x = array((4, 64))
+    with pytest.raises(xrt.EngineError, match=rf"worker process {pid} .*killed by signal 9.*open a new one"):
+        session.run({"x": x})
+    start = time.monotonic()
+    with pytest.raises(xrt.EngineError, match="runs no more"):
+        session.run({"x": x})
+    assert time.monotonic() - start < 0.4
+    assert _gone(pid)
+    session.close()
+    session.close()
+    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+        session.run({"x": x})
+    first.run({"x": x})
+
+
+def test_killed_while_threads_run(mlp: Path, first: xrt.InferenceSession) -> None:
+    session = open_on(mlp, OTHER)
+    ended: list[str] = []
+
+    def work() -> None:
+        try:
+            while True:
+                session.run({"x": array((4, 64))})
+        except xrt.EngineError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    os.kill(_pid(session), signal.SIGKILL)
+    for thread in threads:
+        thread.join(20)
+    assert len(ended) == 4, "a thread hangs"
+    session.close()
+
+
+def test_close_ends_the_process(mlp: Path, first: xrt.InferenceSession) -> None:
+    session = open_on(mlp, OTHER)
+    pid = _pid(session)
+    assert Path(f"/proc/{pid}").exists()
+    session.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_dropped_session_ends_the_process(mlp: Path, first: xrt.InferenceSession) -> None:
+    session = open_on(mlp, OTHER)
+    pid = _pid(session)
+    del session
+    gc.collect()
+    assert _gone(pid)
+
+
+def test_the_end_of_the_program_ends_the_process(mlp: Path, tmp_path: Path) -> None:
+    """Also when the program is killed: the worker's input ends."""
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from qnn_models import open_on\n"
+        "one, two = open_on(sys.argv[2]), open_on(sys.argv[2], 'sm8350')\n"
+        "sys.stderr.write(str(two._open().worker.pid) + '\\n'); sys.stderr.flush()\n"
+        "time.sleep(60 if sys.argv[3] == 'killed' else 0)\n"
+    )
+    for how in ("ends", "killed"):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(Path(__file__).parent), str(mlp), how],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            pid = int(process.stderr.readline())
+            if how == "killed":
+                process.kill()
+            process.wait(60)
+        assert _gone(pid), how
+
+
+def test_ctrl_c_leaves_the_session_usable(apart: xrt.InferenceSession) -> None:
+    x = array((4, 64))
+    before = apart.run({"x": x})["y"]
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        _forever(apart)
+    timer.join()
+    for seed in range(5):
+        apart.run({"x": array((4, 64), seed)})
+    np.testing.assert_array_equal(apart.run({"x": x})["y"], before)
+
+
+def test_ctrl_c_of_a_terminal_does_not_reach_it(apart: xrt.InferenceSession) -> None:
+    """A terminal signals its foreground process group, and the worker is in another one."""
+    assert os.getpgid(_pid(apart)) != os.getpgid(0)
+    os.kill(_pid(apart), signal.SIGINT)
+    assert apart.run({"x": array((4, 64))})["y"].shape == (4, 64)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused_and_does_not_hang(apart: xrt.InferenceSession) -> None:
+    x = array((4, 64))
+    apart.run({"x": x})
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            apart.run({"x": x})
+        except xrt.EngineError as error:
+            code = 0 if "fork" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    apart.run({"x": x})
+
+
+def test_a_python_that_does_not_start(mlp: Path, first: xrt.InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(xrt.EngineError, match=r"did not come up: it ended with status 1"):
+        open_on(mlp, OTHER)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(xrt.EngineError, match="cannot be started"):
+        open_on(mlp, OTHER)
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(xrt.EngineError, match="own executable"):
+        open_on(mlp, OTHER)

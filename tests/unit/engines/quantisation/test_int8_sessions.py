@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""int8 as users ask for it: a session with `calibration=`, on ONNX Runtime's CPU."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from exported_models import example, exported, samples
+
+import xpuruntime as xrt
+from xpuruntime.demo.data import demo_images
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.quantisation import Calibration, quantise
+
+INT8 = {"device": "cpu", "engine": "onnxruntime", "precision": "int8"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Return images to calibrate with, images to test with, and labels of the latter."""
+    images, labels = demo_images()
+    return images[:64], images[64:], labels[64:]
+
+
+def right(session, images, labels):
+    answers = np.concatenate([session.run({"image": images[i : i + 32]})["logits"] for i in range(0, len(images), 32)])
+    return float((answers.argmax(axis=1) == labels).mean())
+
+
+def accounted(report, model):
+    names = Counter(name for unit in report.units for name in unit.source_nodes)
+    assert names == Counter(node.name for node in inspect_model(model).nodes)
+
+
+def test_digits_are_read_as_well_in_int8(digits):
+    calibration, images, labels = digits
+    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as plain:
+        before = right(plain, images, labels)
+    with xrt.InferenceSession(xrt.demo_model_path(), calibration=calibration, **INT8) as session:
+        after = right(session, images, labels)
+    assert after >= 0.98
+    assert after >= before - 0.01
+
+
+def test_the_evidence_shows_integer_kernels(digits):
+    with xrt.InferenceSession(xrt.demo_model_path(), calibration=digits[0], **INT8) as session:
+        report = session.explain({"image": digits[1][:8]})
+    assert report.honoured, report.deviations
+    accounted(report, xrt.demo_model_path())
+    found = {name: unit for unit in report.units for name in unit.source_nodes}
+    for name in ("conv1", "conv2", "conv3", "fc1", "fc2"):
+        assert found[name].precision_requested == "int8"
+        assert "uint8" in found[name].precision_run
+    assert [found[name].op for name in ("conv1", "fc1")] == ["QLinearConv", "QGemm"]
+    assert found["bn1"] is found["conv1"]
+    said = [one for one in report.conversions if one.what == "graph quantised to int8"]
+    assert said[0].reason.startswith("11 of 12 nodes were quantised by onnxruntime")
+
+
+@pytest.mark.parametrize("name", ["encoder", "convnet"])
+def test_exported_models_agree_with_fp32(name):
+    feeds = example(name, 8)
+    with xrt.InferenceSession(exported(name), device="cpu", engine="onnxruntime") as plain:
+        want = plain.run(feeds)
+    with xrt.InferenceSession(exported(name), calibration=samples(name), **INT8) as session:
+        got = session.run(feeds)
+        report = session.explain(feeds)
+    for output, value in want.items():
+        a, b = value.astype(np.float64).ravel(), got[output].astype(np.float64).ravel()
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.999
+        assert np.abs(a - b).max() / np.abs(a).max() < 0.05
+    assert report.honoured, report.deviations
+    accounted(report, exported(name))
+    heavy = {"Conv", "MatMul", "Gemm"}
+    ops = {node.name: node.op for node in inspect_model(exported(name)).nodes}
+    run_as = [u.precision_run for u in report.units if any(ops[n] in heavy for n in u.source_nodes)]
+    assert run_as
+    assert all("uint8" in one for one in run_as)
+
+
+def test_int8_without_calibration_says_what_to_pass():
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"calibration_missing: .*pass calibration= .*\.npz file"):
+        xrt.InferenceSession(xrt.demo_model_path(), **INT8)
+    made = xrt.plan(xrt.demo_model_path(), fp16=False, device="cpu", engine="onnxruntime", precision="model")
+    assert made.engine == "onnxruntime"
+
+
+@pytest.mark.parametrize("precision", ["model", "fp32", "fp16"])
+def test_a_calibration_that_nothing_uses_is_refused(digits, precision):
+    with pytest.raises(xrt.UnsupportedOperationError, match=rf"calibration_unused: .*precision is {precision}.*Fix: "):
+        xrt.InferenceSession(
+            xrt.demo_model_path(), device="cpu", engine="onnxruntime", precision=precision, calibration=digits[0]
+        )
+
+
+def test_a_quantised_model_goes_through_as_it_is(digits, tmp_path):
+    info = inspect_model(xrt.demo_model_path())
+    path = tmp_path / "quantised.onnx"
+    path.write_bytes(quantise(info, Calibration(digits[0], info), "ort-cpu").data)
+    with xrt.InferenceSession(path, **INT8) as session:
+        assert right(session, digits[1], digits[2]) >= 0.98
+        control = next(one for one in session.plan.controls if one.key == "execution.precision")
+        assert control.resolved == "the model's own quantisation (qdq)"
+        report = session.explain({"image": digits[1][:8]})
+        assert report.honoured, report.deviations
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"calibration_unused: .*the model is quantised already"):
+        xrt.InferenceSession(path, calibration=digits[0], **INT8)
+
+
+def test_nodes_of_a_rule_run_in_floats_and_the_report_agrees(digits):
+    rules = [{"match": {"node": "fc*"}, "precision": "fp32"}]
+    policy = {"mode": "strict", "execution": INT8, "kernels": {"rules": rules}}
+    with xrt.InferenceSession(xrt.demo_model_path(), policy=policy, calibration=digits[0]) as session:
+        assert right(session, digits[1], digits[2]) >= 0.98
+        report = session.explain({"image": digits[1][:8]})
+    found = {name: unit for unit in report.units for name in unit.source_nodes}
+    assert {found[name].precision_run for name in ("fc1", "fc2")} == {"fp32"}
+    assert {found[name].precision_requested for name in ("fc1", "fc2")} == {"fp32"}
+    assert found["conv2"].precision_run == "uint8"
+    precision = next(one for one in report.observations if one.key == "execution.precision")
+    assert precision.status == "honoured"
+
+
+def test_the_model_is_not_written_to(digits, tmp_path):
+    path = tmp_path / "digits.onnx"
+    path.write_bytes(xrt.demo_model_path().read_bytes())
+    before = path.stat().st_mtime_ns
+    with xrt.InferenceSession(path, calibration=digits[0], **INT8):
+        assert [one.name for one in tmp_path.iterdir()] == ["digits.onnx"]
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_bad_sample_is_named_before_anything_is_loaded():
+    given = [*samples("convnet", 2), {"image": np.zeros((1, 3, 16, 16), np.float32)}]
+    with pytest.raises(xrt.InputError, match=r"calibration sample 2 .*axis 2 must be 32, got 16"):
+        xrt.plan(exported("convnet"), calibration=given, **INT8)
+
+
+def test_an_accuracy_that_int8_misses_is_refused():
+    policy = {"execution": INT8, "accuracy": {"rtol": 1e-6, "atol": 1e-6}}
+    with pytest.raises(xrt.XpuRuntimeError, match=r"does not agree with|out of tolerance"):
+        xrt.InferenceSession(exported("convnet"), policy=policy, calibration=samples("convnet", 8))
+
+
+def test_shapes_of_the_policy_hold_for_samples_too():
+    policy = {"execution": {**INT8, "shapes": {"ids": [1, 16]}, "static_shape": True}}
+    with xrt.InferenceSession(exported("encoder"), policy=policy, calibration=samples("encoder", 8)) as session:
+        report = session.explain(example("encoder", 1))
+        assert report.honoured, report.deviations
+        accounted(report, exported("encoder"))
+    with pytest.raises(xrt.InputError, match=r"calibration sample 0 .*16, got 12"):
+        xrt.InferenceSession(exported("encoder"), policy=policy, calibration=samples("encoder", 2, length=12))
+
+
+def test_no_warning_reaches_the_caller(digits, capfd):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with xrt.InferenceSession(xrt.demo_model_path(), calibration=iter(digits[0][:, None]), **INT8) as session:
+            session.run({"image": digits[1][:1]})
+    assert seen == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_command_line_takes_a_file(digits, tmp_path, capfd):
+    from xpuruntime.cli.entry import run
+
+    np.savez(tmp_path / "samples.npz", image=digits[0])
+    model = str(xrt.demo_model_path())
+    arguments = ["--precision", "int8", "--device", "cpu", "--engine", "onnxruntime", "--json"]
+    for command in ("plan", "run", "explain"):
+        code = run([command, model, *arguments, "--calibration", str(tmp_path / "samples.npz")])
+        told = json.loads(capfd.readouterr().out)
+        assert int(code) == 0
+        assert "int8" in json.dumps(told)
+    code = run(["plan", model, *arguments, "--calibration", str(tmp_path / "none.npz")])
+    assert int(code) != 0
+    assert "there is no file or folder" in capfd.readouterr().err

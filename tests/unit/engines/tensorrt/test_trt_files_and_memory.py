@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Cache files of several processes, allocators over our pools, options, and what the log becomes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from trt_support import RTX_FACTS, TRT10_FACTS
+
+import xpuruntime as xrt
+from xpuruntime import _core
+from xpuruntime.engines.tensorrt.background import Cancel, interruptible
+from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT
+from xpuruntime.engines.tensorrt.memory import PoolAllocator, _pointer, make_allocator, make_output_memory
+from xpuruntime.engines.tensorrt.messages import cleaned, failure
+from xpuruntime.engines.tensorrt.options import (
+    BUILD_OPTIONS,
+    NEEDS,
+    RUN_OPTIONS,
+    TEXT_OPTIONS,
+    checked_options,
+    runtime_keys,
+)
+
+WRITER = """
+import sys
+from pathlib import Path
+from xpuruntime.engines.tensorrt.caches import CacheFile
+file = CacheFile(Path(sys.argv[1]))
+for step in range(40):
+    file.update(lambda before: (before or b"") + sys.argv[2].encode() * 1000 + b"\\n")
+"""
+
+
+def test_two_processes_write_one_cache(tmp_path: Any) -> None:
+    path = tmp_path / "deep" / "cache.timing"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, word]) for word in "ab"]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    lines = path.read_bytes().splitlines()
+    assert sorted(set(lines)) == [b"a" * 1000, b"b" * 1000]
+    assert len(lines) == 80
+    assert sorted(found.name for found in path.parent.iterdir()) == ["cache.timing", "cache.timing.lock"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")
+def test_a_writer_that_is_killed_leaves_the_old_content_or_the_new(tmp_path: Any) -> None:
+    path = tmp_path / "cache.timing"
+    slow = WRITER.replace("range(40)", "range(100000)").replace("* 1000", "* 100000").replace("(before or b'')", "b''")
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", slow, path, "a"])
+        while not path.exists():
+            assert writer.poll() is None
+        threading.Event().wait(0.05)
+        writer.kill()
+        writer.wait(timeout=60)
+        assert all(line == b"a" * 100000 for line in path.read_bytes().splitlines())
+    assert CacheFile(path).update(lambda _: b"free")
+
+
+def test_caches_that_cannot_be_written(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(xrt.EngineError, match="cannot be written"):
+        CacheFile(tmp_path / "file" / "cache").update(lambda _: b"x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(xrt.EngineError, match="cannot be read"):
+        CacheFile(tmp_path / "folder").read()
+
+
+def test_a_change_that_fails_leaves_the_file(tmp_path: Any) -> None:
+    file = CacheFile(tmp_path / "cache")
+    file.update(lambda _: b"old")
+
+    def broken(content: bytes | None) -> bytes:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        file.update(broken)
+    assert file.read() == b"old"
+    assert file.update(lambda content: content) is False
+    assert file.update(lambda content: None) is False
+
+
+@pytest.fixture
+def pool() -> _core.MemoryPool:
+    """Return a pool of host memory."""
+    return _core.MemoryPool("cpu", "caching", limit=1 << 20, name="engine")
+
+
+def test_an_allocator_over_a_pool(pool: Any) -> None:
+    source = PoolAllocator(pool)
+    first, second = source.give(1000, 0), source.give(5000, 0)
+    assert source.held() == 6000
+    assert _pointer(first) % 256 == 0
+    assert _pointer(first) != _pointer(second)
+    assert source.take(first, 0) is True
+    assert source.held() == 5000
+    assert source.take(first, 0) is False  # given back already
+    assert source.take(None, 0) is True
+    assert source.give(0, 0) is None
+    assert source.give(1 << 21, 0) is None
+    assert "limit" in (source.take_failure() or "")
+    assert source.take_failure() is None
+    assert source.take(second, 0)
+    assert pool.stats().current == 0
+
+
+def test_an_allocator_of_many_threads(pool: Any) -> None:
+    source = PoolAllocator(pool)
+
+    def work() -> None:
+        for size in range(1, 200):
+            held = source.give(size, 0)
+            assert source.take(held, 0)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source.held() == 0
+
+
+def test_the_vendors_allocator_objects(pool: Any) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    source = PoolAllocator(pool)
+    allocator = make_allocator(trt, source)
+    runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))
+    runtime.gpu_allocator = allocator
+    held = allocator.allocate_async(1000, 256, 0, 0)
+    assert source.held() == 1000
+    assert allocator.reallocate(held, 256, 2000) is None
+    assert allocator.deallocate_async(held, 0) is True
+    assert allocator.deallocate(allocator.allocate(10, 256, 0)) is True
+    assert source.held() == 0
+
+
+def test_the_vendors_output_allocator() -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    memory = make_output_memory(trt, "cpu")
+    assert memory.reallocate_output("y", 0, 100, 256) == memory.tensor.data_ptr
+    memory.notify_shape("y", trt.Dims([5, 5]))
+    assert memory.shape == (5, 5)
+    assert make_output_memory(trt, "cuda:7").reallocate_output_async("y", 0, 100, 256, 0) == 0
+
+
+def test_options_are_checked_by_name_value_and_version() -> None:
+    assert checked_options({"builder_optimization_level": 4, "sparse_weights": True}, RTX, RTX_FACTS) == {
+        "builder_optimization_level": "4",
+        "sparse_weights": "1",
+    }
+    cases = [
+        ({"builder_optimisation_level": 4}, "did you mean 'builder_optimization_level'"),
+        ({"builder_optimization_level": 6}, "outside 0..5"),
+        ({"tf32": 1}, "is set by execution.tf32"),
+        ({"workspace": 1}, "is set by execution.memory.limit"),
+        ({"refit": "yes"}, "not one of 'off', 'on', 'identical'"),
+        ({"timing_cache": "default"}, "does not have it"),
+        ({"runtime_cache": "cache"}, "for such a file write './cache'"),
+        ({"weight_streaming_budget": 100}, "state weight_streaming: 1"),
+        ({"max_num_tactics": -2}, "does not have it|outside -1"),
+    ]
+    for given, message in cases:
+        with pytest.raises(xrt.PolicyError, match=message):
+            checked_options(given, RTX, RTX_FACTS)
+    with pytest.raises(xrt.PolicyError, match="there is none; state timing_cache"):
+        checked_options({"pin_tactics": "record"}, TENSORRT, TRT10_FACTS)
+    held = checked_options({"pin_tactics": "record", "timing_cache": "default"}, TENSORRT, TRT10_FACTS)
+    assert held["pin_tactics"] == "record"
+
+
+def test_the_tables_of_options_fit_together() -> None:
+    every = {**BUILD_OPTIONS, **RUN_OPTIONS, **TEXT_OPTIONS}
+    assert len(every) == len(BUILD_OPTIONS) + len(RUN_OPTIONS) + len(TEXT_OPTIONS)
+    assert set(NEEDS) <= set(every)
+    assert "execution.provider_options.trt-rtx.contexts" in runtime_keys(RTX)
+    assert "execution.provider_options.tensorrt-rtx.builder_optimization_level" not in runtime_keys(RTX)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (
+            "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network has dynamic or shape inputs, but "
+            "no optimization profile has been defined. In validate at /_src/optimizer/api/network.cpp:4023)",
+            "Error Code 4: API Usage Error (Network has dynamic or shape inputs, but no optimization profile has been "
+            "defined.)",
+        ),
+        ("[codeGenerator.cpp::createMyelinGraph::1203] Error Code 2: Internal Error", "Error Code 2: Internal Error"),
+    ],
+)
+def test_lines_of_the_log(text: str, plain: str) -> None:
+    assert cleaned(text) == plain
+
+
+def test_failures_become_errors_of_ours() -> None:
+    known = {"engine": "tensorrt", "device": "cuda:0"}
+    assert isinstance(failure("running m", ["Error: out of memory"], **known), xrt.OutOfMemoryError)
+    assert isinstance(failure("running m", ["x"], **known, pool="limit of 1 GiB"), xrt.OutOfMemoryError)
+    assert isinstance(failure("running m", ["In f (cudaError 700: illegal address)"], **known), xrt.CudaError)
+    error = failure("building m", ["no tactics within workspace limit"], **known)
+    assert type(error) is xrt.EngineError
+    assert "execution.memory.limit" in str(error)
+    assert (error.engine, error.device) == ("tensorrt", "cuda:0")
+    assert "it gave no reason" in str(failure("building m", [], **known))
+
+
+def test_work_in_the_background() -> None:
+    assert interruptible(lambda: threading.current_thread().name, Cancel()) == "xpuruntime-tensorrt"
+
+    def broken() -> None:
+        raise xrt.EngineError("no")
+
+    with pytest.raises(xrt.EngineError, match="no"):
+        interruptible(broken, Cancel())

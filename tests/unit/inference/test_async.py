@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`run_async`, as the engines' own requests and as threads of a model: answers, errors, cancelling, closing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.testing import models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("openvino")
+
+WAIT = 60
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """Return a model that takes some milliseconds."""
+    return models.save(models.mlp(width=1024, batch="N"), tmp_path)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    return models.save(models.mlp(), tmp_path)
+
+
+def x_of(value: float, rows: int = 4, width: int = 64) -> np.ndarray:
+    return np.full((rows, width), value, np.float32)
+
+
+def test_many_in_flight_get_their_own_answers(quick: Path, engine: str) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        inputs = [x_of(i, rows=1 + i % 5) for i in range(300)]
+        futures = [session.run_async({"x": x}) for x in inputs]
+        for x, future in zip(inputs, futures, strict=True):
+            np.testing.assert_array_equal(future.result(WAIT)["y"], session.run({"x": x})["y"])
+
+
+def test_results_are_the_callers(quick: Path, engine: str) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        first = session.run_async({"x": x_of(1)}).result(WAIT)["y"]
+        kept = first.copy()
+        session.run_async({"x": x_of(2)}).result(WAIT)
+        np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_large_arrays_are_shared_and_answers_are_right(slow: Path, engine: str) -> None:
+    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
+        inputs = [np.random.default_rng(i).standard_normal((64, 1024)).astype(np.float32) for i in range(8)]
+        futures = [session.run_async({"x": x}) for x in inputs]
+        for x, future in zip(inputs, futures, strict=True):
+            np.testing.assert_allclose(future.result(WAIT)["y"], session.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [{"x": np.zeros((1, 63), np.float32)}, {"xx": x_of(1)}, {"x": [1.0]}])
+def test_wrong_inputs_reach_the_caller(quick: Path, engine: str, bad: dict) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        with pytest.raises(xrt.InputError, match=r"input 'x|no input 'xx'"):
+            session.run_async(bad).result(WAIT)
+        assert session.run_async({"x": x_of(1)}).result(WAIT)["y"].shape == (4, 64)
+
+
+def test_a_waiting_run_can_be_cancelled(slow: Path, engine: str) -> None:
+    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
+        x = x_of(1, rows=256, width=1024)
+        futures = [session.run_async({"x": x}) for _ in range(30)]
+        assert futures[-1].cancel()
+        assert futures[-1].cancelled()
+        for future in futures[:-1]:
+            assert future.result(WAIT)["y"].shape == (256, 1024)
+        assert not futures[0].cancel()
+
+
+def test_close_cancels_what_waits_and_finishes_what_runs(slow: Path, engine: str) -> None:
+    session = xrt.InferenceSession(slow, device="cpu", engine=engine)
+    x = x_of(1, rows=256, width=1024)
+    want = session.run({"x": x})["y"]
+    futures = [session.run_async({"x": x}) for _ in range(40)]
+    session.close()
+    done, left = concurrent.futures.wait(futures, WAIT)
+    assert not left
+    assert any(future.cancelled() for future in done)
+    for future in futures:
+        if not future.cancelled() and future.exception() is None:
+            np.testing.assert_array_equal(future.result()["y"], want)
+        elif not future.cancelled():
+            assert "closed" in str(future.exception())
+    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+        session.run_async({"x": x})
+
+
+def test_from_many_threads(quick: Path, engine: str) -> None:
+    failures: list[str] = []
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        want = [session.run({"x": x_of(i)})["y"] for i in range(8)]
+
+        def work(index: int) -> None:
+            for _ in range(30):
+                got = session.run_async({"x": x_of(index)}).result(WAIT)["y"]
+                if not np.array_equal(got, want[index]):
+                    failures.append(f"thread {index} got another answer")
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_a_callback_may_start_the_next_run(quick: Path, engine: str) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        done: list[int] = []
+        ended = threading.Event()
+
+        def again(_: object) -> None:
+            done.append(1)
+            if len(done) < 20:
+                session.run_async({"x": x_of(len(done))}).add_done_callback(again)
+            else:
+                ended.set()
+
+        session.run_async({"x": x_of(0)}).add_done_callback(again)
+        assert ended.wait(WAIT)
+
+
+def test_the_model_is_freed_without_the_collector(quick: Path, engine: str) -> None:
+    session = xrt.InferenceSession(quick, device="cpu", engine=engine)
+    session.run_async({"x": x_of(1)}).result(WAIT)
+    loaded = weakref.ref(session._open())
+    gc.disable()
+    try:
+        del session
+        deadline = time.monotonic() + 5
+        while loaded() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert loaded() is None
+    finally:
+        gc.enable()
+
+
+def test_the_waiting_thread_ends_by_itself(quick: Path) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine="openvino") as session:
+        session.run_async({"x": x_of(1)}).result(WAIT)
+        deadline = time.monotonic() + 10
+        while any(t.name == "xpuruntime-openvino" for t in threading.enumerate()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(t.name == "xpuruntime-openvino" for t in threading.enumerate())
+        assert session.run_async({"x": x_of(1)}).result(WAIT)["y"].shape == (4, 64)
+
+
+def test_null_engine_too(quick: Path) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine="null") as session:
+        assert session.run_async({"x": x_of(1)}).result(WAIT)["y"].shape == (4, 64)
+    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+        session.run_async({"x": x_of(1)})
+
+
+def test_torch_arrays_go_back_as_torch(quick: Path, engine: str) -> None:
+    torch = pytest.importorskip("torch")
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        y = session.run_async({"x": torch.ones(4, 64)}).result(WAIT)["y"]
+        assert isinstance(y, torch.Tensor)
+        np.testing.assert_array_equal(y.numpy(), session.run({"x": x_of(1)})["y"])

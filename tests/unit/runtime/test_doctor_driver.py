@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The checks of `doctor` for the driver, the devices and the core, on stated facts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from doctor_facts import DRIVER, GPU, LAPTOP, ORT, facts, only
+
+from xpuruntime import _core
+from xpuruntime.runtime.doctor import examine
+from xpuruntime.runtime.doctor.facts import BuildFacts, DriverFacts, build_facts
+
+GPU_CORE = bool(_core.DeviceManager.built_with_cuda())
+
+
+class TestDriver:
+    def test_hardware_without_a_driver(self) -> None:
+        bare = msgspec.structs.replace(LAPTOP, core_cuda=True)
+        found = only(facts(machine=bare, driver=DriverFacts(hardware=("0000:01:00.0",))))
+        assert found.code == "driver_missing"
+        assert "--gpus all" in found.fix
+
+    def test_the_module_is_not_loaded(self) -> None:
+        bare = msgspec.structs.replace(LAPTOP, core_cuda=True)
+        found = only(facts(machine=bare, driver=msgspec.structs.replace(DRIVER, module=None)))
+        assert found.code == "driver_not_loaded"
+        assert "modprobe nvidia" in found.fix
+
+    def test_library_and_module_differ_after_an_update(self) -> None:
+        found = only(facts(driver=msgspec.structs.replace(DRIVER, module="575.51.03")))
+        assert (found.code, found.fix) == ("driver_mismatch", "sudo reboot")
+
+    def test_too_old_for_the_wheel(self) -> None:
+        found = only(facts(driver=msgspec.structs.replace(DRIVER, cuda=(12, 4))))
+        assert found.code == "driver_too_old"
+        assert "CUDA 12.4 at most" in found.what
+        assert "580 or newer" in found.fix
+
+    def test_an_older_minor_version_is_fine(self) -> None:
+        newer = msgspec.structs.replace(ORT, cuda="13.2")
+        assert examine(facts(ort=newer)).findings == ()
+
+    def test_devices_hidden_by_the_environment(self) -> None:
+        hidden = msgspec.structs.replace(GPU, cuda=(), cuda_reason="no device")
+        found = only(facts(machine=hidden, environment={"CUDA_VISIBLE_DEVICES": ""}), "warning")
+        assert (found.code, found.fix) == ("devices_hidden", "unset CUDA_VISIBLE_DEVICES")
+
+    def test_core_without_cuda_on_a_gpu_machine(self) -> None:
+        found = only(facts(machine=msgspec.structs.replace(GPU, core_cuda=False, cuda=())), "warning")
+        assert found.code == "core_without_cuda"
+        assert "CUDACXX=" in found.fix
+
+    @pytest.mark.parametrize(("left_out", "header"), [("cublas", "cublasLt.h"), ("cudnn", "cudnn_frontend.h")])
+    def test_a_core_without_the_kernels_of_a_library(self, left_out: str, header: str) -> None:
+        whole = BuildFacts(cuda=True, cublas=True, cudnn=True, architectures="80-real 90-real")
+        assert examine(facts(build=whole)).findings == ()
+        part = msgspec.structs.replace(whole, **{left_out: False})
+        found = only(facts(build=part), "warning")
+        assert found.code == "core_without_backend"
+        assert left_out in found.what.lower()
+        assert header in found.why
+        assert "nvidia-cublas" in found.fix
+        assert "make cuda-headers" in found.fix
+        laptop = facts(machine=LAPTOP, driver=DriverFacts(), found={}, build=part)
+        assert {finding.severity for finding in examine(laptop).findings} == {"info"}
+
+    def test_what_was_built_is_shown(self) -> None:
+        build = BuildFacts(cuda=True, cublas=True, architectures="80-real 90-real")
+        assert "built with CUDA for 80-real 90-real, with kernels of cuBLAS" in str(examine(facts(build=build)))
+        assert "built without CUDA" in str(examine(facts(build=BuildFacts())))
+        assert examine(facts(build=build)).to_dict()["build"]["cublas"] is True
+
+    def test_the_core_says_what_was_built(self) -> None:
+        build = build_facts()
+        assert bool(build.architectures) == build.cuda == GPU_CORE
+        assert build.cuda or not (build.cublas or build.cudnn)
+
+    def test_core_that_does_not_import(self) -> None:
+        found = only(facts(core_error="undefined symbol: x"))
+        assert (found.code, found.why) == ("core_missing", "undefined symbol: x")

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The checks of `doctor` for installed packages, on stated facts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from doctor_facts import LAPTOP, NUMPY, ORT, ORT_GPU, facts, only
+
+from xpuruntime.runtime.doctor import examine
+from xpuruntime.runtime.doctor.facts import DriverFacts, OrtFacts, Package
+from xpuruntime.runtime.doctor.packages import in_range, ort_wheel_for
+
+
+class TestOnnxRuntime:
+    def test_two_wheels_over_each_other(self) -> None:
+        cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
+        found = only(facts(packages=(NUMPY, cpu, ORT_GPU)))
+        assert found.code == "ort_clash"
+        assert found.fix == (
+            'python -m pip uninstall -y onnxruntime onnxruntime-gpu && python -m pip install "onnxruntime-gpu>=1.23"'
+        )
+
+    @pytest.mark.parametrize("fork", ["onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn"])
+    def test_a_fork_beside_it(self, fork: str) -> None:
+        other = Package(name=fork, version="1.24.0", location="/site", provides_onnxruntime=True)
+        assert f"uninstall -y {fork} onnxruntime-gpu" in only(facts(packages=(NUMPY, other, ORT_GPU))).fix
+
+    def test_the_qnn_plugin_that_pulled_in_the_cpu_wheel(self) -> None:
+        cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
+        qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
+        assert only(facts(packages=(NUMPY, cpu, ORT_GPU, qnn))).fix.endswith("--no-deps onnxruntime-qnn")
+
+    def test_the_qnn_plugin_beside_the_gpu_wheel_is_right(self) -> None:
+        qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
+        assert examine(facts(packages=(NUMPY, ORT_GPU, qnn))).healthy
+
+    def test_the_qnn_plugin_that_came_with_the_cpu_wheel_alone(self) -> None:
+        cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
+        qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
+        ort = msgspec.structs.replace(ORT, package="onnxruntime")
+        found = examine(facts(packages=(NUMPY, cpu, qnn), ort=ort, driver=DriverFacts())).findings
+        (told,) = [finding for finding in found if finding.code == "qnn_pulled_onnxruntime"]
+        assert told.severity == "warning"
+        assert told.fix is not None
+        assert told.fix.startswith("python -m pip uninstall -y onnxruntime && ")
+        assert told.fix.endswith("--no-deps onnxruntime-qnn")
+
+    def test_the_qnn_plugin_on_an_onnxruntime_of_before_plugins(self) -> None:
+        qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
+        gpu, ort = msgspec.structs.replace(ORT_GPU, version="1.23.2"), msgspec.structs.replace(ORT, version="1.23.2")
+        found = examine(facts(packages=(NUMPY, gpu, qnn), ort=ort)).findings
+        (told,) = [finding for finding in found if finding.code == "qnn_ort_too_old"]
+        assert told.fix == 'python -m pip install --upgrade "onnxruntime-gpu>=1.24.2"'
+
+    def test_on_a_platform_without_the_gpu_wheel_the_other_is_kept(self) -> None:
+        arm = msgspec.structs.replace(LAPTOP, architecture="aarch64")
+        cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
+        found = examine(facts(machine=arm, driver=DriverFacts(), packages=(NUMPY, cpu, ORT_GPU)))
+        [clash] = [finding for finding in found.findings if finding.code == "ort_clash"]
+        assert clash.fix.endswith('install "onnxruntime"')  # type: ignore[union-attr]
+        assert ort_wheel_for("Darwin", "arm64") == "onnxruntime"
+        assert ort_wheel_for("Windows", "AMD64") == "onnxruntime-gpu"
+
+    def test_missing(self) -> None:
+        assert only(facts(ort=None, packages=(NUMPY,))).code == "ort_missing"
+
+    def test_files_gone_after_the_other_wheel_was_removed(self) -> None:
+        found = only(facts(ort=None))
+        assert found.code == "ort_files_missing"
+        assert "--force-reinstall" in found.fix
+        assert only(facts(ort=msgspec.structs.replace(ORT, version=None, package=None))).code == "ort_files_missing"
+
+    def test_files_of_another_wheel(self) -> None:
+        assert only(facts(ort=msgspec.structs.replace(ORT, version="1.29.0"))).code == "ort_overwritten"
+        assert only(facts(ort=msgspec.structs.replace(ORT, package="onnxruntime"))).code == "ort_overwritten"
+
+    def test_a_cpu_wheel_on_a_gpu_machine(self) -> None:
+        cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
+        plain = OrtFacts(folder="/site/onnxruntime", package="onnxruntime", version="1.31.1")
+        assert only(facts(packages=(NUMPY, cpu), ort=plain)).code == "ort_cpu_only"
+
+
+class TestVersions:
+    def test_out_of_range(self) -> None:
+        old = Package(name="numpy", version="1.24.4", location="/site")
+        found = only(facts(packages=(old, ORT_GPU)))
+        assert (found.code, found.fix) == ("package_out_of_range", 'python -m pip install "numpy>=1.26"')
+
+    def test_an_extra_out_of_range_is_a_warning(self) -> None:
+        new = Package(name="nvidia-cublas", version="14.0.1", location="/site")
+        assert "xpuruntime[cuda]" in only(facts(packages=(NUMPY, ORT_GPU, new)), "warning").why
+
+    def test_a_requirement_that_is_missing(self) -> None:
+        assert only(facts(packages=(ORT_GPU,))).code == "package_missing"
+
+    def test_two_versions_on_the_path(self) -> None:
+        other = Package(name="numpy", version="1.26.0", location="/other")
+        assert only(facts(packages=(NUMPY, other, ORT_GPU)), "warning").code == "package_twice"
+
+    @pytest.mark.parametrize(
+        ("version", "spec", "fits"),
+        [
+            ("1.26", ">=1.26", True),
+            ("1.26.0", "==1.26", True),
+            ("2.0.0rc1", ">=1.26,<2", False),
+            ("13.1.0.3", "<14,>=13", True),
+            ("12.9.1.4", "<14,>=13", False),
+            ("2.11.0+cu130", ">=2.11", True),
+            ("1.5", "!=1.5", False),
+            ("1.5", "~=1.4", True),
+            ("unknown", ">=9", True),
+            ("1!2.0", ">1", True),
+        ],
+    )
+    def test_in_range(self, version: str, spec: str, fits: bool) -> None:
+        assert in_range(version, spec) is fits

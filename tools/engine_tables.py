@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Write the tables of ``docs/engines/index.md`` from what the engines say of themselves.
+
+Facts (formats, extras, compiling, asynchronous runs) are read from the classes. What becomes of a policy key is what
+`judge` answers, on a machine that is stated below and has every engine: planning is pure, so no vendor's package and no
+device is needed. ``python tools/engine_tables.py`` writes; ``--check`` only says whether the page is up to date
+(``make lint``); ``--why`` prints the reason of each cell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+
+from xpuruntime.engines.base import LoadedModel
+from xpuruntime.engines.model import ModelInfo, inspect_model, with_shapes
+from xpuruntime.engines.quantisation import Calibration
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.planning import PlanRequest, resolve
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "engines" / "index.md"
+MODELS = ROOT / "tests" / "models"
+
+#: A machine with every engine. Its GPU is one that all of the GPU engines have kernels for.
+MACHINE = Machine(
+    system="Linux",
+    architecture="x86_64",
+    python="3.11.7",
+    cpu=CpuFacts(name="cpu", cores=8, features=("avx2", "avx512f", "avx512_bf16", "avx512_vnni")),
+    cuda=(
+        CudaFacts(
+            index=0,
+            name="a GPU of compute capability 8.9",
+            compute_capability=(8, 9),
+            total_memory=48 << 30,
+            sm_count=142,
+            driver_version=(13, 0),
+            runtime_version=(13, 0),
+            pci_id="0000:01:00.0",
+            dtypes=("fp32", "tf32", "fp16", "bf16", "int8"),
+        ),
+    ),
+    core_cuda=True,
+    engines={
+        "onnxruntime": EngineFacts(
+            name="onnxruntime",
+            version="1.31.1",
+            loadable=True,
+            providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
+            detail={"wheel": "onnxruntime-gpu 1.31.1", "cuda": "13.0"},
+        ),
+        "openvino": EngineFacts(name="openvino", version="2026.4.1", loadable=True, providers=("CPU", "GPU", "NPU")),
+        "qnn": EngineFacts(
+            name="qnn",
+            version="2.7.0",
+            loadable=True,
+            providers=("QNNExecutionProvider",),
+            detail={"sdk": "2.51.0", "runs_on": "simulator"},
+        ),
+        "tensorrt": EngineFacts(
+            name="tensorrt",
+            version="11.4.0",
+            loadable=True,
+            providers=("cuda",),
+            detail={
+                "capabilities": "timing_cache tactic_pinning weight_streaming refit hardware_compatibility tiling "
+                "runtime_platform async_allocator",
+                "compute_capabilities": "",
+            },
+        ),
+        "tensorrt-rtx": EngineFacts(
+            name="tensorrt-rtx",
+            version="1.7.1.116",
+            loadable=True,
+            providers=("cuda",),
+            detail={
+                "capabilities": "targets runtime_cache graph_strategy kernel_specialization validity weight_streaming "
+                "refit tiling runtime_platform async_allocator capturability",
+                "compute_capabilities": "7.5 8.0 8.6 8.9 12.0 12.1",
+            },
+        ),
+        "torch": EngineFacts(name="torch", version="2.13.0", loadable=True, providers=("cpu", "cuda")),
+        "null": EngineFacts(name="null", version="1", loadable=True, providers=("null",)),
+    },
+)
+
+#: Title, engine and device of each column.
+COLUMNS = (
+    ("ONNX Runtime, CPU", "onnxruntime", "cpu"),
+    ("ONNX Runtime, CUDA", "onnxruntime", "cuda:0"),
+    ("OpenVINO, CPU", "openvino", "cpu"),
+    ("QNN, HTP", "qnn", "npu"),
+    ("TensorRT", "tensorrt", "cuda:0"),
+    ("TensorRT-RTX", "tensorrt-rtx", "cuda:0"),
+    ("PyTorch, CPU", "torch", "cpu"),
+    ("PyTorch, CUDA", "torch", "cuda:0"),
+)
+PAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "qnn", "tensorrt": "tensorrt"}
+PAGES |= {"tensorrt-rtx": "tensorrt", "torch": "torch", "null": "null"}
+
+#: The models that are planned, with a size for each open dimension: engines that compile for sizes need them.
+SIZES = {"encoder.onnx": {"ids": [2, 16]}, "convnet.onnx": {"image": [2, 3, 32, 32]}}
+RANGES = {"encoder.onnx": {"ids": ["1..4", "1..16..128"]}}
+#: What an engine cannot do without, whatever else is asked.
+NEEDED = {"qnn": {"provider_options": {"qnn": {"soc": "sm8650"}}}}
+FIXED = ("qnn", "tensorrt", "tensorrt-rtx")
+
+#: Title, key whose control is shown, model, and the policy: of `execution`, of `kernels`, of the whole.
+ROWS: tuple[tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
+    ("`precision: fp32`", "execution.precision", "encoder.onnx", {"precision": "fp32"}, {}, {}),
+    ("`precision: tf32`", "execution.precision", "encoder.onnx", {"precision": "tf32"}, {}, {}),
+    ("`precision: fp16`", "execution.precision", "encoder.onnx", {"precision": "fp16"}, {}, {}),
+    ("`precision: bf16`", "execution.precision", "encoder.onnx", {"precision": "bf16"}, {}, {}),
+    ("`precision: int8`, with calibration", "execution.precision", "encoder.onnx", {"precision": "int8"}, {}, {}),
+    ("`shapes`, sizes", "execution.shapes.ids", "encoder.onnx", {"shapes": SIZES["encoder.onnx"]}, {}, {}),
+    ("`shapes`, ranges", "execution.shapes.ids", "encoder.onnx", {"shapes": RANGES["encoder.onnx"]}, {}, {}),
+    ("`artifacts.cache`", "execution.artifacts.cache", "encoder.onnx", {"artifacts": {"cache": "default"}}, {}, {}),
+    ("`determinism: run_to_run`", "execution.determinism", "encoder.onnx", {"determinism": "run_to_run"}, {}, {}),
+    ("`cuda_graph: require`", "execution.cuda_graph", "encoder.onnx", {"cuda_graph": "require"}, {}, {}),
+    ("`memory.pool: caching`", "execution.memory.pool", "encoder.onnx", {"memory": {"pool": "caching"}}, {}, {}),
+    ("`memory.limit`", "execution.memory.limit", "encoder.onnx", {"memory": {"limit": "1GiB"}}, {}, {}),
+    ("`threads`", "execution.threads", "encoder.onnx", {"threads": 2}, {}, {}),
+    ("`layout: nhwc`", "execution.layout", "convnet.onnx", {"layout": "nhwc"}, {}, {}),
+    ("`kernels.matmul`", "kernels.matmul", "encoder.onnx", {}, {"matmul": ["cublas.cublasLt", "cpu.blas"]}, {}),
+    (
+        "`kernels.attention`, under fp16",
+        "kernels.attention",
+        "encoder.onnx",
+        {"precision": "fp16"},
+        {"attention": ["cudnn.sdpa", "cuda_raw.flash_attention_v2", "cpu.reference"]},
+        {},
+    ),
+    ("`kernels.conv`", "kernels.conv", "convnet.onnx", {}, {"conv": ["cudnn.conv_heuristic", "cpu.gemm_conv"]}, {}),
+    (
+        "`kernels.rules` with `precision: fp32` for nodes, under int8",
+        "kernels.rules[0]",
+        "encoder.onnx",
+        {"precision": "int8"},
+        {"rules": [{"match": {"node": "*linear*"}, "precision": "fp32"}]},
+        {},
+    ),
+    ("`accuracy`", "accuracy.rtol", "encoder.onnx", {}, {}, {"accuracy": {"rtol": 1e-2}}),
+)
+
+
+def models() -> dict[str, ModelInfo]:
+    """Return what is known of the models, by file name."""
+    return {name: inspect_model(MODELS / name) for name in SIZES}
+
+
+def answer(
+    engine: str, device: str, info: ModelInfo, sizes: dict[str, Any], key: str, policy: dict[str, Any]
+) -> tuple[str, str]:
+    """Return what one engine says of one key: a word, and its reason."""
+    if engine in FIXED and "shapes" not in policy["execution"]:
+        policy["execution"]["shapes"] = sizes
+    policy["execution"] |= {"engine": engine, "device": device, **NEEDED.get(engine, {})}
+    if engine == "torch":
+        info = msgspec.structs.replace(info, format="pt2")
+    asked, calibration = Policy.coerce({"mode": "auto", **policy}), None
+    info = with_shapes(info, asked)
+    if policy["execution"].get("precision") == "int8":
+        name, shape = next(iter(sizes.items()))
+        calibration = Calibration.of([{name: np.zeros(shape, info.inputs[0].dtype)}], info)
+    try:
+        plan = resolve(PlanRequest(model=info, calibration=calibration), asked, MACHINE, default_registry().engines())
+    except XpuRuntimeError as error:
+        return "refused", str(error)
+    found = plan.control(key)
+    if found is None:
+        message = f"{engine}@{device} says nothing of {key}: {[c.key for c in plan.controls]}"
+        raise AssertionError(message)
+    return found.enforceability, f"{found.resolved}: {found.reason}"
+
+
+def keys_table(why: bool = False) -> Iterator[str]:
+    """Yield the lines of the table of policy keys; with `why`, reasons below each."""
+    infos = models()
+    yield f"| policy key | {' | '.join(title for title, _, _ in COLUMNS)} |"
+    yield "|---" * (len(COLUMNS) + 1) + "|"
+    for title, key, name, execution, kernels, whole in ROWS:
+        ask = partial(answer, info=infos[name], sizes=SIZES[name], key=key)
+        answers = [
+            ask(engine, device, policy={"execution": dict(execution), "kernels": kernels, **whole})
+            for _, engine, device in COLUMNS
+        ]
+        yield f"| {title} | {' | '.join(word for word, _ in answers)} |"
+        if why:
+            for (column, _, _), (word, reason) in zip(COLUMNS, answers, strict=True):
+                yield f"    {column}: {word}: {reason}"
+
+
+#: Where each engine's model class is, to see whether it runs asynchronously by itself.
+CLASSES = {
+    "onnxruntime": "onnxruntime.cpu:CpuModel",
+    "openvino": "openvino.model:OpenVinoModel",
+    "qnn": "qnn.model:QnnModel",
+    "tensorrt": "tensorrt.model:TensorRtModel",
+    "tensorrt-rtx": "tensorrt.model:TensorRtModel",
+    "torch": "torch.model:TorchModel",
+    "null": "null:NullModel",
+}
+
+
+def asynchronous(engine: str) -> str:
+    """Say who runs asynchronously: the engine, or threads that every model has."""
+    module, name = CLASSES[engine].split(":")
+    model = getattr(importlib.import_module(f"xpuruntime.engines.{module}"), name)
+    return "threads of ours" if model.run_async is LoadedModel.run_async else "requests of the engine"
+
+
+def facts_table() -> Iterator[str]:
+    """Yield the lines of the table of facts."""
+    yield "| engine | in a policy | models | installed by | `engine: auto` | compiles | `run_async` |"
+    yield "|---|---|---|---|---|---|---|"
+    for engine in default_registry():
+        if engine.name not in PAGES:
+            continue
+        words = ", ".join(f"`{word}`" for word in (engine.name, *engine.aliases))
+        formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`"}
+        yield (
+            f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {', '.join(formats[f] for f in engine.formats)} "
+            f"| {f'`xpuruntime[{engine.extra}]`' if engine.extra else 'the core'} "
+            f"| {'takes part' if engine.automatic else 'no, must be named'} "
+            f"| {'yes' if engine.compiles else 'no'} | {asynchronous(engine.name)} |"
+        )
+
+
+TABLES = {"facts": facts_table, "keys": keys_table}
+
+
+def page(text: str) -> str:
+    """Return the page with fresh tables."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{chr(10).join(table())}\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def main() -> int:
+    """Write or check the page."""
+    # What is planned is what a full build can do, whether or not this one was built with ONNX Runtime's headers.
+    with mock.patch("xpuruntime.engines.onnxruntime.kernel_controls.built", return_value=True):
+        if "--why" in sys.argv[1:]:
+            print("\n".join(keys_table(why=True)))
+            return 0
+        text = PAGE.read_text(encoding="utf-8")
+        fresh = page(text)
+    if fresh == text:
+        return 0
+    if "--check" in sys.argv[1:]:
+        print(f"error: {PAGE.relative_to(ROOT)} does not match the code: run python tools/engine_tables.py")
+        return 1
+    PAGE.write_text(fresh, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
