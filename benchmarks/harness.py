@@ -60,6 +60,7 @@ def interleaved(
     rounds: int,
     warm: int = 50,
     finish: Callable[[], Any] | None = None,
+    rotate: bool = False,
 ) -> dict[str, list[float]]:
     """Time several calls side by side.
 
@@ -74,6 +75,8 @@ def interleaved(
         Calls of each case before the first round.
     finish : callable, optional
         Called after the calls of a round, inside its time: such as a device synchronisation.
+    rotate : bool
+        Begin each round with another case, so that none always runs after the same one.
 
     Returns
     -------
@@ -86,8 +89,10 @@ def interleaved(
         if finish is not None:
             finish()
     samples: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, run in cases.items():
+    order = list(cases.items())
+    for number in range(rounds):
+        first = number % len(order) if rotate else 0
+        for name, run in (*order[first:], *order[:first]):
             start = time.perf_counter()
             for _ in range(calls):
                 run()

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from report_kernels import KERNEL_SECTIONS
+from report_onnxruntime import custom_ops
+from report_openvino import openvino
 from report_parts import Check, Section, machine, number, spread, table, target_table
+from report_qnn import qnn
+from report_torch import torch_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,6 +205,11 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "resnet50_cuda": resnet,
     "soak_cpu": soak,
     "soak_cuda": soak,
+    "ort_custom_ops_cpu": custom_ops,
+    "ort_custom_ops_cuda": custom_ops,
+    "openvino_overhead": openvino,
+    "qnn_overhead": qnn,
+    "torch_overhead": torch_sessions,
     **KERNEL_SECTIONS,
 }
 

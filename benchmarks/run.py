@@ -16,11 +16,14 @@ PLAN = {
         ["bench_pool.py", "--device", "cpu"],
         ["soak.py", "--device", "cpu"],
         ["bench_dispatch.py", "--device", "cpu"],
+        ["bench_ort_custom_ops.py", "--device", "cpu"],
+        ["bench_openvino_overhead.py"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],
         ["bench_pool.py", "--device", "cuda:0"],
         ["bench_resnet.py"],
+        ["bench_ort_custom_ops.py", "--device", "cuda:0"],
         ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
     ],
     "kernels": [
