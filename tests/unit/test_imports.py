@@ -22,9 +22,10 @@ ORDER = ("policies", "runtime", "evidence", "engines", "planning", "inference", 
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = set()
 ALLOWED["ops"] = {"policies", "runtime", "evidence"}
-ALLOWED["engines"] |= {"ops"}
+ALLOWED["pytorch"] = {"policies", "runtime", "evidence", "ops"}
+ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
-ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops"}
+ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
 SHARED = {"errors", "_core", "_version"}
 
 VENDORS = {

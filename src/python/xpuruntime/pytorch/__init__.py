@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The policies of xpuruntime on PyTorch's own operations: training code stays as it is, and its kernels are chosen.
+
+Requires PyTorch 2.11 or newer: ``pip install "xpuruntime[torch]"``.
+
+Examples
+--------
+>>> import xpuruntime.pytorch as xrt_torch
+>>> xrt_torch.set_kernel_policy(matmul="cpu.blas")
+>>> xrt_torch.get_kernel_policy().matmul
+'cpu.blas'
+>>> xrt_torch.clear_kernel_policy()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+try:
+    import torch as _torch  # noqa: F401 - only to know that it is there
+except ModuleNotFoundError as _missing:
+    if _missing.name != "torch":
+        raise
+    raise ImportError(
+        "xpuruntime.pytorch requires PyTorch. Install with: pip install xpuruntime[torch]", name="torch"
+    ) from None
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "clear_kernel_policy": "policy",
+    "get_kernel_policy": "policy",
+    "kernel_policy": "policy",
+    "set_kernel_policy": "policy",
+}
+
+__all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY, and the packages
+    *sorted(_LAZY),
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is known of a call into an overridden operator besides its arguments, and who watches the calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["DTYPES", "Recorder", "arch_of", "capturing", "phase", "recorder", "watch"]
+
+#: Types of PyTorch by the names that policies use.
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8",
+    torch.int8: "int8",
+}
+
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_recording: Callable[[], bool] = torch.is_grad_enabled
+
+
+def phase() -> str:
+    """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
+
+    Backward is what runs inside a node of autograd with gradients off; with ``create_graph=True``, and where a
+    checkpoint computes its forward again, gradients are recorded, and the phase is ``"train"``.
+    """
+    if _recording():
+        return "train"
+    return "infer" if _current_node() is None else "backward"
+
+
+def capturing() -> bool:
+    """Say whether the current CUDA stream is being captured into a graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+_archs: dict[int, str] = {}
+
+
+def arch_of(device: torch.device) -> str | None:
+    """Return the architecture of a CUDA device, such as ``"sm90"``; ``None`` for others."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = _archs.get(index)
+    if found is None:
+        found = _archs[index] = "sm{}{}".format(*torch.cuda.get_device_capability(index))
+    return found
+
+
+class Recorder(Protocol):
+    """Watches calls of overridden operators; see `watch`."""
+
+    def call(
+        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, and keep what is to be known of it.
+
+        Parameters
+        ----------
+        name : str
+            The operator, such as ``"mm.out"``.
+        op : str
+            The operation of a `KernelPolicy`.
+        route : Route or None
+            ``None`` where no policy holds.
+        run : callable
+            What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
+        """
+
+
+#: Who watches; overrides look here at each call.
+recorder: Recorder | None = None
+
+
+def watch(who: Recorder | None) -> Recorder | None:
+    """Let `who` watch every call of every overridden operator, in all threads. Returns who did before."""
+    global recorder
+    before, recorder = recorder, who
+    return before

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Held`: a policy, compiled for PyTorch's operations, and which one holds where."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.ops.ambient import Place
+from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, refuse, words_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+    from xpuruntime.policies import Policy
+
+__all__ = ["Held", "current", "holding", "set_global", "version"]
+
+_numbers = itertools.count(1)
+#: Routes that are kept of one policy; with one more, all are forgotten and made anew.
+_MOST = 16384
+
+
+class Held:
+    """A policy, compiled for PyTorch's operations, with the routes found so far. Threads share one.
+
+    Parameters
+    ----------
+    policy : Policy
+
+    Attributes
+    ----------
+    number : int
+        Another one for each that is made.
+    ops : frozenset of str
+        Operations whose calls the policy decides one by one; what it settles by PyTorch's own switches, or leaves
+        alone, is not among them.
+    strict : bool
+    by_phase, by_module : bool
+        Whether some rule asks for it; otherwise nobody needs to find it out.
+    routes : dict
+        From a key that an override makes of its arguments to the route; read without a lock.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        kernels = policy.kernels
+        self.policy = policy
+        self.number = next(_numbers)
+        self.strict = policy.mode == "strict"
+        rules = [rule for rule in kernels.rules if rule.use is not None]
+        self.by_phase = any(rule.match.phase is not None for rule in rules)
+        self.by_module = any(rule.match.module is not None or rule.match.node is not None for rule in rules)
+        self.tunes = kernels.auto_strategy == "best_performance"
+        self.ops = frozenset(op for op in FAMILIES if self._decides(op))
+        self.routes: dict[Any, Route] = {}
+        self._places: dict[Any, Place] = {}
+        self._lock = threading.RLock()
+        self._warned: set[tuple[Any, ...]] = set()
+
+    def _decides(self, op: str) -> bool:
+        from xpuruntime.pytorch.switches import settled_by_switches
+
+        kernels = self.policy.kernels
+        for rule in kernels.rules:
+            if rule.use is not None and rule.match.op in (None, op):
+                return True
+        words = kernels.get(op)
+        if words is None:
+            return self.tunes
+        return not settled_by_switches(self.policy, op)
+
+    def decides(self, op: str) -> bool:
+        """Say whether calls of `op` have to be looked at one by one."""
+        return op in self.ops
+
+    def route(
+        self,
+        key: Any,
+        op: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        allow_tf32: bool = False,
+        deterministic: bool = False,
+        skip: tuple[tuple[str, str], ...] = (),
+        phase: str = "",
+        module: str = "",
+        doing: str = "",
+        natives: tuple[str, ...] | None = None,
+        **sizes: int,
+    ) -> Route:
+        """Return the route for calls of one kind, found once and kept under `key`.
+
+        Parameters
+        ----------
+        key : hashable
+            Everything that the route depends on, and the operation.
+        op : str
+        device, dtype
+            Of the operands.
+        allow_tf32, deterministic : bool
+            PyTorch's own switches, for kernels of ours to obey.
+        skip : tuple of (str, str)
+            Words that cannot serve these calls after all, each with the reason.
+        phase, module : str
+            From `calls.phase` and `module_paths.current`, where `by_phase` and `by_module` say that they are needed.
+        doing : str
+            The call in words, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
+        natives : tuple of str, optional
+            Ids of PyTorch's kernels that can serve this operator; default: all of the operation.
+        **sizes
+            ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The policy is strict and nothing that it asks for can serve.
+        """
+        facts: dict[str, Any] = {
+            "dtype": calls.DTYPES.get(dtype),
+            "device": f"cuda:{device.index or 0}" if device.type == "cuda" else device.type,
+            "arch": calls.arch_of(device),
+            "phase": phase or None,
+            "module": module or None,
+            "node": module or None,
+            **sizes,
+        }
+        asked, source = words_of(self.policy, op, **facts)
+        skipped = dict(skip)
+        passed_over: list[tuple[str, str]] = []
+        found: Route | None = None
+        for word in asked:
+            reason = skipped.get(word) or self._cannot(word, op, device, natives)
+            if reason:
+                passed_over.append((word, reason))
+                continue
+            kernel, place = self._resolve(op, word, source, module, allow_tf32, deterministic)
+            found = Route(
+                op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
+            )
+            break
+        if found is None:
+            found = Route(op, asked, source, DEFAULT_ID[op], passed_over=tuple(passed_over), module=module, phase=phase)
+            if self.strict:
+                raise refuse(found, doing or op)
+            self._warn(found, doing)
+        with self._lock:
+            if len(self.routes) >= _MOST:
+                self.routes.clear()
+            self.routes[key] = found
+        return found
+
+    def _cannot(self, word: str, op: str, device: torch.device, natives: tuple[str, ...] | None) -> str:
+        """Return why a word can never serve on a device, or nothing."""
+        native = NATIVE_WORDS[op].get(word)
+        if native is not None:
+            if natives is not None and native not in natives:
+                return f"this operator does not run by {native}"
+            if device.type != "cuda" and native in ("torch.cudnn", "torch.efficient"):
+                return f"{native} runs on CUDA, and the operands are on {device.type}"
+        return ""
+
+    def _resolve(
+        self, op: str, word: str, source: str, module: str, allow_tf32: bool, deterministic: bool
+    ) -> tuple[str, Place | None]:
+        native = NATIVE_WORDS[op].get(word)
+        if native is not None:
+            return native, None
+        if word == "auto":
+            return DEFAULT_ID[op], None
+        key = (op, word, source, module, allow_tf32, deterministic)
+        with self._lock:
+            place = self._places.get(key)
+            if place is None:
+                place = self._places[key] = place_for(
+                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32, deterministic=deterministic
+                )
+        return word, place
+
+    def refused(self, route: Route, error: UnsupportedOperationError) -> tuple[tuple[str, str], ...]:
+        """Return what to give `route` as `skip` after a kernel of ours has refused a call: the word and the reason."""
+        return (*route.passed_over, (route.kernel, str(error)))
+
+    def _warn(self, route: Route, doing: str) -> None:
+        mark = (route.op, route.source, route.passed_over)
+        with self._lock:
+            if mark in self._warned:
+                return
+            self._warned.add(mark)
+        msg = (
+            f"{doing or route.op} runs by {route.kernel}, though {route.source} asks for {', '.join(route.asked)}: "
+            f"{route.reasons}"
+        )
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+
+class _Local(threading.local):
+    #: A policy for this thread, in a tuple of one; nothing: the process-wide one.
+    held: tuple[Held | None] | None = None
+
+
+_local = _Local()
+_global: Held | None = None
+_version = 0
+
+
+def current() -> Held | None:
+    """Return the policy that holds for calls in this thread."""
+    own = _local.held
+    return _global if own is None else own[0]
+
+
+def version() -> int:
+    """Return a number that is another one whenever another policy holds process-wide."""
+    return _version
+
+
+def set_global(held: Held | None) -> Held | None:
+    """Let a policy hold in all threads that have none of their own, those of autograd included. Returns the former."""
+    global _global, _version
+    before, _global = _global, held
+    _version += 1
+    return before
+
+
+class holding:  # noqa: N801 - used like a function
+    """Let a policy hold for the calls of this thread inside a ``with`` block, whatever holds process-wide.
+
+    Autograd's threads do not see it: for inference. The overrides that it needs must be in place; see
+    `xpuruntime.pytorch.overriding.registry.require`.
+
+    Parameters
+    ----------
+    held : Held or None
+        ``None``: no policy, so that PyTorch's own kernels run.
+    """
+
+    __slots__ = ("_before", "_held")
+
+    def __init__(self, held: Held | None) -> None:
+        self._held = (held,)
+        self._before: tuple[Held | None] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _local.held
+        _local.held = self._held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _local.held = self._before

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which module's forward a call belongs to, in the forward itself and in the backward of it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["current", "give_back", "require"]
+
+#: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
+_MOST = 1 << 17
+#: Prefixes that wrappers put before the names of the model's own modules.
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+_lock = threading.Lock()
+_users = 0
+_hooks: list[Any] = []
+_roots: weakref.WeakKeyDictionary[torch.nn.Module, Mapping[int, str]] = weakref.WeakKeyDictionary()
+#: Sequence number of an autograd node to the path of the module that made it.
+_nodes: OrderedDict[int, str] = OrderedDict()
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.root: torch.nn.Module | None = None
+
+
+_stack = _Stack()
+
+
+def require() -> None:
+    """Follow which module runs, by hooks that all modules share; each call is undone by one `give_back`."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
+            _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
+
+
+def give_back() -> None:
+    """Undo one `require`."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            while _hooks:
+                _hooks.pop().remove()
+            _nodes.clear()
+
+
+def current() -> str:
+    """Return the path of the module that a call in this thread belongs to; empty where it is not known.
+
+    In a forward that is the innermost module that runs, named from the outermost one that was called. In a backward it
+    is the module whose forward made the node of autograd that runs, where an overridden operator made it.
+    """
+    node = torch._C._current_autograd_node()
+    paths = _stack.paths
+    if node is not None and not paths:
+        return _nodes.get(node._sequence_nr(), "")
+    path = paths[-1] if paths else ""
+    if path and torch.is_grad_enabled():
+        # The node of this call was made just before it; its number is the one before the next.
+        _nodes[torch.autograd._get_sequence_nr() - 1] = path
+        if len(_nodes) > _MOST:
+            try:
+                _nodes.popitem(last=False)
+            except KeyError:  # another thread has cleared it
+                pass
+    return path
+
+
+def _enter(module: torch.nn.Module, args: Any) -> None:
+    del args
+    stack = _stack
+    if not stack.paths:
+        stack.root = module
+        stack.paths.append("")
+        return
+    root = stack.root
+    assert root is not None
+    names = _roots.get(root)
+    name = None if names is None else names.get(id(module))
+    if name is None:
+        names = _roots[root] = {id(part): _plain(path) for path, part in root.named_modules()}
+        name = names.get(id(module), f"{stack.paths[-1]}.{type(module).__name__}".lstrip("."))
+    stack.paths.append(name)
+
+
+def _leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+    del module, args, output
+    if _stack.paths:
+        _stack.paths.pop()
+
+
+def _plain(path: str) -> str:
+    for prefix in _WRAPPERS:
+        path = path.replace(prefix, "") if path.startswith(prefix) or f".{prefix}" in path else path
+    return path.removesuffix("." + _WRAPPERS[0][:-1]) if path != "module" else ""

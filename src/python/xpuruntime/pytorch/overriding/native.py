@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Native` and `Override`: a kernel of PyTorch's dispatcher, and what stands in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Native", "Override"]
+
+
+class Native:
+    """The kernel that an operator had at a dispatch key when ours was put over it.
+
+    Called with the keyset of the dispatcher, then the operator's own arguments.
+
+    Parameters
+    ----------
+    name : str
+        Operator and overload without namespace, such as ``"mm.out"``.
+    key : str
+        Dispatch key, such as ``"CUDA"``.
+
+    Notes
+    -----
+    It may be another library's override. When that is taken away, PyTorch makes the handle invalid; `refresh` is
+    called then, which takes what is below ours now.
+    """
+
+    __slots__ = ("_call", "key", "name", "refresh")
+
+    def __init__(self, name: str, key: str, refresh: Callable[[Native], None]) -> None:
+        self.name = name
+        self.key = key
+        self.refresh = refresh
+        self._call: Any = None
+        self.take()
+
+    def take(self) -> None:
+        """Take the kernel that is registered now. Ours may not be."""
+        self._call = torch.library.get_kernel(f"aten::{self.name}", self.key).call_boxed
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(keyset, *args, **kwargs)
+        except RuntimeError as error:
+            if "has been invalidated" not in str(error):
+                raise
+        self.refresh(self)
+        return self._call(keyset, *args, **kwargs)
+
+
+class Override(NamedTuple):
+    """One kernel of ours over one of PyTorch's.
+
+    Attributes
+    ----------
+    name : str
+        Operator and overload without namespace: ``"mm"``, ``"mm.out"``.
+    op : str
+        Operation of a `KernelPolicy` that decides it.
+    keys : tuple of str
+        Dispatch keys: ``("CPU", "CUDA")`` for kernels below autograd, ``("CompositeImplicitAutograd",)`` above it.
+    make : callable
+        From the native kernel to ours. Ours is called with the keyset, then the operator's arguments.
+    """
+
+    name: str
+    op: str
+    keys: tuple[str, ...]
+    make: Callable[[Native], Callable[..., Any]]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which kernels are replaced at present: put in place with the first that needs them, taken away with the last."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch.overriding.native import Native, Override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["give_back", "installed", "overrides_of", "require"]
+
+#: Operation of a KernelPolicy to the module here that has its overrides.
+_MODULES = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "layer_norm": "norms",
+    "rms_norm": "norms",
+    "conv": "conv",
+}
+
+_lock = threading.RLock()
+_users: dict[str, int] = {}
+_placed: dict[str, list[_Placed]] = {}
+_quiet = False
+
+
+class _Placed:
+    """One override at one dispatch key, in place until `remove`."""
+
+    def __init__(self, override: Override, key: str) -> None:
+        self.override = override
+        self.key = key
+        self.native = Native(override.name, key, self._again)
+        self.function = override.make(self.native)
+        self.library: Any = None
+        self.place()
+
+    def place(self) -> None:
+        self.library = torch.library.Library("aten", "IMPL")
+        self.library.impl(self.override.name, self.function, self.key, with_keyset=True, allow_override=True)
+
+    def remove(self) -> None:
+        library, self.library = self.library, None
+        if library is not None:
+            library._destroy()
+
+    def _again(self, native: Native) -> None:
+        with _lock:
+            self.remove()
+            native.take()
+            self.place()
+
+
+def overrides_of(op: str) -> tuple[Override, ...]:
+    """Return the overrides that serve one operation of a `KernelPolicy`; those that this PyTorch knows."""
+    module = importlib.import_module(f"xpuruntime.pytorch.overriding.{_MODULES[op]}")
+    return tuple(one for one in module.OVERRIDES if one.op == op and _exists(one.name))
+
+
+def require(ops: Iterable[str]) -> tuple[str, ...]:
+    """Put the overrides of some operations in place; each call is undone by one `give_back` with what it returns.
+
+    Notes
+    -----
+    A kernel that runs meanwhile in another thread finishes as what it began as.
+    """
+    wanted = tuple(dict.fromkeys(ops))
+    with _lock:
+        _be_quiet()
+        done: list[str] = []
+        try:
+            for op in wanted:
+                if not _users.get(op):
+                    _placed[op] = _place_all(op)
+                _users[op] = _users.get(op, 0) + 1
+                done.append(op)
+        except BaseException:
+            give_back(done)
+            raise
+    return wanted
+
+
+def give_back(ops: Iterable[str]) -> None:
+    """Undo one `require`. The native kernels are back when nobody else needs ours."""
+    with _lock:
+        for op in ops:
+            _users[op] -= 1
+            if _users[op] == 0:
+                for placed in reversed(_placed.pop(op)):
+                    placed.remove()
+
+
+def installed() -> tuple[str, ...]:
+    """Return the operators that are replaced now, such as ``"aten::mm [CPU]"``."""
+    with _lock:
+        return tuple(f"aten::{p.override.name} [{p.key}]" for group in _placed.values() for p in group)
+
+
+def _place_all(op: str) -> list[_Placed]:
+    placed: list[_Placed] = []
+    try:
+        for override in overrides_of(op):
+            for key in override.keys:
+                if _has_kernel(override.name, key):
+                    placed.append(_Placed(override, key))
+    except BaseException:
+        for one in reversed(placed):
+            one.remove()
+        raise
+    return placed
+
+
+def _exists(name: str) -> bool:
+    packet, _, overload = name.partition(".")
+    found = getattr(torch.ops.aten, packet, None)
+    return found is not None and (overload or "default") in found.overloads()
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    if key == "CUDA" and not torch.backends.cuda.is_built():
+        return False
+    try:
+        torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _be_quiet() -> None:
+    """Have PyTorch say its one warning about overridden kernels now, about an operator of ours that nobody calls."""
+    global _quiet
+    if _quiet:
+        return
+    _quiet = True
+    library = torch.library.Library("_xpuruntime_quiet", "DEF")
+    library.define("nothing(Tensor x) -> Tensor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            second = torch.library.Library("_xpuruntime_quiet", "IMPL")
+            second.impl("nothing", _identity, "CPU", allow_override=True)
+            _kept.append(second)
+    _kept.append(library)
+
+
+_kept: list[Any] = []
+
+
+def _identity(x: Any) -> Any:
+    return x

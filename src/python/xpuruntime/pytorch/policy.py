@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which policy holds for PyTorch's operations: `set_kernel_policy` and what belongs to it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch import held as holds
+from xpuruntime.pytorch import module_paths
+from xpuruntime.pytorch.held import Held
+from xpuruntime.pytorch.overriding import registry
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from types import TracebackType
+
+__all__ = ["InForce", "clear_kernel_policy", "get_kernel_policy", "kernel_policy", "put_in_force", "set_kernel_policy"]
+
+_lock = threading.RLock()
+
+
+class InForce:
+    """What one policy has put in place: overrides, hooks, PyTorch's switches. `release` takes all of it away.
+
+    Parameters
+    ----------
+    held : Held
+    """
+
+    def __init__(self, held: Held) -> None:
+        from xpuruntime.pytorch.switches import set_switches
+
+        self.held = held
+        self._ops: tuple[str, ...] = ()
+        self._follows = False
+        self._switches = set_switches(held.policy)
+        try:
+            if held.by_module:
+                module_paths.require()
+                self._follows = True
+            self._ops = registry.require(held.ops)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Take everything away. Idempotent."""
+        ops, self._ops = self._ops, ()
+        registry.give_back(ops)
+        if self._follows:
+            self._follows = False
+            module_paths.give_back()
+        self._switches.release()
+
+
+_in_force: InForce | None = None
+
+
+def put_in_force(policy: Policy | None) -> InForce | None:
+    """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered."""
+    global _in_force
+    from xpuruntime.pytorch.compiling import policy_changed
+
+    with _lock:
+        before = _in_force
+        if before is not None:
+            # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
+            holds.set_global(None)
+            before.release()
+            _in_force = None
+        try:
+            _in_force = None if policy is None else InForce(Held(policy))
+        except BaseException:
+            if before is not None:
+                _in_force = InForce(before.held)
+                holds.set_global(before.held)
+            raise
+        holds.set_global(None if _in_force is None else _in_force.held)
+        policy_changed(policy)
+        return before
+
+
+def set_kernel_policy(
+    policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None, **kernels: Any
+) -> None:
+    """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another choice.
+
+    Parameters
+    ----------
+    policy : Policy, KernelPolicy, path, dict, ``"auto"`` or None
+        Of a `Policy`, kernels, mode, and what ``execution`` says of ``tf32``, ``precision`` and ``determinism``. With
+        ``None`` and no kernels: as `clear_kernel_policy`.
+    **kernels
+        The fields of a `KernelPolicy` instead: ``matmul="cublasLt", attention="flash_v2"``.
+
+    Raises
+    ------
+    PolicyError
+        Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
+        policy that held before holds on.
+
+    Notes
+    -----
+    PyTorch's kernels below autograd are replaced for the operations that the policy decides call by call; what PyTorch
+    has a switch for, such as one SDPA backend for all calls, is set by that switch. Autograd, optimizers and
+    ``torch.compile`` stay PyTorch's. What `torch.compile` has compiled is compiled again, so that it follows the new
+    policy.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> xrt_torch.set_kernel_policy(matmul="cpu.reference")
+    >>> torch.mm(torch.ones(2, 3), torch.ones(3, 2)).tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    >>> xrt_torch.clear_kernel_policy()
+    """
+    put_in_force(_policy_of(policy, kernels))
+
+
+def clear_kernel_policy() -> None:
+    """Give PyTorch its own kernels and switches back."""
+    put_in_force(None)
+
+
+def get_kernel_policy() -> KernelPolicy | None:
+    """Return the kernels of the policy that `set_kernel_policy` or `kernel_policy` has put in force, or ``None``."""
+    found = _in_force
+    return None if found is None else found.held.policy.kernels
+
+
+class kernel_policy:  # noqa: N801 - used like a function
+    """Let a policy hold inside a ``with`` block; afterwards the one that held before does.
+
+    It holds in all threads, since backward runs in others: of two blocks in two threads the one entered last holds.
+
+    Parameters
+    ----------
+    policy, **kernels
+        As for `set_kernel_policy`. With neither, PyTorch's own kernels run inside.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> with xrt_torch.kernel_policy(matmul="cpu.reference"):
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    """
+
+    def __init__(
+        self,
+        policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        **kernels: Any,
+    ) -> None:
+        self._policy = _policy_of(policy, kernels)
+        self._before: list[Policy | None] = []
+
+    def __enter__(self) -> KernelPolicy | None:
+        former = put_in_force(self._policy)
+        self._before.append(None if former is None else former.held.policy)
+        return None if self._policy is None else self._policy.kernels
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        put_in_force(self._before.pop())
+
+
+def _policy_of(policy: Any, kernels: dict[str, Any]) -> Policy | None:
+    if policy is not None and kernels:
+        msg = f"both a policy and {', '.join(kernels)} are given; put the kernels into the policy, or pass them alone"
+        raise PolicyError(msg)
+    if kernels:
+        return Policy(kernels=KernelPolicy(**kernels))
+    if policy is None:
+        return None
+    if isinstance(policy, KernelPolicy):
+        return Policy(kernels=policy)
+    return Policy.coerce(policy)

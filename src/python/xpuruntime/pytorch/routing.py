@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Route`: which kernel serves a call of an overridden operator, who asked for it, and why not another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime import _core
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.ops.ambient import Place, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.policies import Policy
+
+__all__ = ["NATIVE_WORDS", "Route", "place_for", "refuse", "words_of"]
+
+#: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
+NATIVE_WORDS: dict[str, dict[str, str]] = {
+    "matmul": {"torch": "torch.mm", "torch.mm": "torch.mm"},
+    "attention": {
+        "torch": "torch.sdpa",
+        "torch.sdpa": "torch.sdpa",
+        "flash_v2": "torch.flash",
+        "torch.flash": "torch.flash",
+        "efficient": "torch.efficient",
+        "torch.efficient": "torch.efficient",
+        "cudnn": "torch.cudnn",
+        "torch.cudnn": "torch.cudnn",
+        "math": "torch.math",
+        "torch.math": "torch.math",
+    },
+    "layer_norm": {"torch": "torch.layer_norm", "torch.layer_norm": "torch.layer_norm"},
+    "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
+    "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
+}
+#: What PyTorch runs where a policy leaves the choice.
+DEFAULT_ID = {
+    "matmul": "torch.mm",
+    "attention": "torch.sdpa",
+    "layer_norm": "torch.layer_norm",
+    "rms_norm": "torch.rms_norm",
+    "conv": "torch.conv",
+}
+
+
+class Route:
+    """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices.
+
+    Attributes
+    ----------
+    op : str
+        Operation of a `KernelPolicy`.
+    asked : tuple of str
+        Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
+    source : str
+        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``.
+    kernel : str
+        What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or a family of ours of which the core chooses one.
+    place : Place or None
+        For kernels of ours, where `_core`'s operations take it; ``None`` where PyTorch's own kernel serves.
+    passed_over : tuple of (str, str)
+        Words of `asked` that cannot serve, each with the reason.
+    module : str
+        Path of the module that called, where rules ask for it.
+    phase : str
+        ``"train"``, ``"infer"``, ``"backward"``; empty where no rule asks for it.
+    """
+
+    __slots__ = ("asked", "kernel", "module", "op", "passed_over", "phase", "place", "source", "tuned")
+
+    def __init__(
+        self,
+        op: str,
+        asked: tuple[str, ...],
+        source: str,
+        kernel: str,
+        *,
+        place: Place | None = None,
+        passed_over: tuple[tuple[str, str], ...] = (),
+        module: str = "",
+        phase: str = "",
+        tuned: bool = False,
+    ) -> None:
+        self.op = op
+        self.asked = asked
+        self.source = source
+        self.kernel = kernel
+        self.place = place
+        self.passed_over = passed_over
+        self.module = module
+        self.phase = phase
+        self.tuned = tuned
+
+    def __repr__(self) -> str:
+        return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"
+
+    @property
+    def native(self) -> bool:
+        """Whether PyTorch's own kernel serves."""
+        return self.place is None
+
+    @property
+    def reasons(self) -> str:
+        """Why the words that were passed over cannot serve, in one line."""
+        return "; ".join(f"{word}: {reason}" for word, reason in self.passed_over)
+
+    @property
+    def status(self) -> str:
+        """Return ``"default"``, ``"honoured"``, or ``"substituted"`` where nothing that was asked for could serve."""
+        if self.source == "default":
+            return "default"
+        return "substituted" if len(self.passed_over) == len(self.asked) else "honoured"
+
+
+def words_of(policy: Policy, op: str, **facts: Any) -> tuple[tuple[str, ...], str]:
+    """Return the kernels that a policy asks for, in order, and the key that asks; see `KernelPolicy.choose`."""
+    return policy.kernels.choose(op, **facts)
+
+
+def place_for(
+    policy: Policy, op: str, words: Sequence[str], source: str, *, module: str, allow_tf32: bool, deterministic: bool
+) -> Place:
+    """Return where `_core`'s operations stand that must be served by one of `words`: others refuse the call."""
+    prepare()
+    default = {"match": {"op": op}, "use": list(words), "source": source}
+    rules = _core.KernelRules(defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy)
+    site = _core.CallSite(rules, module=module)
+    return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={})
+
+
+def refuse(route: Route, doing: str) -> UnsupportedOperationError:
+    """Return the error for a call that nothing a strict policy asks for can serve."""
+    msg = (
+        f"{doing}: {route.source} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}. "
+        "Fix: add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
+    )
+    return UnsupportedOperationError(msg, engine="torch")

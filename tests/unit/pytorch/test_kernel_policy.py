@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`set_kernel_policy` and what belongs to it: a policy in force, another one, none."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+
+@pytest.fixture(autouse=True)
+def _no_policy_is_left():
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    xt.clear_kernel_policy()
+    xrt.clear_decisions()
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+
+
+def chosen() -> list[str]:
+    return [one.chosen for one in xrt.decisions()]
+
+
+def test_a_pinned_kernel_serves_forward_and_backward():
+    layer = torch.nn.Linear(5, 3, bias=False)
+    x = torch.randn(4, 5, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
+    with xt.kernel_policy(matmul="cpu.reference"):
+        found = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
+    torch.testing.assert_close(found, expected)
+    assert chosen() == ["cpu.reference"] * len(chosen())
+    assert sum(one.count for one in xrt.decisions()) == 3
+
+
+def test_set_get_clear():
+    assert xt.get_kernel_policy() is None
+    xt.set_kernel_policy(matmul="cpu.blas", attention="torch.flash")
+    assert xt.get_kernel_policy() == xrt.KernelPolicy(matmul="cpu.blas", attention="torch.flash")
+    xt.set_kernel_policy(None)
+    assert xt.get_kernel_policy() is None
+    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert chosen() == []
+
+
+def test_the_native_kernel_is_back_after_clearing():
+    before = torch.library.get_kernel("aten::mm", "CPU")
+    xt.set_kernel_policy(matmul="cpu.reference")
+    xt.clear_kernel_policy()
+    a = torch.randn(3, 3)
+    assert torch.equal(torch.mm(a, a), before.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), a, a))
+
+
+def test_blocks_nest_and_restore():
+    xt.set_kernel_policy(matmul="cpu.blas")
+    with xt.kernel_policy(matmul="cpu.reference") as inner:
+        assert inner.matmul == "cpu.reference"
+        with xt.kernel_policy():
+            assert xt.get_kernel_policy() is None
+        assert xt.get_kernel_policy() is not None
+    assert xt.get_kernel_policy().matmul == "cpu.blas"
+
+
+def test_an_error_inside_a_block_restores():
+    with pytest.raises(ZeroDivisionError), xt.kernel_policy(matmul="cpu.reference"):
+        1 / 0  # noqa: B018
+    assert xt.get_kernel_policy() is None
+
+
+@pytest.mark.parametrize("kernels", [{"matmull": "cpu.blas"}, {"matmul": "flash_v2"}, {"matmul": "cublass"}])
+def test_a_wrong_name_leaves_the_former_policy(kernels):
+    xt.set_kernel_policy(matmul="cpu.blas")
+    with pytest.raises(PolicyError):
+        xt.set_kernel_policy(**kernels)
+    assert xt.get_kernel_policy().matmul == "cpu.blas"
+
+
+def test_a_policy_and_kernels_together_are_refused():
+    with pytest.raises(PolicyError, match="both a policy and matmul"):
+        xt.set_kernel_policy(xrt.KernelPolicy(), matmul="cpu.blas")
+
+
+def test_a_policy_can_be_a_file(tmp_path):
+    path = tmp_path / "p.yaml"
+    xrt.KernelPolicy(matmul="cpu.reference").save(path)
+    with xt.kernel_policy(path):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert chosen() == ["cpu.reference"]
+
+
+def test_what_cannot_serve_is_said_once_and_replaced():
+    with (
+        xt.kernel_policy(matmul="cublas.cublasLt"),
+        pytest.warns(XpuRuntimeWarning, match=r"runs by torch\.mm") as said,
+    ):
+        for _ in range(3):
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert len(said) == 1
+
+
+def test_what_cannot_serve_is_refused_under_strict():
+    policy = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"matmul": "cublas.cublasLt"}}
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match=r"kernels\.matmul asks for cublas"):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_no_warning_of_pytorch_is_heard():
+    code = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "import torch, xpuruntime.pytorch as xt\n"
+        "xt.set_kernel_policy(matmul='cpu.reference'); torch.mm(torch.ones(2, 2), torch.ones(2, 2))\n"
+        "xt.clear_kernel_policy()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rules_by_shape_dtype_and_phase():
+    rules = [
+        {"match": {"op": "matmul", "m": "<=2"}, "use": "cpu.reference"},
+        {"match": {"op": "matmul", "phase": "backward", "dtype": "fp32"}, "use": "cpu.blas"},
+    ]
+    layer = torch.nn.Linear(5, 3, bias=False)
+    with xt.kernel_policy(rules=rules):
+        layer(torch.randn(2, 5)).sum()
+        assert chosen() == ["cpu.reference"]
+        loss = layer(torch.randn(4, 5)).square().sum()
+        assert chosen() == ["cpu.reference"]
+        loss.backward()
+    assert set(chosen()) == {"cpu.reference", "cpu.blas"}
+
+
+def test_rules_by_module_path_forward_and_backward():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    rules = [{"match": {"op": "matmul", "module": "1"}, "use": "cpu.reference"}]
+    x = torch.randn(3, 4, requires_grad=True)
+    with xt.kernel_policy(rules=rules):
+        model(x).sum().backward()
+    assert [one.module for one in xrt.decisions()] == ["1"] * len(chosen())
+    assert sum(one.count for one in xrt.decisions()) == 3
+
+
+def test_other_overrides_survive():
+    seen = []
+    library = torch.library.Library("aten", "IMPL")
+    native = torch.library.get_kernel("aten::mm", "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(
+            "mm",
+            lambda keyset, a, b: (seen.append(1), native.call_boxed(keyset, a, b))[1],
+            "CPU",
+            with_keyset=True,
+            allow_override=True,
+        )
+    a = torch.ones(2, 2)
+    rules = [{"match": {"op": "matmul", "m": 100}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules):
+        torch.mm(a, a)
+        assert len(seen) == 1  # passed on to what was there before
+        library._destroy()
+        torch.mm(a, a)
+    torch.mm(a, a)
+    assert len(seen) == 1
+
+
+def test_threads_share_the_policy():
+    errors = []
+
+    def work():
+        try:
+            for _ in range(50):
+                a = torch.randn(3, 4, requires_grad=True)
+                torch.mm(a, torch.randn(4, 2)).sum().backward()
+        except Exception as error:
+            errors.append(error)
+
+    with xt.kernel_policy(matmul="cpu.reference"):
+        threads = [threading.Thread(target=work) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert set(chosen()) == {"cpu.reference"}
+
+
+def test_a_policy_in_force_can_be_pickled():
+    xt.set_kernel_policy(matmul="cpu.blas")
+    assert pickle.loads(pickle.dumps(xt.get_kernel_policy())) == xt.get_kernel_policy()
+
+
+def test_without_pytorch_the_import_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    import xpuruntime.pytorch\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "xpuruntime.pytorch requires PyTorch. Install with: pip install xpuruntime[torch]"
