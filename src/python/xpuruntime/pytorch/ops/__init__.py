@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Fused operations as PyTorch's own kind of operator: differentiable, and visible to ``torch.compile``.
+
+They are registered with PyTorch's dispatcher in the namespace ``xpuruntime``, so that what is compiled or exported keeps
+them, and the policy in force chooses their kernel whenever they run.
+
+Examples
+--------
+>>> import torch
+>>> from xpuruntime.pytorch.ops import fused_attention
+>>> q = torch.ones(1, 2, 3, 4)
+>>> fused_attention(q, q, q, is_causal=True).shape
+torch.Size([1, 2, 3, 4])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "fused_attention": "attention",
+    "fused_layernorm": "norms",
+    "fused_rms_norm": "norms",
+}
+
+__all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]  # noqa: F822 - see __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
