@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["Held", "current", "holding", "set_global", "version"]
+__all__ = ["Held", "current", "forget_tuned", "holding", "set_global", "version"]
 
 _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
@@ -146,6 +146,7 @@ class Held:
             found = Route(
                 op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
             )
+            found.open = self.tunes and word == "auto"
             break
         if found is None:
             found = Route(op, asked, source, DEFAULT_ID[op], passed_over=tuple(passed_over), module=module, phase=phase)
@@ -168,6 +169,31 @@ class Held:
                 return f"{native} runs on CUDA, and the operands are on {device.type}"
         return ""
 
+    def place(self, op: str, word: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool) -> Place:
+        """Return where `_core`'s operations stand that a word of the policy serves. One for all calls of a kind."""
+        key = (op, word, source, module, allow_tf32, deterministic)
+        with self._lock:
+            found = self._places.get(key)
+            if found is None:
+                found = self._places[key] = place_for(
+                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32, deterministic=deterministic
+                )
+        return found
+
+    def keep(self, key: Any, route: Route | None) -> None:
+        """Keep a route for calls of one kind, or none, so that it is looked for again."""
+        with self._lock:
+            if route is None:
+                self.routes.pop(key, None)
+            else:
+                self.routes[key] = route
+
+    def forget_tuned(self) -> None:
+        """Forget the routes that measured times have decided; the times themselves are kept."""
+        with self._lock:
+            for key in [key for key, route in self.routes.items() if route.tuned]:
+                del self.routes[key]
+
     def _resolve(
         self, op: str, word: str, source: str, module: str, allow_tf32: bool, deterministic: bool
     ) -> tuple[str, Place | None]:
@@ -176,14 +202,7 @@ class Held:
             return native, None
         if word == "auto":
             return DEFAULT_ID[op], None
-        key = (op, word, source, module, allow_tf32, deterministic)
-        with self._lock:
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = place_for(
-                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32, deterministic=deterministic
-                )
-        return word, place
+        return word, self.place(op, word, source, module, allow_tf32=allow_tf32, deterministic=deterministic)
 
     def refused(self, route: Route, error: UnsupportedOperationError) -> tuple[tuple[str, str], ...]:
         """Return what to give `route` as `skip` after a kernel of ours has refused a call: the word and the reason."""
@@ -221,6 +240,13 @@ def current() -> Held | None:
 def version() -> int:
     """Return a number that is another one whenever another policy holds process-wide."""
     return _version
+
+
+def forget_tuned() -> None:
+    """Have the policy that holds process-wide, and the one of this thread, decide tuned calls anew."""
+    for held in (_global, current()):
+        if held is not None:
+            held.forget_tuned()
 
 
 def set_global(held: Held | None) -> Held | None:

@@ -67,9 +67,13 @@ class Route:
         Path of the module that called, where rules ask for it.
     phase : str
         ``"train"``, ``"infer"``, ``"backward"``; empty where no rule asks for it.
+    open : bool
+        Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
+    tuned : bool
+        Whether measured times made the choice.
     """
 
-    __slots__ = ("asked", "kernel", "module", "op", "passed_over", "phase", "place", "source", "tuned")
+    __slots__ = ("asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "source", "tuned")
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Route:
         self.module = module
         self.phase = phase
         self.tuned = tuned
+        self.open = False
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"

@@ -16,6 +16,10 @@ __all__ = ["Switches", "set_switches", "settled_by_switches"]
 
 def settled_by_switches(policy: Policy, op: str) -> bool:
     """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at."""
+    from xpuruntime.pytorch.sdpa_switch import attention_settled
+
+    if op == "attention" and attention_settled(policy):
+        return True
     words = policy.kernels.get(op)
     return words in ("torch", f"torch.{op}", "auto") and not (
         words == "auto" and policy.kernels.auto_strategy == "best_performance"
@@ -36,5 +40,10 @@ class Switches:
 
 def set_switches(policy: Policy) -> Switches:
     """Set what `policy` settles by switches."""
-    del policy
-    return Switches()
+    from xpuruntime.pytorch.sdpa_switch import attention_switch
+
+    switches = Switches()
+    undo = attention_switch(policy)
+    if undo is not None:
+        switches._undo.append(undo)
+    return switches

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Measuring PyTorch's own kernel against ours on the operands of a real call, for ``best_performance``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.routing import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.tuning_cache import TuningCache
+    from xpuruntime.pytorch.held import Held
+
+__all__ = ["may_measure", "pick", "replayed", "settle"]
+
+#: How much faster than PyTorch's own kernel another has to be, as a fraction, so that noise decides nothing.
+_MARGIN = 0.03
+#: Seconds that the measuring of one candidate may take, and the fewest and most launches of it.
+_BUDGET = 0.02
+_FEWEST, _MOST = 3, 50
+
+_lock = threading.RLock()
+#: Operation, key and whether the host's time counts, to the times in microseconds, of PyTorch's own kernel first.
+_known: dict[tuple[str, str, bool], dict[str, float]] = {}
+_replays = 0
+_store: TuningCache | None = None
+_store_is_open = False
+
+
+def may_measure() -> bool:
+    """Say whether a kernel may be measured now: not while a CUDA graph is captured, nor while code is traced."""
+    if torch.compiler.is_compiling() or calls.capturing():
+        return False
+    return bool(torch._C._len_torch_dispatch_stack() == 0)
+
+
+class replayed:  # noqa: N801 - used like a function
+    """What is tuned inside this block will be replayed from a CUDA graph, so that the time of the host does not count.
+
+    It holds in all threads, since backward runs in others. For the warm-up before a capture, and the capture itself.
+    """
+
+    def __enter__(self) -> None:
+        self._count(1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._count(-1)
+
+    def _count(self, step: int) -> None:
+        global _replays
+        from xpuruntime.pytorch.held import forget_tuned
+
+        with _lock:
+            _replays += step
+        forget_tuned()
+
+
+def settle(
+    held: Held,
+    key: Any,
+    route: Route,
+    text: str,
+    native: Callable[[], Any],
+    ours: Callable[[Place], Any],
+    device: torch.device,
+    *,
+    allow_tf32: bool = False,
+    deterministic: bool = False,
+) -> Route:
+    """Return the route for a call whose choice is left to measured times, and keep it under `key`.
+
+    Parameters
+    ----------
+    held : Held
+    key : hashable
+        As for `Held.route`.
+    route : Route
+        One that is `open`.
+    text : str
+        As `key` of `pick`.
+    native : callable
+        Does the call by PyTorch's own kernel, on the real operands, changing none of them.
+    ours : callable
+        The same by ours, at the place that it is given; of the kernels there the core takes the fastest.
+    device : torch.device
+    allow_tf32, deterministic : bool
+        As for `Held.route`.
+
+    Returns
+    -------
+    Route
+        The given one, and nothing is kept, where nothing may be measured now.
+    """
+    place = held.place(route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic)
+    candidates = [(route.kernel, native), ("auto", lambda: ours(place))]
+    best = pick(held, route.op, f"{text};tf32={allow_tf32};deterministic={deterministic}", candidates, device)
+    if best is None:
+        held.keep(key, None)
+        return route
+    found = Route(
+        route.op,
+        route.asked,
+        route.source,
+        best,
+        place=place if best == "auto" else None,
+        passed_over=route.passed_over,
+        module=route.module,
+        phase=route.phase,
+        tuned=True,
+    )
+    held.keep(key, found)
+    return found
+
+
+def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any) -> str | None:
+    """Return the id of the fastest candidate, measured once for each kind of call and kept on disk.
+
+    Parameters
+    ----------
+    held : Held
+        The policy in whose name it is done.
+    op : str
+        Operation of a `KernelPolicy`.
+    key : str
+        Everything of the call that its time depends on: operator, shapes, strides, dtypes, switches. Not the device.
+    candidates : sequence of (str, callable)
+        Each id with what does the call on the real operands, again and again without changing them. PyTorch's own is
+        the first, and is kept unless another is faster by more than 3 %. One that raises `UnsupportedOperationError`
+        or `InputError` is out.
+    device : torch.device
+        Where the operands are.
+
+    Returns
+    -------
+    str or None
+        ``None`` where nothing may be measured now (see `may_measure`) and no result is known: use PyTorch's own, and
+        ask again at the next call.
+
+    Notes
+    -----
+    On CUDA the time of the device is measured by events, with the launches queued behind a kernel that waits, so that
+    the host's time is not in it. Eager calls cost the larger of the host's and the device's time; inside `replayed`
+    only the device's. Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these
+    versions of PyTorch, its libraries and this one.
+    """
+    del held
+    eager = device.type != "cuda" or _replays == 0
+    mark = (op, f"{key};{_device_name(device)}", eager)
+    times = _known.get(mark)
+    if times is None:
+        times = _stored(mark, [name for name, _ in candidates])
+    if times is None:
+        if not may_measure():
+            return None
+        times = _measure(candidates, device, eager)
+        _keep(mark, times)
+    _known[mark] = times
+    return _best(times, candidates[0][0])
+
+
+def _best(times: dict[str, float], native: str) -> str:
+    best = min(times, key=lambda name: times[name])
+    if native in times and times[best] > times[native] * (1 - _MARGIN):
+        return native
+    return best
+
+
+def _measure(candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, eager: bool) -> dict[str, float]:
+    """Return the microseconds of each candidate that can serve."""
+    working: list[tuple[str, Callable[[], Any]]] = []
+    for name, run in candidates:
+        try:
+            for _ in range(2):  # what is made on the first calls is not measured
+                run()
+        except (UnsupportedOperationError, InputError):
+            continue
+        working.append((name, run))
+    best: dict[str, float] = {}
+    for _ in range(2):  # in turns, so that a change of the clock meets all of them
+        for name, run in working:
+            taken = _time_cuda(run, device, eager) if device.type == "cuda" else _time_host(run)
+            best[name] = min(taken, best.get(name, taken))
+    return best
+
+
+def _time_host(run: Callable[[], Any]) -> float:
+    clock = time.perf_counter
+    least = float("inf")
+    end = clock() + _BUDGET
+    for count in range(_MOST):
+        start = clock()
+        run()
+        now = clock()
+        least = min(least, now - start)
+        if now > end and count + 1 >= _FEWEST:
+            break
+    return least * 1e6
+
+
+def _time_cuda(run: Callable[[], Any], device: Any, eager: bool) -> float:
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        start = time.perf_counter()
+        run()
+        host = time.perf_counter() - start
+        stream.synchronize()
+        whole = time.perf_counter() - start
+        count = min(max(int(_BUDGET / 2 / whole), _FEWEST), _MOST)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
+        torch.cuda._sleep(int(2e9 * (host * (count + 1) + 1e-4)))
+        begin = time.perf_counter()
+        first.record(stream)
+        for _ in range(count):
+            run()
+        last.record(stream)
+        host = (time.perf_counter() - begin) / count
+        last.synchronize()
+        device_time = float(first.elapsed_time(last)) * 1e3 / count
+    return max(device_time, host * 1e6) if eager else device_time
+
+
+def _device_name(device: Any) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"cpu x{torch.get_num_threads()}"
+
+
+def _validators() -> dict[str, str]:
+    from xpuruntime import __version__
+
+    return {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "xpuruntime": __version__,
+    }
+
+
+def _open_store() -> TuningCache | None:
+    global _store, _store_is_open
+    with _lock:
+        if not _store_is_open:
+            from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
+
+            path = tuning_path()
+            _store = None if path is None else TuningCache(path)
+            _store_is_open = True
+        return _store
+
+
+def _stored(mark: tuple[str, str, bool], names: list[str]) -> dict[str, float] | None:
+    store = _open_store()
+    if store is None:
+        return None
+    entry, _ = store.find(_text(mark), _validators())
+    if entry is None:
+        return None
+    times = {time["kernel"]: float(time["microseconds"]) for time in entry["times"]}
+    return times if names[0] in times else None
+
+
+def _keep(mark: tuple[str, str, bool], times: dict[str, float]) -> None:
+    store = _open_store()
+    if store is None or not times:
+        return
+    order = sorted(times, key=lambda name: times[name])
+    listed = [{"kernel": name, "config": "", "microseconds": max(times[name], 1e-3)} for name in order]
+    store.put(_text(mark), {"times": listed, "validators": _validators()})
+
+
+def _text(mark: tuple[str, str, bool]) -> str:
+    op, key, eager = mark
+    return f"torch;{op};{key};{'eager' if eager else 'replayed'}"
