@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.inference.building import Recipe, build, copy_artifact
-from xpuruntime.inference.plans import merge_policy, plan_model, warn_of
+from xpuruntime.inference.plans import Asked, plan_asked, warn_of
 
 if TYPE_CHECKING:
     import os
@@ -86,8 +86,10 @@ def compile_model(
     'onnxruntime@cpu'
     """
     engines = registry if registry is not None else default_registry()
-    stated = merge_policy(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
-    request, plan, facts = plan_model(model, stated, engines, machine, calibration=calibration, purpose="compile")
+    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
+    request, plan, facts, stated = plan_asked(
+        model, asked, engines, machine, calibration=calibration, purpose="compile"
+    )
     warn_of(plan, stacklevel=3)
     recipe = Recipe(engines.get(plan.engine), request.on(plan.device, stated), plan.judgement(), facts)
     return build(recipe, Path(output), existing="replace" if overwrite else "refuse")[0]

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
     Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
 
-__all__ = ["artifact_of", "merge_policy", "plan", "plan_model", "plan_request", "warn_of"]
+__all__ = ["Asked", "artifact_of", "merge_policy", "plan", "plan_asked", "plan_model", "plan_request", "warn_of"]
 
 
 def plan(
@@ -57,11 +60,78 @@ def plan(
         policy key.
     """
     engines = registry if registry is not None else default_registry()
-    artifact, policy = artifact_of(model, policy)
-    stated = merge_policy(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
-    return plan_model(
-        model, stated, engines, machine, example_inputs=example_inputs, calibration=calibration, artifact=artifact
-    )[1]
+    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
+    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
+
+
+class Asked(NamedTuple):
+    """What a session is told of its policy: the arguments of these names."""
+
+    device: str | None = None
+    engine: str | Sequence[str] | None = None
+    kernel_policy: KernelPolicy | None = None
+    exec_policy: ExecutionPolicy | None = None
+    policy: PolicyLike | None = None
+    precision: Precision | None = None
+    fp16: bool = False
+    backend: str | Sequence[str] | None = None
+
+    def merged(self, policy: PolicyLike | None) -> Policy:
+        """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
+        return merge_policy(
+            self.device,
+            self.engine,
+            self.kernel_policy,
+            self.exec_policy,
+            policy,
+            self.precision,
+            fp16=self.fp16,
+            backend=self.backend,
+        )
+
+
+def plan_asked(
+    model: ModelLike,
+    asked: Asked,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    *,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+    purpose: Literal["run", "compile"] = "run",
+) -> tuple[PlanRequest, Plan, Machine, Policy]:
+    """Read a model, settle its policy and plan it.
+
+    The policy is the one that was asked for; where none was, that of the artifact or of the model itself.
+
+    Returns
+    -------
+    tuple of (PlanRequest, Plan, Machine, Policy)
+
+    Raises
+    ------
+    ModelError
+        The model cannot be used, or carries a policy that is none.
+    LockError
+        Under ``mode: strict``, the model is not the one that its lock was written for.
+    """
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.inference.carried import carried_policy, held_against_lock
+
+    if purpose == "run":
+        artifact, start = artifact_of(model, asked.policy)
+    else:
+        artifact, start = None, asked.policy
+    stated = asked.merged(start)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs)
+    source = "artifact" if artifact is not None and asked.policy is None else "stated"
+    notes: tuple[str, ...] = ()
+    if artifact is None:
+        carried, source, notes = carried_policy(info, asked)
+        stated = stated if carried is None else asked.merged(carried)
+    request, plan, here = _plan(info, stated, registry, machine, calibration, artifact, purpose)
+    plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
+    return request, held_against_lock(info, plan), here, stated
 
 
 def merge_policy(
@@ -124,10 +194,26 @@ def plan_model(
     purpose: Literal["run", "compile"] = "run",
 ) -> tuple[PlanRequest, Plan, Machine]:
     """Read a model and plan it. Return what was planned, the plan, and the machine it was made for."""
-    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.model import read_model
+
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs)
+    return _plan(info, policy, registry, machine, calibration, artifact, purpose)
+
+
+def _plan(
+    info: ModelInfo,
+    policy: Policy,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    calibration: Any,
+    artifact: Artifact | None,
+    purpose: Literal["run", "compile"],
+) -> tuple[PlanRequest, Plan, Machine]:
+    from xpuruntime.engines.model import with_shapes
     from xpuruntime.planning import PlanRequest
 
-    info = artifact.manifest.model if artifact is not None else with_shapes(read_model(model, example_inputs), policy)
+    if artifact is None:
+        info = with_shapes(info, policy)
     if calibration is not None:
         from xpuruntime.engines.quantisation import Calibration
 

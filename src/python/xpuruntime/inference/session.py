@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
-from xpuruntime.inference.plans import artifact_of, merge_policy, plan_model, warn_of
+from xpuruntime.inference.plans import Asked, plan_asked, warn_of
 
 if TYPE_CHECKING:
     import os
@@ -48,7 +48,8 @@ class InferenceSession:
     exec_policy : ExecutionPolicy, optional
         Overrides the policy's execution section.
     policy : Policy, path, mapping, or ``"auto"``, optional
-        The policy; a path is loaded.
+        The policy; a path is loaded. Left out, the policy that the model itself carries holds, such as
+        `xpuruntime.pytorch.export` writes; the plan says so.
     precision : str, optional
         ``"fp32"``, ``"fp16"``, ``"bf16"``, …; ``fp16=True`` is the same as ``precision="fp16"``.
     example_inputs : mapping of str to tensor, or sequence of tensors, optional
@@ -73,7 +74,9 @@ class InferenceSession:
     Raises
     ------
     ModelError
-        The file is missing, corrupt, or refers to data outside its folder.
+        The file is missing, corrupt, or refers to data outside its folder; or the policy that it carries is none.
+    LockError
+        Under ``mode: strict``, the model is not the one that the lock in it was written for.
     PolicyError
         The policy has an unknown key or a bad value, or two arguments contradict each other.
     CudaError
@@ -112,10 +115,9 @@ class InferenceSession:
         self._loaded: LoadedModel | None = None
         self.run: Callable[..., dict[str, Any]] = closed
         engines = registry if registry is not None else default_registry()
-        artifact, policy = artifact_of(model, policy)
-        stated = merge_policy(device, engine, kernel_policy, exec_policy, policy, precision, fp16=fp16, backend=backend)
-        asked, self.plan, self._machine = plan_model(
-            model, stated, engines, machine, example_inputs=example_inputs, calibration=calibration, artifact=artifact
+        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
+        asked, self.plan, self._machine, stated = plan_asked(
+            model, told, engines, machine, example_inputs=example_inputs, calibration=calibration
         )
         self._model = asked.model
         self.policy = stated

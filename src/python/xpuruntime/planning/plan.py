@@ -138,6 +138,8 @@ class Plan(_Value, frozen=True, kw_only=True):
         What a user must know before running: keys that are not enforced, a fallback taken, a device passed over.
     notes : tuple of str
         Why this candidate was chosen.
+    policy_source : {"stated", "default", "model metadata", "artifact"}
+        Where the policy comes from: the caller, nobody, the model itself, or the artifact.
     """
 
     mode: str
@@ -152,6 +154,7 @@ class Plan(_Value, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     engine_version: str | None = None
+    policy_source: str = "stated"
     schema: str = SCHEMA
 
     @property

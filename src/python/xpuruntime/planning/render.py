@@ -87,6 +87,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", f"{model.path} ({nodes}, {model.size:,} bytes, sha256 {model.sha256[:12]})"
     yield "inputs", ", ".join(_tensor(t) for t in model.inputs) or "none"
     yield "outputs", ", ".join(_tensor(t) for t in model.outputs) or "none"
+    if plan.policy_source in ("model metadata", "artifact"):
+        yield "policy", f"from {plan.policy_source}"
     yield "mode", plan.mode
     yield "engine", plan.engine + (f" {plan.engine_version}" if plan.engine_version else "")
     yield "device", plan.device

@@ -29,7 +29,11 @@ except ModuleNotFoundError as _missing:
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
+    "autocast": "autocasting",
+    "capture_graph": "capture",
+    "Exported": "exporting",
     "clear_kernel_policy": "policy",
+    "export": "exporting",
     "get_kernel_policy": "policy",
     "kernel_policy": "policy",
     "set_kernel_policy": "policy",

@@ -43,6 +43,7 @@ def check_text(model: onnx.ModelProto, where: str) -> None:
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
     yield from (model.producer_name, model.producer_version, model.graph.name)
     yield from (opset.domain for opset in model.opset_import)
+    yield from (text for entry in model.metadata_props for text in (entry.key, entry.value))
     for tensor in tensors(model):
         yield tensor.name
         yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
@@ -59,6 +60,7 @@ def _texts(model: onnx.ModelProto) -> Iterator[object]:
 def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
     for node in nodes:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
         yield from (attribute.name for attribute in node.attribute)
 
 

@@ -44,7 +44,7 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `name` is unique in the model; `domain` is ``""`` for the ONNX standard; `graph` is the path of the
-    subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph.
+    subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph; `kernels` is what the file asks for it.
     """  # noqa: D205
 
     name: str
@@ -53,6 +53,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     graph: str = ""
+    kernels: str = ""
 
 
 class Quantisation(msgspec.Struct, frozen=True, kw_only=True):

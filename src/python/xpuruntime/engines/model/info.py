@@ -20,6 +20,8 @@ from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, q
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.shapes import fix_shapes
+from xpuruntime.evidence.carried_policy import KERNEL_KEY, LOCK_KEY
+from xpuruntime.evidence.export_lock import onnx_digest
 
 if TYPE_CHECKING:
     import onnx
@@ -73,6 +75,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         What such a reader read, for the engine that takes it; not part of `facts`.
     digest : str or None
         SHA-256 of a model that is no file.
+    metadata : dict of str to str
+        What the model says of itself, by key. Such as ``"xpuruntime.policy"``: the policy that it carries.
+    weights_digest : str or None
+        As `ExportLock.weights`, where the model carries a lock and all of its weights are in its file.
     """
 
     path: str
@@ -100,6 +106,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "onnx"
     source: Any = None
     digest: str | None = None
+    metadata: dict[str, str] = {}
+    weights_digest: str | None = None
 
     def __hash__(self) -> int:
         return hash((self.path, self.size, self.mtime_ns, self.graph_name, len(self.nodes)))
@@ -235,6 +243,8 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     check_text(proto, where)
     external = model_external.check(tensors(proto), folder, where)
     elements = weights(proto)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    digest = onnx_digest(proto.graph) if LOCK_KEY in metadata else None
     custom, resorted = check_graph(proto, where)  # empties large tensors
     places = name_nodes(proto)
     nodes = tuple(_node(place) for place in places)
@@ -265,6 +275,8 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         resorted=resorted,
         base_dir=folder,
         data=keep,
+        metadata=metadata,
+        weights_digest=digest,
     )
 
 
@@ -277,6 +289,7 @@ def _node(place: Place) -> NodeInfo:
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         graph=place.graph,
+        kernels=next((entry.value for entry in node.metadata_props if entry.key == KERNEL_KEY), ""),
     )
 
 

@@ -14,6 +14,7 @@ from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
 from xpuruntime.engines.onnxruntime.rewriting.records import Asked, Candidate, Form, Found, Left, Rewrite
+from xpuruntime.evidence.carried_policy import OP_OF_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +28,6 @@ __all__ = ["find_rewrites"]
 
 #: Tried for sizes that are not known: a kernel that can serve one of them is worth a rewrite.
 _STAND_INS = (16, 1, 256)
-_KINDS = {
-    "MatMul": "matmul",
-    "Gemm": "matmul",
-    "Conv": "conv",
-    "Attention": "attention",
-    "LayerNormalization": "layer_norm",
-    "RMSNormalization": "rms_norm",
-}
 
 
 def find_rewrites(
@@ -80,7 +73,7 @@ def find_rewrites(
 
 def _kinds(function: onnx.FunctionProto) -> list[str]:
     """Return the operations inside of a function that kernels are chosen for."""
-    return sorted({_KINDS[node.op_type] for node in function.node if node.op_type in _KINDS})
+    return sorted({OP_OF_NODE[node.op_type] for node in function.node if node.op_type in OP_OF_NODE})
 
 
 class _Finder:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
+from xpuruntime.evidence.carried_policy import literally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,9 +68,4 @@ def _placed(policy: KernelPolicy, nodes: tuple[str, ...]) -> Iterator[tuple[int,
             module = module_of(name)
             inside = bool(module) and fnmatchcase(module, match.module)
             if inside and (match.node is None or fnmatchcase(name, match.node)):
-                yield place, rule.replace(match=match.replace(module=None, node=_literally(name)))
-
-
-def _literally(name: str) -> str:
-    """Return the pattern that only this name meets."""
-    return re.sub(r"([*?[])", r"[\1]", name)
+                yield place, rule.replace(match=match.replace(module=None, node=literally(name)))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a model file says of its own kernels: where it is written, and how it is read.
+
+A model carries a policy as JSON under `POLICY_KEY` of its metadata, and a lock under `LOCK_KEY`; see `ExportLock`. A
+node of an ONNX model may name its kernels under `KERNEL_KEY`, several in order with commas between them: that is a rule
+for this node, before those of the policy.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from xpuruntime.policies import Policy
+from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.policies import KernelPolicy
+
+__all__ = [
+    "KERNEL_KEY",
+    "LOCK_KEY",
+    "OP_OF_NODE",
+    "POLICY_KEY",
+    "literally",
+    "module_of_node",
+    "pinned_by_rule",
+    "read_policy",
+]
+
+POLICY_KEY = "xpuruntime.policy"
+LOCK_KEY = "xpuruntime.lock"
+KERNEL_KEY = "xpuruntime.kernel"
+
+#: Operator of the ONNX standard to the operation of a `KernelPolicy` that it is.
+OP_OF_NODE = {
+    "MatMul": "matmul",
+    "Gemm": "matmul",
+    "Conv": "conv",
+    "Attention": "attention",
+    "LayerNormalization": "layer_norm",
+    "RMSNormalization": "rms_norm",
+}
+
+#: Facts of an operation that a file does not tell: they are known when it runs.
+_LATER = ("m", "n", "k", "head_dim", "dtype", "device")
+
+
+def module_of_node(node: str) -> str:
+    """Return the path of the module in the name of an exported node: ``"layers.0"`` of ``"layers.0/MatMul"``."""
+    return node.rpartition("/")[0]
+
+
+def literally(name: str) -> str:
+    """Return the pattern that only this name meets."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def pinned_by_rule(policy: KernelPolicy, op_type: str, node: str) -> tuple[str, ...] | None:
+    """Return the kernels that a rule asks for at one node, in inference, whatever the sizes and the device.
+
+    ``None`` where no rule is for the node, where the rule leaves the choice (``"auto"``), and where it depends on what
+    is known only when the node runs.
+    """
+    op = OP_OF_NODE.get(op_type)
+    if op is None:
+        return None
+    for rule in policy.rules:
+        match = rule.match
+        if rule.use is None or not _may_hold(match, op, node):
+            continue
+        if any(getattr(match, name) is not None for name in _LATER):
+            return None
+        words = (rule.use,) if isinstance(rule.use, str) else rule.use
+        return None if words[0] == "auto" else words
+    return None
+
+
+def _may_hold(match: RuleMatch, op: str, node: str) -> bool:
+    module = module_of_node(node)
+    phases = (match.phase,) if isinstance(match.phase, str) else match.phase
+    return (
+        match.op in (None, op)
+        and (phases is None or "infer" in phases)
+        and (match.node is None or fnmatchcase(node, match.node))
+        and (match.module is None or (bool(module) and fnmatchcase(module, match.module)))
+    )
+
+
+def read_policy(text: str | None, marks: Iterable[tuple[str, str, str]], name: str) -> Policy | None:
+    """Return the policy that a model carries.
+
+    Parameters
+    ----------
+    text : str or None
+        What stands under `POLICY_KEY`.
+    marks : iterable of (str, str, str)
+        Name and operator of each marked node, and what stands under its `KERNEL_KEY`.
+    name : str
+        The model, for messages.
+
+    Returns
+    -------
+    Policy or None
+        Marks that say another thing than the policy are rules in front of its own. ``None``: the model carries neither.
+
+    Raises
+    ------
+    PolicyError
+        What it carries is no policy.
+    """
+    policy = None if text is None else Policy.loads(text, "json", name=name)
+    rules = []
+    for node, op_type, kernels in marks:
+        words = tuple(word.strip() for word in kernels.split(",") if word.strip())
+        if policy is not None and pinned_by_rule(policy.kernels, op_type, node) == words:
+            continue
+        op = OP_OF_NODE.get(op_type)
+        rules.append(KernelRule(match=RuleMatch(op=op, node=literally(node)), use=words))
+    if not rules:
+        return policy
+    base = Policy() if policy is None else policy
+    return base.replace(kernels=base.kernels.replace(rules=(*rules, *base.kernels.rules)))
