@@ -12,6 +12,9 @@ namespace xpuruntime {
 namespace {
 
 constexpr DType kFloat32{2, 32, 1};
+constexpr DType kFloat64{2, 64, 1};
+
+DType stats_dtype(const Operand& x) noexcept { return x.dtype == kFloat64 ? kFloat64 : kFloat32; }
 
 void check_x(const Operand& x) {
   require_present(x);
@@ -52,9 +55,10 @@ void require_columns(const Operand& x, const Operand& operand) {
 void require_rows(const Operand& x, const Operand& operand) {
   if (operand.absent) return;
   require_same_device(x, operand);
-  if (operand.dtype != kFloat32 || operand.rank != x.rank - 1 ||
+  if (operand.dtype != stats_dtype(x) || operand.rank != x.rank - 1 ||
       !std::equal(operand.shape.begin(), operand.shape.begin() + operand.rank, x.shape.begin())) {
-    throw InputError(describe(operand) + " must be float32 in the shape of " + describe(x) +
+    throw InputError(describe(operand) + " must be " + to_string(stats_dtype(x)) +
+                     " in the shape of " + describe(x) +
                      " without its last dimension, as the forward gave it");
   }
 }
@@ -66,7 +70,7 @@ void set_rows(OpCall& call, std::size_t slot, const Operand& operand, std::size_
 
 OutputSpec stats(const Operand& x, const char* name, std::uint8_t slot) {
   OutputSpec spec = output_like(x, name, slot);
-  spec.dtype = kFloat32;
+  spec.dtype = stats_dtype(x);
   spec.rank = static_cast<std::uint8_t>(x.rank - 1);
   return spec;
 }

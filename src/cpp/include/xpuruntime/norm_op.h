@@ -30,7 +30,7 @@ OpCall make_norm(const NormInputs& inputs, const NormOptions& options);
 struct NormBackwardInputs {
   Operand grad_y, x;   ///< x: what was normalised, with the residual added
   Operand weight;      ///< [columns]
-  Operand mean, rstd;  ///< fp32 [..], as the forward gave them; mean: layer norm only
+  Operand mean, rstd;  ///< [..], as the forward gave them; mean: layer norm only
   Operand grad_sum;    ///< as x: gradient arriving at the sum
 };
 

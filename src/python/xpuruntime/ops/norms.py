@@ -56,7 +56,8 @@ def layer_norm(
     Returns
     -------
     array [.., columns], or a tuple
-        ``out``, then as far as asked for ``sum``, ``mean`` and ``rstd``; the last two are float32 [..].
+        ``out``, then as far as asked for ``sum``, ``mean`` and ``rstd``; the last two are [..], float64
+        where `x` is, else float32.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def layer_norm_backward(
         Gradient that arrives at the output.
     x : array [.., columns]
         What was normalised: the sum, where there was a residual.
-    mean, rstd : float32 array [..]
+    mean, rstd : array [..]
         What the forward returned, with ``return_stats=True``.
     weight : array [columns], optional
         As in the forward.

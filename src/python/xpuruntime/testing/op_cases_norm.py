@@ -115,12 +115,13 @@ def _backward(rms: bool, dtype: str, spec: dict[str, Any], random: np.random.Gen
     shape = spec["shape"]
     x, grad = draw.normal(*shape), draw.normal(*shape)
     stats = {one.name: one.values for one in op_references.norm(x, None, None, None, 1e-5, rms, dtype)}
-    mean = None if rms else op_references.round_to(stats["mean"], "float32")
-    rstd = op_references.round_to(stats["rstd"], "float32")
+    stats_dtype = op_references.stats_dtype(dtype)
+    mean = None if rms else op_references.round_to(stats["mean"], stats_dtype)
+    rstd = op_references.round_to(stats["rstd"], stats_dtype)
     inputs = {"grad_out": draw.input(grad), "x": draw.input(x, **spec.get("x", {}))}
     if mean is not None:
-        inputs["mean"] = draw.input(mean, "float32")
-    inputs["rstd"] = draw.input(rstd, "float32")
+        inputs["mean"] = draw.input(mean, stats_dtype)
+    inputs["rstd"] = draw.input(rstd, stats_dtype)
     weight_dtype = spec.get("weight", dtype)
     weight = grad_sum = None
     if weight_dtype is not None:

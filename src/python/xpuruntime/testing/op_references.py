@@ -214,9 +214,14 @@ def norm(
         found.append(_expect("sum", s, np.zeros_like(s), dtype))
     off = (8 * u + 2 * rounded) * reach
     if not rms:
-        found.append(_expect("mean", mean[..., 0], (off / rstd)[..., 0], "float32"))
-    found.append(_expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], "float32"))
+        found.append(_expect("mean", mean[..., 0], (off / rstd)[..., 0], stats_dtype(dtype)))
+    found.append(_expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], stats_dtype(dtype)))
     return found
+
+
+def stats_dtype(dtype: str) -> str:
+    """Return the dtype of the mean and rstd of a norm over `dtype`."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def norm_backward(
