@@ -173,7 +173,7 @@ void ArrayArgument::take_table() {
   if (has_gradients_ && would_lose_gradient(object_)) {
     throw UnsupportedOperationError(
         std::string("'") + operand_.name +
-        "' requires a gradient, and xpuruntime.ops records none: call it under torch.no_grad(), or "
+        "' requires a gradient, and none is recorded here: call it under torch.no_grad(), or "
         "pass " +
         operand_.name + ".detach()");
   }

@@ -10,6 +10,7 @@ namespace xpuruntime::bindings {
 
 /// C++ errors become the classes of xpuruntime.errors. Called first.
 void bind_errors();
+void bind_array_view(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_stream(module);
   bind_tensor(module);
+  bind_array_view(module);
   bind_kernels(module);
   bind_ops(module);
   bind_onnxruntime(module);

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Collectives over NCCL: all-reduce and others between GPUs, on arrays of any library.
+
+One process, or thread, is one rank with one GPU::
+
+    from xpuruntime import distributed
+
+    with distributed.Communicator.init(rank, 2, init_method="tcp://127.0.0.1:29400", device=rank) as comm:
+        total = comm.all_reduce(x)          # any DLPack array on that GPU
+        comm.synchronize()
+
+libnccl is opened when the first communicator is made. Importing this needs neither NCCL nor a GPU.
+"""
+
+from __future__ import annotations
+
+from xpuruntime.distributed.call import group
+from xpuruntime.distributed.communicator import Communicator, init_from_env
+from xpuruntime.distributed.policy import CollectivePolicy
+from xpuruntime.distributed.tuning_log import Choice, read_choices
+
+__all__ = ["Choice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Call`: one checked call of NCCL, and groups of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.distributed.nccl import SUCCESS
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime._core import ArrayView, Stream
+    from xpuruntime.distributed.communicator import Communicator
+
+__all__ = ["Call", "group", "in_group", "launch"]
+
+
+class Call:
+    """One checked call: what NCCL gets, and the arrays whose order has to be kept.
+
+    Parameters
+    ----------
+    op : str
+        For messages.
+    function : callable
+        Of `NcclLibrary`.
+    arguments : tuple
+        All but the communicator and the stream.
+    stream : Stream
+    reads, writes : tuple of ArrayView
+    ordered : bool
+        Whether the arrays have to be ordered before and after the call; false where their library works on `stream`.
+    """
+
+    __slots__ = ("arguments", "communicator", "function", "op", "ordered", "reads", "stream", "writes")
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        op: str,
+        function: Any,
+        arguments: tuple[Any, ...],
+        stream: Stream,
+        reads: tuple[ArrayView, ...],
+        writes: tuple[ArrayView, ...],
+        ordered: bool,
+    ) -> None:
+        self.communicator, self.op, self.function, self.arguments = communicator, op, function, arguments
+        self.stream, self.reads, self.writes, self.ordered = stream, reads, writes, ordered
+
+    def order_before(self) -> None:
+        """Let the stream wait for the arrays."""
+        if self.ordered:
+            for view in (*self.reads, *self.writes):
+                view.order_before(self.stream)
+
+    def start(self) -> int:
+        """Hand it to NCCL and return NCCL's result."""
+        result: int = self.function(*self.arguments, self.communicator._handle, self.stream.handle)
+        return result
+
+    def order_after(self) -> None:
+        """Let the libraries of the arrays wait for the stream."""
+        if self.ordered:
+            for view in self.reads:
+                view.order_after(self.stream, written=False)
+            for view in self.writes:
+                view.order_after(self.stream, written=True)
+
+
+class _Open(threading.local):
+    """The group that the thread is in."""
+
+    calls: list[Call] | None = None
+
+
+_open = _Open()
+
+
+def launch(call: Call) -> None:
+    """Hand a call to NCCL now, or when the group that the thread is in ends."""
+    if _open.calls is not None:
+        _open.calls.append(call)
+        return
+    communicator = call.communicator
+    with communicator._lock:
+        communicator._require_usable(call.op)
+        call.order_before()
+        result = call.start()
+        if result != SUCCESS:
+            communicator._settle(result, call.op)
+        communicator._note_work(call.stream)
+        call.order_after()
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
+
+    Calls are checked where they are written; an exception in the block drops them all. Results are valid after the
+    block. A group inside a group ends with the outer one.
+    """
+    if _open.calls is not None:
+        yield
+        return
+    calls: list[Call] = []
+    _open.calls = calls
+    try:
+        yield
+    finally:
+        _open.calls = None
+    if calls:
+        _launch_all(calls)
+
+
+def in_group() -> bool:
+    """Return whether the thread is in a group."""
+    return _open.calls is not None
+
+
+def _launch_all(calls: list[Call]) -> None:
+    communicators = sorted({id(call.communicator): call.communicator for call in calls}.values(), key=id)
+    if len({communicator.policy.blocking for communicator in communicators}) > 1:
+        raise InputError(
+            "a group has calls of communicators with blocking=True and blocking=False, which NCCL cannot join. Fix: "
+            "make them with one value, or use a group for each"
+        )
+    words = " + ".join(dict.fromkeys(call.op for call in calls))
+    with contextlib.ExitStack() as locks:
+        for communicator in communicators:
+            locks.enter_context(communicator._lock)
+            communicator._require_usable(words)
+        library = communicators[0]._library
+        for call in calls:
+            call.order_before()
+        library.ncclGroupStart()
+        results: dict[int, int] = {}
+        for call in calls:
+            result = call.start()
+            if result != SUCCESS:
+                results.setdefault(id(call.communicator), result)
+        ended = library.ncclGroupEnd()
+        for communicator in communicators:
+            result = ended if ended != SUCCESS else results.get(id(communicator), SUCCESS)
+            if result != SUCCESS:
+                communicator._settle(result, words)
+        for call in calls:
+            call.communicator._note_work(call.stream)
+            call.order_after()

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Communicator`: the ranks that work together, from the first meeting to the end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
+from xpuruntime.distributed.call import group, in_group
+from xpuruntime.distributed.collectives import Collectives
+from xpuruntime.distributed.environment import outer_environment, variables_set
+from xpuruntime.distributed.init_methods import environment_number, local_rank, rendezvous
+from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, UniqueId, nccl_library, version_text
+from xpuruntime.distributed.policy import CollectivePolicy
+from xpuruntime.distributed.rendezvous.member import Member, machine_words
+from xpuruntime.distributed.waiting import run_within, wait_for
+from xpuruntime.errors import EngineError, InputError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from xpuruntime.distributed.nccl import NcclConfig, NcclLibrary
+
+__all__ = ["Communicator", "init_from_env"]
+
+#: Seconds that ending a communicator by force may take before it goes on in the background.
+_ABORT_SECONDS = 10.0
+_FIXES = {
+    1: "look for an earlier CUDA error in this process, and whether the GPU still answers",
+    2: "see whether shared memory, file handles and the network suffice; NCCL_DEBUG=INFO shows where it failed",
+    3: "NCCL_DEBUG=INFO shows where it failed",
+    4: "make the same call with the same shapes and dtypes on every rank; NCCL_DEBUG=WARN names the argument",
+    5: "make the same call with the same policy on every rank, and state no algorithm that this machine lacks",
+    6: "a peer ended or cannot be reached: make a new communicator with the ranks that live",
+}
+
+
+class Communicator(Collectives):
+    """The ranks that work together, one GPU each, over NCCL.
+
+    Made by `init` or `init_from_env`. Calls are launched before they return, wait for peers no longer than the timeout,
+    and leave the work itself to the stream; `synchronize` waits for that, with a timeout too. When NCCL fails or a
+    timeout passes, the communicator is aborted, which ends its work on the GPU, an `EngineError` says what failed on
+    which rank, and every later call says so again; the process goes on.
+
+    Calls may come from any thread, one at a time. A communicator is of the process that made it: not of one forked
+    from that.
+
+    Attributes
+    ----------
+    rank, world_size : int
+    device : str
+    policy : CollectivePolicy
+    timeout : float
+        Seconds.
+    nccl_version : tuple of int
+    library : str
+        Path of the libnccl that is used.
+
+    Examples
+    --------
+    ::
+
+        from xpuruntime import distributed
+
+        with distributed.init_from_env() as comm:
+            gradient = comm.all_reduce(gradient, op="avg")
+            comm.synchronize()
+    """
+
+    def __init__(
+        self,
+        library: NcclLibrary,
+        handle: int,
+        config: NcclConfig,
+        *,
+        rank: int,
+        world_size: int,
+        device: str,
+        policy: CollectivePolicy,
+        timeout: float,
+    ) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.policy, self.timeout = policy, timeout
+        self.nccl_version, self.library = library.version, library.path
+        self._library = library
+        self._handle: int | None = handle
+        self._config = config  # NCCL keeps the address of its texts
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._handle_lock = threading.Lock()
+        self._failure = ""
+        self._closed = False
+        self._captured = False
+        self._events: dict[int, Event] = {}
+        self._token: tuple[Tensor, Stream] | None = None
+
+    @classmethod
+    def init(
+        cls,
+        rank: int,
+        world_size: int,
+        *,
+        init_method: Any = "env://",
+        device: Any = None,
+        timeout: float = 60.0,
+        config: CollectivePolicy | None = None,
+    ) -> Communicator:
+        """Meet the other ranks and return the communicator. Every rank calls it, with another `rank`.
+
+        Parameters
+        ----------
+        rank : int
+            From 0 to `world_size` - 1.
+        world_size : int
+        init_method : str or store
+            Where ranks meet: ``"tcp://host:port"`` with an address of the machine of rank 0 and a free port there;
+            ``"file:///path"`` in a folder that all see; ``"env://"`` for MASTER_ADDR and MASTER_PORT; or a
+            ``torch.distributed.Store``. One rank alone meets nobody.
+        device : str or Device, optional
+            Default: with ``"env://"`` and LOCAL_RANK set, that GPU; else the current one.
+        timeout : float
+            Seconds to meet, and for each call after that.
+        config : CollectivePolicy, optional
+            The same on every rank.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong.
+        CudaError
+            The GPU is not there.
+        EngineError
+            NCCL is not there or failed, or the ranks did not meet: says which and why.
+        UnsupportedOperationError
+            The policy asks for what this NCCL, or its environment, does not allow.
+        """
+        _check_ranks(rank, world_size, timeout)
+        if config is not None and not isinstance(config, CollectivePolicy):
+            raise InputError(f"config is {config!r}; expected a CollectivePolicy")
+        policy = CollectivePolicy() if config is None else config
+        name = _device_name(device, init_method)
+        facts = DeviceManager.instance().get_device_info(name)
+        library = nccl_library()
+        outer = outer_environment()
+        variables, setup = policy.variables(library, outer), policy.config(library, outer)
+        deadline = time.monotonic() + timeout
+        if world_size == 1:
+            made = library.make_id()
+        else:
+            member = Member(
+                rank=rank,
+                world_size=world_size,
+                gpu=f"{machine_words()}/{facts.pci_id}",
+                library=version_text(library.version),
+                policy=repr(policy),
+            )
+            made = rendezvous(init_method, timeout).exchange(member, library.make_id, timeout)
+        handle = ctypes.c_void_p()
+        unique = UniqueId.from_buffer_copy(made)
+
+        def start() -> int:
+            with DeviceScope(name):
+                result: int = library.ncclCommInitRankConfig(
+                    ctypes.byref(handle), world_size, unique, rank, ctypes.byref(setup)
+                )
+                return result
+
+        where = f"rank {rank} of {world_size} on {name}"
+        with variables_set(variables, deadline - time.monotonic()):
+            # NCCL answers within microseconds, unless it is told to block.
+            done, result = run_within(start, max(1.0, deadline - time.monotonic()), "xpuruntime-nccl-init")
+            if not done:
+                raise EngineError(
+                    f"{where}: NCCL did not connect the ranks within {timeout:g} s, and goes on trying in the "
+                    "background, as it was told to block. Fix: see whether every rank is alive; end the process",
+                    device=name, engine="nccl",
+                )  # fmt: skip
+            if not handle.value:
+                raise EngineError(
+                    f"{where}: NCCL cannot begin: {library.explain(result)}. Fix: {_FIXES.get(result, _FIXES[3])}",
+                    device=name, engine="nccl", status=int(result),
+                )  # fmt: skip
+            made_one = cls(
+                library, handle.value, setup, rank=rank, world_size=world_size, device=name, policy=policy,
+                timeout=timeout,
+            )  # fmt: skip
+            if result != SUCCESS:
+                made_one._settle(result, "init", max(0.0, deadline - time.monotonic()))
+        return made_one
+
+    def group(self) -> AbstractContextManager[None]:
+        """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
+
+        Sends and receives that depend on each other need it. Calls are checked where they are written; an exception in
+        the block drops them all. Results are valid after the block. Calls of other communicators join.
+        """
+        return group()
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank has come here, and this communicator's work so far is done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; default: that of the communicator.
+        """
+        if in_group():
+            raise InputError(
+                "barrier() waits, and a group is only handed over when it ends. Fix: call it after the group"
+            )
+        if self._token is None:
+            self._token = Tensor.empty((1,), "uint8", self.device), Stream(self.device)
+        token, stream = self._token
+        self.all_reduce(token, "max", out=token, stream=stream)
+        self._wait_for_work("barrier", timeout, None)
+
+    def synchronize(self, timeout: float | None = None, stream: Any = None) -> None:
+        """Wait until the work that this communicator was given so far is done on the GPU.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; default: that of the communicator. When it passes, the communicator is aborted.
+        stream : stream, optional
+            Wait for all work of this stream too: for one that replays a graph in which collectives were captured.
+
+        Raises
+        ------
+        EngineError
+            A peer failed, or the work did not end in time.
+        """
+        self._wait_for_work("synchronize", timeout, stream)
+
+    def check(self) -> None:
+        """Raise `EngineError` when NCCL has noticed a failure, of this rank or of a peer, since the last call."""
+        self._require_usable("check")
+        state = self._state()
+        if state not in (SUCCESS, IN_PROGRESS):
+            self._fail("check", self._library.explain(state), state)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or aborted."""
+        return self._closed or bool(self._failure)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for the work that was given, and free what NCCL holds. Every rank calls it; twice does no harm.
+
+        Drop CUDA graphs in which collectives were captured before: NCCL waits for them.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; default: that of the communicator.
+
+        Raises
+        ------
+        EngineError
+            The work did not end in time; the communicator is aborted then.
+        """
+        if self._closed or self._failure or self._pid != os.getpid():
+            self._closed = True
+            return
+        if in_group():
+            raise InputError(
+                "close() inside of a group, whose calls are not handed over yet. Fix: call it after the group"
+            )
+        seconds = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            handle = self._handle
+            done, result = run_within(lambda: self._library.ncclCommFinalize(handle), seconds, "xpuruntime-nccl-close")
+            if done and result in (SUCCESS, IN_PROGRESS):
+                done = wait_for(lambda: self._state() != IN_PROGRESS, deadline - time.monotonic())
+                result = self._state()
+            if not done or result != SUCCESS:
+                graphs = (
+                    " A CUDA graph in which its calls were captured may be alive: drop those first." * self._captured
+                )
+                reason = (
+                    f"its work did not end within {seconds:g} s.{graphs}" if not done else self._library.explain(result)
+                )
+                self._fail("close", reason, int(result) if done else None)
+            self._closed = True
+            with self._handle_lock:
+                self._handle = None
+            self._release()
+            run_within(lambda: self._library.ncclCommDestroy(handle), _ABORT_SECONDS, "xpuruntime-nccl-close")
+
+    def abort(self) -> None:
+        """End at once, with all its work on the GPU, and free what NCCL holds. Never waits for a peer, never raises."""
+        if self._pid == os.getpid() and not self._closed:
+            self._abort("it was aborted by abort()")
+        self._closed = True
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()  # the others may wait for calls that never come
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            if self._handle is None or sys.is_finalizing() or self._pid != os.getpid():
+                return
+            warnings.warn(
+                f"{self!r} was dropped without close(), and is aborted", ResourceWarning, stacklevel=1, source=self
+            )
+            self._abort("it was dropped", wait=0.0)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self._failure else version_text(self.nccl_version)
+        return f"Communicator(rank={self.rank}, world_size={self.world_size}, device={self.device!r}, {state})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Communicator cannot be pickled: it is of one process. Make one in each process")
+
+    def _require_usable(self, op: str) -> None:
+        if self._pid != os.getpid():
+            raise EngineError(
+                f"{op} on rank {self.rank}: this communicator was made by process {self._pid}, and process "
+                f"{os.getpid()} was forked from that, where NCCL and CUDA do not work. Fix: start processes with "
+                "'spawn', and make a communicator in each",
+                device=self.device, engine="nccl",
+            )  # fmt: skip
+        if self._failure or self._closed:
+            state = f"failed before: {self._failure}" if self._failure else "is closed"
+            raise EngineError(
+                f"{op} on rank {self.rank} of {self.world_size}: this communicator {state}. Fix: make a new one",
+                device=self.device, engine="nccl",
+            )  # fmt: skip
+
+    def _state(self) -> int:
+        """Return what NCCL says of the communicator now."""
+        state = ctypes.c_int(SUCCESS)
+        with self._handle_lock:
+            if self._handle is None:
+                raise EngineError(
+                    f"rank {self.rank} of {self.world_size}: {self._failure or 'the communicator was closed'} while a "
+                    "call waited. Fix: make a new one",
+                    device=self.device, engine="nccl",
+                )  # fmt: skip
+            result: int = self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state))
+        return result if result != SUCCESS else state.value
+
+    def _settle(self, result: int, op: str, seconds: float | None = None) -> None:
+        """Wait until NCCL has launched a call that answered `result`, and raise when it failed."""
+        if result == IN_PROGRESS:
+            wait = self.timeout if seconds is None else seconds
+            if not wait_for(lambda: self._state() != IN_PROGRESS, wait):
+                what = "connect the ranks" if op == "init" else "launch it"
+                self._fail(
+                    op,
+                    f"NCCL could not {what} within {self.timeout:g} s: a peer has not made the same call, or has ended",
+                    IN_PROGRESS,
+                )
+            result = self._state()
+        if result != SUCCESS:
+            self._fail(op, self._library.explain(result), result)
+
+    def _fail(self, op: str, reason: str, status: int | None) -> None:
+        """Abort, and raise what failed."""
+        fix = _FIXES.get(
+            status or 0, "see whether every rank is alive and makes the same calls; make a new communicator"
+        )
+        text = f"{op} on rank {self.rank} of {self.world_size} on {self.device}: {reason}"
+        ended = self._abort(text)
+        rest = "" if ended else f" NCCL has not ended it within {_ABORT_SECONDS:g} s and goes on in the background."
+        raise EngineError(
+            f"{text} The communicator was aborted.{rest} Fix: {fix}".replace("..", "."),
+            device=self.device, engine="nccl", status=status,
+        )  # fmt: skip
+
+    def _abort(self, failure: str, wait: float = _ABORT_SECONDS) -> bool:
+        with self._handle_lock:
+            handle, self._handle = self._handle, None
+        if handle is None:
+            return True
+        self._failure = failure
+        self._release()
+        library = self._library
+        done, _ = run_within(lambda: library.ncclCommAbort(handle), wait, "xpuruntime-nccl-abort")
+        return done
+
+    def _release(self) -> None:
+        self._events.clear()
+        self._token = None
+
+    def _note_work(self, stream: Stream) -> None:
+        """Remember up to where this communicator has work on a stream."""
+        if stream.capturing:
+            self._captured = True
+            return
+        event = self._events.get(stream.handle)
+        if event is None:
+            event = self._events[stream.handle] = Event(self.device)
+        event.record(stream)
+
+    def _wait_for_work(self, op: str, timeout: float | None, stream: Any) -> None:
+        self._require_usable(op)
+        if in_group():
+            raise InputError(
+                f"{op}() inside of a group, whose calls are not handed over yet. Fix: call it after the group"
+            )
+        events = list(self._events.values())
+        if stream is not None:
+            given = stream if isinstance(stream, Stream) else Stream.wrap(self.device, stream)
+            events.append(given.record())
+
+        def ended() -> bool:
+            if all(event.query() for event in events):
+                return True
+            state = self._state()
+            if state not in (SUCCESS, IN_PROGRESS):
+                self._fail(op, self._library.explain(state), state)
+            return False
+
+        seconds = self.timeout if timeout is None else timeout
+        if not wait_for(ended, seconds):
+            self._fail(
+                op, f"its work did not end within {seconds:g} s: a peer has not made the same calls, or ended", None
+            )
+
+
+def init_from_env(*, device: Any = None, timeout: float = 60.0, config: CollectivePolicy | None = None) -> Communicator:
+    """Return the communicator of the processes that torchrun started, or whoever sets its variables.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Under torchrun, ranks meet in its store.
+
+    Parameters
+    ----------
+    device : str or Device, optional
+        Default: the GPU LOCAL_RANK, or the current one where that is not set.
+    timeout : float
+        Seconds to meet, and for each call after that.
+    config : CollectivePolicy, optional
+
+    Raises
+    ------
+    InputError
+        A variable is missing or no number; otherwise as `Communicator.init`.
+    """
+    rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
+    return Communicator.init(rank, world_size, device=device, timeout=timeout, config=config)
+
+
+def _check_ranks(rank: Any, world_size: Any, timeout: Any) -> None:
+    for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} is {value!r}; expected a whole number from {least}")
+    if rank >= world_size:
+        raise InputError(f"rank is {rank}, and world_size {world_size}; expected a rank from 0 to {world_size - 1}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise InputError(f"timeout is {timeout!r}; expected seconds, more than 0")
+
+
+def _device_name(device: Any, init_method: Any) -> str:
+    manager = DeviceManager.instance()
+    if device is None:
+        index = local_rank() if isinstance(init_method, str) and init_method == "env://" else None
+        device = f"cuda:{index}" if index is not None else manager.get_current_device()
+        if device == "cpu":
+            device = "cuda:0"  # which says why there is none
+    name = manager.get_device_info(device).device
+    if not name.startswith("cuda:"):
+        raise InputError(f"device is {name}, and NCCL works on GPUs only. Fix: pass device='cuda:0', or another GPU")
+    return name

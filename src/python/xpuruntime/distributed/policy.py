@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`CollectivePolicy`: how a communicator moves data."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from xpuruntime.distributed.nccl import NcclConfig, version_text
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
+from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.distributed.nccl import NcclLibrary
+
+__all__ = ["CollectivePolicy"]
+
+Algorithm = Literal["ring", "tree", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]
+Protocol = Literal["ll", "ll128", "simple"]
+
+#: What NCCL_ALGO is set to: the algorithm for the collectives that have it; all others keep NCCL's own choice.
+_ALGORITHMS = {
+    "ring": "allreduce:ring;allgather:ring;reducescatter:ring",
+    "tree": "allreduce:tree",
+    "collnet_direct": "allreduce:collnetdirect;allgather:collnetdirect;reducescatter:collnetdirect",
+    "collnet_chain": "allreduce:collnetchain",
+    "nvls": "allreduce:nvls;allgather:nvls;reducescatter:nvls",
+    "nvls_tree": "allreduce:nvlstree",
+    "pat": "allgather:pat;reducescatter:pat",
+}
+_PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
+_SIMPLE_ONLY = frozenset(_ALGORITHMS) - {"ring", "tree"}
+#: The first version with each algorithm, and with words for single collectives in NCCL_ALGO.
+_WORDS_PER_COLLECTIVE = (2, 24, 0)
+#: Field to the field of NcclConfig, the variable that NCCL lets override it, and the first version that reads it.
+_CONFIG = {
+    "min_channels": ("min_ctas", "NCCL_MIN_CTAS", (2, 17, 0)),
+    "max_channels": ("max_ctas", "NCCL_MAX_CTAS", (2, 17, 0)),
+    "cluster_size": ("cga_cluster_size", "NCCL_CGA_CLUSTER_SIZE", (2, 17, 0)),
+    "nvls_channels": ("nvls_ctas", "NCCL_NVLS_NCHANNELS", (2, 27, 0)),
+    "network": ("net_name", "NCCL_NET", (2, 17, 0)),
+}
+
+
+class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
+    """How a communicator moves data. What is not stated is NCCL's choice. All ranks must state the same.
+
+    Attributes
+    ----------
+    algorithm : {"ring", "tree", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"} or None
+        For the collectives that have it: tree, collnet_chain and nvls_tree are of all_reduce, pat of all_gather and
+        reduce_scatter, the others of these three. broadcast and reduce are always a ring. Needs NCCL 2.24.
+    protocol : {"ll", "ll128", "simple"} or None
+        For all collectives. Every algorithm but ring and tree has ``"simple"`` only.
+    min_channels, max_channels : int or None
+        Bounds of the thread blocks that a collective occupies, 1 to 64.
+    nvls_channels : int or None
+        Thread blocks with NVLink multicast, 1 to 64. Needs NCCL 2.27.
+    cluster_size : int or None
+        Thread blocks in a cluster, 0 to 8; Hopper and newer.
+    network : str or None
+        Between machines: ``"Socket"``, ``"IB"``, or the name of a plug-in.
+    blocking : bool
+        ``False``: NCCL launches from a thread of its own and the caller waits for that with a timeout, so no peer can
+        hold it. ``True``: NCCL launches from the calling thread, which is quicker, but a peer that stops answering
+        while connections are made (at the first call of a kind) holds that call for as long as it pleases.
+
+    Raises
+    ------
+    PolicyError
+        For unknown keys and values, and values that exclude each other.
+
+    Examples
+    --------
+    >>> CollectivePolicy(algorithm="ring", max_channels=8)
+    CollectivePolicy(algorithm='ring', max_channels=8)
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "algorithm": Choice(tuple(_ALGORITHMS), "How the ranks are linked.", what="algorithms", optional=True),
+        "protocol": Choice(tuple(_PROTOCOLS), "How data are signalled.", what="protocols", optional=True),
+        "min_channels": Integer(1, 64, "Least number of thread blocks.", optional=True),
+        "max_channels": Integer(1, 64, "Largest number of thread blocks.", optional=True),
+        "nvls_channels": Integer(1, 64, "Thread blocks with NVLink multicast.", optional=True),
+        "cluster_size": Integer(0, 8, "Thread blocks in a cluster.", optional=True),
+        "network": Text("Network between machines.", what="the name of a network", optional=True),
+        "blocking": Flag("Whether calls run in the calling thread."),
+    }
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    min_channels: int | None = None
+    max_channels: int | None = None
+    nvls_channels: int | None = None
+    cluster_size: int | None = None
+    network: str | None = None
+    blocking: bool = False
+
+    def check_together(self) -> None:
+        """Check fields against each other. Raises `Refused`."""
+        if self.min_channels is not None and self.max_channels is not None and self.min_channels > self.max_channels:
+            raise Refused(f"min_channels {self.min_channels} is more than max_channels {self.max_channels}")
+        if self.algorithm in _SIMPLE_ONLY and self.protocol not in (None, "simple"):
+            raise Refused(
+                f"algorithm '{self.algorithm}' has no protocol '{self.protocol}'; leave it out, or say 'simple'"
+            )
+
+    def config(self, library: NcclLibrary, environ: Mapping[str, str] | None = None) -> NcclConfig:
+        """Return what NCCL is given for one communicator.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If this NCCL is too old for a field, or an environment variable would override one.
+        """
+        env = os.environ if environ is None else environ
+        config = NcclConfig.unstated(library.version_code)
+        config.blocking = int(self.blocking)
+        _refuse_override(env, "NCCL_COMM_BLOCKING", "blocking", str(int(self.blocking)))
+        for field, (name, variable, since) in _CONFIG.items():
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if not library.has(*since):
+                raise _too_old(f"{field}={value!r}", library, since)
+            _refuse_override(env, variable, field, str(value))
+            setattr(config, name, value.encode() if isinstance(value, str) else value)
+        return config
+
+    def variables(self, library: NcclLibrary, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment variables that have to be set while a communicator is made.
+
+        NCCL reads them for each communicator, and has no other way for these fields.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If this NCCL is too old for a field, or the environment has another value or switches the feature off.
+        """
+        env = os.environ if environ is None else environ
+        wanted: dict[str, str] = {}
+        if self.algorithm is not None:
+            if not library.has(*_WORDS_PER_COLLECTIVE):
+                raise _too_old(f"algorithm={self.algorithm!r}", library, _WORDS_PER_COLLECTIVE)
+            if self.algorithm.startswith("nvls") and env.get("NCCL_NVLS_ENABLE") == "0":
+                raise UnsupportedOperationError(
+                    f"CollectivePolicy.algorithm: {self.algorithm!r} needs NVLink multicast, and NCCL_NVLS_ENABLE=0 "
+                    "switches it off on this machine. Fix: state another algorithm, or none"
+                )
+            wanted["NCCL_ALGO"] = _ALGORITHMS[self.algorithm]
+        if self.protocol is not None:
+            wanted["NCCL_PROTO"] = _PROTOCOLS[self.protocol]
+        for variable, value in wanted.items():
+            _refuse_override(env, variable, "algorithm" if variable == "NCCL_ALGO" else "protocol", value)
+        return wanted
+
+
+def _refuse_override(env: Mapping[str, str], variable: str, field: str, value: str) -> None:
+    found = env.get(variable)
+    if found is not None and found.casefold() != value.casefold():
+        raise UnsupportedOperationError(
+            f"CollectivePolicy.{field} would be {variable}={value}, and the environment says {variable}={found}. Fix: "
+            f"unset {variable}, or leave {field} out of the policy"
+        )
+
+
+def _too_old(what: str, library: NcclLibrary, since: tuple[int, ...]) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"CollectivePolicy.{what} needs NCCL {version_text(since)}, and {library.path} is "
+        f"{version_text(library.version)}. Fix: leave it out, or install a newer NCCL"
+    )
