@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """What `xpuruntime._core` has for memory; there is no module of this name, `_core` itself has all of it."""
 
+from collections.abc import Iterable
 from typing import final
 
 from typing_extensions import Self
@@ -249,6 +250,104 @@ class EngineAllocator:
 
     def close(self) -> None:
         """Give the slot back. Memory that the engine still holds stays valid until it frees it."""
+
+    @staticmethod
+    def available() -> int:
+        """Return the number of free slots."""
+
+class TorchAllocatorStats:
+    """Numbers of one `TorchAllocator`, in bytes and counts; over several devices, their sums.
+
+    Attributes
+    ----------
+    current, peak : int
+        What PyTorch asked for and has not freed, and the largest that was.
+    in_graphs : int
+        What PyTorch freed and a CUDA graph that captured it may still write.
+    allocations, total_allocations : int
+        Live, and ever.
+    failures : int
+        Allocations that were refused.
+    foreign_frees : int
+        Frees of addresses that it never gave; ignored.
+    """
+
+    @property
+    def current(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def in_graphs(self) -> int: ...
+    @property
+    def allocations(self) -> int: ...
+    @property
+    def total_allocations(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def foreign_frees(self) -> int: ...
+    def to_dict(self) -> dict[str, int]:
+        """Return the attributes by name."""
+
+class TorchAllocator:
+    """The functions of a ``torch.cuda.memory.CUDAPluggableAllocator``, over pools of ours, one a device.
+
+    There are 64 different sets of pools in a process; objects over the same pools share functions and numbers.
+
+    Parameters
+    ----------
+    pools : iterable of MemoryPool
+        At most one a CUDA device, and none of host memory.
+    throws : bool
+        Whether a failed allocation throws; by default it returns a null pointer, as PyTorch's caching allocator expects.
+
+    Raises
+    ------
+    InputError
+        If the pools are not as said.
+    UnsupportedOperationError
+        If all 64 are taken.
+    """
+
+    def __init__(self, pools: Iterable[MemoryPool], *, throws: bool = False) -> None: ...
+    @property
+    def slot(self) -> int:
+        """Which of the 64 it is, from 0."""
+
+    @property
+    def alloc_address(self) -> int:
+        """Address of ``void* (size_t, int device, cudaStream_t)``."""
+
+    @property
+    def free_address(self) -> int:
+        """Address of ``void (void*, size_t, int device, cudaStream_t)``."""
+
+    @property
+    def record_stream_address(self) -> int:
+        """Address of ``void (void*, cudaStream_t)``."""
+
+    @property
+    def empty_cache_address(self) -> int:
+        """Address of ``void ()``."""
+
+    @property
+    def memory_fraction_address(self) -> int:
+        """Address of ``void (double fraction, int device)``."""
+
+    @property
+    def pools(self) -> list[MemoryPool]: ...
+    @property
+    def throws(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    def stats(self, device: int | None = None) -> TorchAllocatorStats:
+        """Return the numbers of all devices, or of the one with this index."""
+
+    def take_failure(self) -> str | None:
+        """Return why the last allocation failed, and forget it."""
+
+    def close(self) -> None:
+        """Let go of the slot. Memory that PyTorch still holds stays valid until it frees it."""
 
     @staticmethod
     def available() -> int:
