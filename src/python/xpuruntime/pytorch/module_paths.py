@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "require"]
+__all__ = ["current", "give_back", "inside", "require"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
@@ -80,6 +80,26 @@ def current() -> str:
             except KeyError:  # another thread has cleared it
                 pass
     return path
+
+
+class inside:  # noqa: N801 - used like a function
+    """Let the calls of this thread belong to a module, given by its path, where no module runs that would say so.
+
+    Parameters
+    ----------
+    path : str
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        _stack.paths.append(self._path)
+
+    def __exit__(self, *_: object) -> None:
+        _stack.paths.pop()
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
