@@ -17,7 +17,7 @@ def test_engines_that_agree(xrt: Any, digits: str) -> None:
     result = xrt("compare", digits, "--engines", "onnxruntime,ort@cpu", "--device", "cpu", "--runs", 2)
     assert result.code == 0, result.err
     assert result.out.count("agrees") == 2
-    assert "onnxruntime.cpu.fp32, input made up" in result.out
+    assert "onnxruntime.cpu.fp32, input made up" in result.out.replace("\n", " ")
 
 
 def test_a_mismatch_names_the_first_node_and_exits_with_1(xrt: Any, digits: str) -> None:

@@ -171,11 +171,11 @@ def transformer(batch=1, length=8, width=16, heads=2):
 
 
 def quantised(scale=0.02):
-    """A QDQ model: Conv + Relu, MaxPool, then float again."""
+    """A QDQ model: Conv + Relu, MaxPool, then float again. Weights of 7 bits, whose products no processor cuts off."""
     w = Weights()
     w.value("s", np.float32(scale)), w.value("sw", np.float32(0.01)), w.value("sb", np.float32(scale * 0.01))
     w.value("z", np.uint8(128)), w.value("zw", np.int8(0)), w.value("zb", np.int32(0))
-    w.value("wq", w.random.integers(-100, 100, (4, 3, 3, 3)).astype(np.int8)), w.value("bq", np.zeros(4, np.int32))
+    w.value("wq", w.random.integers(-60, 60, (4, 3, 3, 3)).astype(np.int8)), w.value("bq", np.zeros(4, np.int32))
     nodes = [
         node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="q0"),
         node("DequantizeLinear", ["xq", "s", "z"], ["xd"], name="dq0"),

@@ -16,6 +16,7 @@ import xpuruntime as xrt
 from xpuruntime.demo.data import demo_images
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration, quantise
+from xpuruntime.engines.quantisation.style import STYLES, for_this_cpu
 
 INT8 = {"device": "cpu", "engine": "onnxruntime", "precision": "int8"}
 
@@ -64,6 +65,7 @@ def test_the_evidence_shows_integer_kernels(digits):
 
 @pytest.mark.parametrize("name", ["encoder", "convnet"])
 def test_exported_models_agree_with_fp32(name):
+    reduced = for_this_cpu(STYLES["ort-cpu"]).reduced  # weights of 7 bits, where the processor asks for them
     feeds = example(name, 8)
     with xrt.InferenceSession(exported(name), device="cpu", engine="onnxruntime") as plain:
         want = plain.run(feeds)
@@ -72,8 +74,8 @@ def test_exported_models_agree_with_fp32(name):
         report = session.explain(feeds)
     for output, value in want.items():
         a, b = value.astype(np.float64).ravel(), got[output].astype(np.float64).ravel()
-        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.999
-        assert np.abs(a - b).max() / np.abs(a).max() < 0.05
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > (0.998 if reduced else 0.999)
+        assert np.abs(a - b).max() / np.abs(a).max() < (0.08 if reduced else 0.05)
     assert report.honoured, report.deviations
     accounted(report, exported(name))
     heavy = {"Conv", "MatMul", "Gemm"}

@@ -373,7 +373,7 @@ def test_styles_know_the_processor(monkeypatch):
         monkeypatch.setattr(style.platform, "machine", lambda: name)
         return {name for name, one in STYLES.items() if style.for_this_cpu(one).reduced}
 
-    assert machine("x86_64", ["avx2", "avx512f"]) == {"ort-cpu", "openvino"}
+    assert machine("x86_64", ["avx2", "avx512f"]) == {"ort-cpu", "openvino", "openvino-nncf"}
     assert machine("AMD64", ["avx512_vnni"]) == set()
     assert machine("aarch64", []) == set()
 
@@ -415,4 +415,4 @@ def test_what_nncf_says_when_it_fails_is_passed_on(tmp_path):
     path.write_bytes(b"no model")
     prepared = Prepared(path=path, proto=models.mlp(), regions={}, notes=())
     with pytest.raises(EngineError, match=r"NNCF cannot quantise this model: .*Fix: leave the option out"):
-        quantise_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], (), tmp_path)
+        quantise_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], STYLES["openvino-nncf"], (), tmp_path)

@@ -37,6 +37,8 @@ _ARRAYS = frozenset(
 )
 #: Processor features with which the CPU plugin computes in fp16.
 _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
+#: Processor features of x86 with which it computes in bf16; by its own instructions, or by widening.
+_BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
 class OpenVinoEngine(Engine):
@@ -183,6 +185,12 @@ def _refuse_precision(request: Request, machine: Machine) -> Refusal | None:
         return Refusal(
             "precision_unsupported",
             "this processor has no fp16 arithmetic, and OpenVINO would compute in another precision without a word",
-            "use precision bf16 or fp32, or the engine onnxruntime",
+            "use precision fp32, or the engine onnxruntime",
+        )
+    if precision == "bf16" and cpu and "avx2" in machine.cpu.features and not _BF16_CPU & set(machine.cpu.features):
+        return Refusal(
+            "precision_unsupported",
+            "OpenVINO computes in bf16 on processors with AVX-512 or AMX, and this one has neither",
+            "use precision fp32, or the engine onnxruntime",
         )
     return refuse_int8(request)

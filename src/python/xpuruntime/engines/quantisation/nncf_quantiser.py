@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.quantisation.preparing import Prepared
+    from xpuruntime.engines.quantisation.style import Style
 
 __all__ = ["nncf_version", "quantise_nncf"]
 
@@ -39,6 +40,7 @@ made = nncf.quantize(
     model, nncf.Dataset(files, load), subset_size=len(files), ignored_scope=ignored,
     model_type=nncf.ModelType.TRANSFORMER if asked["transformer"] else None,
     advanced_parameters=nncf.AdvancedQuantizationParameters(
+        overflow_fix=nncf.OverflowFix.ENABLE if asked["reduced"] else nncf.OverflowFix.DISABLE,
         disable_bias_correction=True, smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1)),
 )
 (folder / "quantised.onnx").write_bytes(made.SerializeToString(deterministic=True))
@@ -65,9 +67,11 @@ def nncf_version() -> str:
 
 
 def quantise_nncf(
-    prepared: Prepared, samples: Iterable[dict[str, Any]], leave: Sequence[str], folder: Path
+    prepared: Prepared, samples: Iterable[dict[str, Any]], style: Style, leave: Sequence[str], folder: Path
 ) -> onnx.ModelProto:
     """Return the prepared graph quantised by NNCF. Slow: a process is started for it.
+
+    Of the style it obeys `reduced`.
 
     Raises
     ------
@@ -83,7 +87,11 @@ def quantise_nncf(
     for index, sample in enumerate(samples):
         np.savez(folder / f"sample-{index:06}.npz", **sample)
     ops = {node.op_type for node in prepared.proto.graph.node}
-    asked = {"leave": list(leave), "transformer": "LayerNormalization" in ops and "Conv" not in ops}
+    asked = {
+        "leave": list(leave),
+        "reduced": style.reduced,
+        "transformer": "LayerNormalization" in ops and "Conv" not in ops,
+    }
     (folder / "asked.json").write_text(json.dumps(asked))
     done = subprocess.run(
         [sys.executable, "-c", _WORK, str(folder)],

@@ -142,7 +142,7 @@ def _quantise(
     prepared = prepare(model, style, folder)
     leave = prepared.matching(keep)
     if style.tool == "nncf":
-        proto = quantise_nncf(prepared, calibration, leave, folder)
+        proto = quantise_nncf(prepared, calibration, style, leave, folder)
     else:
         proto = quantise_qdq(prepared, calibration, style, leave, folder)
     _tidy(proto)

@@ -71,7 +71,7 @@ STYLES: dict[str, Style] = {
         # The CUDA provider has no DequantizeLinear for int32, which a quantised bias would need.
         Style(name="ort-cuda", activations="int8", symmetric=True, ops=HEAVY, float_outputs=HEAVY, float_bias=True),
         Style(name="openvino", on_cpu=True, ops=(*HEAVY, *_MOVING, *IMAGE), float_outputs=("Gemm", "MatMul")),
-        Style(name="openvino-nncf", tool="nncf"),
+        Style(name="openvino-nncf", tool="nncf", on_cpu=True),
         # The parser of TensorRT refuses DequantizeLinear of an int32 bias, and takes only symmetric int8.
         Style(name="tensorrt", activations="int8", symmetric=True, ops=HEAVY, float_outputs=HEAVY, float_bias=True),
         # Every node is quantised: what is not would run in fp16, or not at all on the HTP.
