@@ -187,6 +187,14 @@ class LoadedModel(ABC):
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path."""
 
+    def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+        """Run once and return tensors inside of the model by name; see `InferenceSession.intermediates`.
+
+        ``None``, the default, where they can only be had by loading the model with more outputs.
+        """
+        del feeds, names
+        return None
+
     @abstractmethod
     def conversions(self) -> Sequence[Conversion]:
         """Return what was converted or copied so far, each with a count."""

@@ -25,6 +25,7 @@ __all__ = [
     "KERNEL_KEY",
     "LOCK_KEY",
     "OP_OF_NODE",
+    "OP_OF_TORCH",
     "POLICY_KEY",
     "literally",
     "module_of_node",
@@ -44,6 +45,27 @@ OP_OF_NODE = {
     "Attention": "attention",
     "LayerNormalization": "layer_norm",
     "RMSNormalization": "rms_norm",
+}
+
+#: Operator of PyTorch, without its namespace, to the operation of a `KernelPolicy` that it is.
+OP_OF_TORCH = {
+    **dict.fromkeys(("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "_scaled_mm"), "matmul"),
+    **dict.fromkeys(("layer_norm", "native_layer_norm"), "layer_norm"),
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), "rms_norm"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "cudnn_convolution"), "conv"),
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_attention",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_attention_math",
+            "_flash_attention_forward",
+            "_efficient_attention_forward",
+        ),
+        "attention",
+    ),
 }
 
 #: Facts of an operation that a file does not tell: they are known when it runs.

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.errors import LockError, ModelError, PolicyError
-from xpuruntime.evidence.carried_policy import LOCK_KEY, OP_OF_NODE, POLICY_KEY, module_of_node, read_policy
+from xpuruntime.evidence.carried_policy import (
+    LOCK_KEY,
+    OP_OF_NODE,
+    OP_OF_TORCH,
+    POLICY_KEY,
+    module_of_node,
+    read_policy,
+)
 from xpuruntime.evidence.export_lock import ExportLock
 
 if TYPE_CHECKING:
@@ -146,24 +153,5 @@ def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequen
     return (f"other kernels than in the lock: {'; '.join(shown)}{more}",)
 
 
-#: Operators of PyTorch to the operation of a KernelPolicy that they are.
-_TORCH = {
-    "linear": "matmul",
-    "mm": "matmul",
-    "addmm": "matmul",
-    "bmm": "matmul",
-    "baddbmm": "matmul",
-    "matmul": "matmul",
-    "scaled_dot_product_attention": "attention",
-    "layer_norm": "layer_norm",
-    "native_layer_norm": "layer_norm",
-    "rms_norm": "rms_norm",
-    "conv1d": "conv",
-    "conv2d": "conv",
-    "conv3d": "conv",
-    "convolution": "conv",
-}
-
-
 def _operation(operator: str) -> str | None:
-    return OP_OF_NODE.get(operator) or _TORCH.get(operator.rpartition(".")[2])
+    return OP_OF_NODE.get(operator) or OP_OF_TORCH.get(operator.rpartition(".")[2])

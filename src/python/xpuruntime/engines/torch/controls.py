@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.book import Book, show
 from xpuruntime.engines.options import check_options, own_options
+from xpuruntime.engines.torch.kernel_controls import settle_kernels
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
@@ -51,10 +52,8 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     fields.update(_precision(request, book, cuda=cuda))
     fields.update(_execution(request, book, cuda=cuda))
     settings = Settings(strict=policy.mode == "strict", **fields)
-    for key in book.stated:
-        if key.startswith("kernels."):
-            reason = "PyTorch chooses its kernels itself; this engine pins none of them"
-            book.add(key, "-", "unsupported", reason, "remove the key, or use mode: prefer")
+    if any(key.startswith("kernels.") for key in book.stated):
+        settle_kernels(request, book, compiled=mode == "compile")
     return settings, book.finish("PyTorch")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.model import TorchModel
+from xpuruntime.engines.torch.pinning import Pins
 from xpuruntime.engines.torch.switches import hold
 
 if TYPE_CHECKING:
@@ -30,20 +31,27 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     """
     log = ConversionLog()
     switches = hold(settings)
+    pins: Pins | None = None
     try:
+        pins = Pins(request.policy, request.model.nodes)
         source: Any = request.model.source
         module = source.place(request.device, settings.convert)
+        if pins.by_module and settings.mode == "eager" and request.model.format == "pt2":
+            module = source.located(module)
         if settings.convert is not None:
             log.add(f"weights converted to {settings.convert}", "inputs and outputs keep their types")
         called = _compiled(module, settings) if settings.mode == "compile" else module
         call = source.call(called)
         if settings.convert is not None:
             call = _converted(call, request, settings.convert)
-        model = TorchModel(request, settings, module=module, call=call, switches=switches, log=log)
+        call = _pinned(call, pins)
+        model = TorchModel(request, settings, module=module, call=call, switches=switches, pins=pins, log=log)
         if settings.mode == "compile":
             _compile_now(model, request)
         return model
     except Exception as error:
+        if pins is not None:
+            pins.release()
         switches.release()
         raise translate(error, doing=f"loading {request.model.path}", device=request.device) from None
 
@@ -67,6 +75,17 @@ def _compile_now(model: TorchModel, request: Request) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the compiler about itself
         model.run(probe_feeds(request.model))
+
+
+def _pinned(call: Call, pins: Pins) -> Call:
+    """Let the session's kernels hold for each call, and no policy of the process."""
+    hold = pins.hold
+
+    def run(tensors: Any) -> list[Any]:
+        with hold():
+            return call(tensors)
+
+    return run
 
 
 def _converted(call: Call, request: Request, convert: str) -> Call:

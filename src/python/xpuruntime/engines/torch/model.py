@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
     from xpuruntime.engines.torch.switches import Switches
@@ -37,6 +38,7 @@ class TorchModel(LoadedModel):
     call : callable
         Flat tensors in, flat tensors out.
     switches : Switches
+    pins : Pins
     log : ConversionLog
     """
 
@@ -48,6 +50,7 @@ class TorchModel(LoadedModel):
         module: Any,
         call: Call,
         switches: Switches,
+        pins: Pins,
         log: ConversionLog,
     ) -> None:
         import torch
@@ -56,6 +59,7 @@ class TorchModel(LoadedModel):
         self.settings = settings
         self.module = module
         self.device = request.device
+        self.pins = pins
         self.log = log
         self.check = FeedCheck(request.model.inputs)
         self.names = tuple(info.name for info in request.model.inputs)
@@ -219,6 +223,18 @@ class TorchModel(LoadedModel):
             closed()
         return observe(self, self.tensors(feeds), runs)
 
+    def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+        """Run operator by operator, as the program is before `torch.compile`; see `LoadedModel.intermediates`."""
+        from xpuruntime.engines.torch.stepping import intermediates
+
+        if self._call is None:
+            closed()
+        kinds = [kind_of(name, array) for name, array in feeds.items()]
+        kind = next((k for k in kinds if k != "numpy"), "numpy")
+        found = intermediates(self, self.tensors(feeds), names)
+        back = self.device != "cpu" and kind == "numpy"
+        return {name: self._result(value.cpu() if back else value, kind) for name, value in found.items()}
+
     def switches(self) -> dict[str, Any]:
         """Return the process-wide switches that this session holds, as they are now."""
         return self._switches.values()
@@ -236,6 +252,7 @@ class TorchModel(LoadedModel):
         """Drop the program; runs in other threads finish first, since they hold it."""
         self._call = None
         self.check.forget()
+        self.pins.release()
         self._switches.release()
 
 

@@ -12,15 +12,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
+from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
-from xpuruntime.engines.torch.recording import Recorder
+from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
+from xpuruntime.engines.torch.stepping import step
 from xpuruntime.evidence.records import Time, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
+    from xpuruntime.evidence.records import Control
 
 __all__ = ["observe"]
 
@@ -40,14 +43,16 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
     import torch
 
     effective = {"execution.engine": "torch", "execution.device": model.device}
+    controls = {control.key: control for control in settle(model.request)[1]}
     for name, value in model.switches().items():
         effective.update(_READ_BACK[name](value))
     with torch.no_grad():
         if model.settings.mode == "compile":
-            return _opaque(model, tensors, runs, effective)
+            return _opaque(model, tensors, runs, effective, controls)
         model.call(tensors)
         watch = _Watch(model)
-        seen = [watch.run(tensors) for _ in range(runs)]
+        with watch.kernels.watching():
+            seen = [watch.run(tensors) for _ in range(runs)]
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - set(watch.order))
     notes: tuple[str, ...] = ()
@@ -55,7 +60,8 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         notes = (f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs",)
     nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known)]
     units = tuple(_unit(model, watch, seen, node, inserted=node.name not in known) for node in nodes)
-    return Observed(units=units, effective=effective, notes=notes, partial=bool(missing))
+    keys = watch.kernels.keys(controls)
+    return Observed(units=units, effective=effective, notes=notes, partial=bool(missing), keys=keys)
 
 
 _READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
@@ -74,6 +80,7 @@ class _Watch:
 
     def __init__(self, model: TorchModel) -> None:
         self._model = model
+        self.kernels = PinnedKernels(model.pins)
         self.order: list[str] = []
         self.nodes: dict[str, NodeInfo] = {}
         self.precision: dict[str, str] = {}
@@ -90,7 +97,7 @@ class _Watch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-                self._once(tensors)
+                self.nodes = step(self._model, tensors, self._around)
                 if self._model.device != "cpu":
                     torch.cuda.synchronize(self._model.device)
             events = profiler.events()
@@ -100,55 +107,17 @@ class _Watch:
                 found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
         return found
 
-    def _once(self, tensors: Sequence[Any]) -> None:
-        source: Any = self._model.request.model.source
-        if self._model.request.model.format == "pt2":
-            source.call(_interpreted(self._model.module, self._around))(self._inside(tensors))
-            return
-        recorder = Recorder(self._model.module, self._around)
-        with recorder.paths(), recorder.mode():
-            source.call(self._model.module)(self._inside(tensors))
-        self.nodes = {node.name: node for node in recorder.nodes}
-
-    def _inside(self, tensors: Sequence[Any]) -> list[Any]:
-        import torch
-
-        kind = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._model.settings.convert or "")
-        return [t.to(kind) if kind is not None and t.is_floating_point() else t for t in tensors]
-
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
         import torch
         from torch.utils import _pytree as pytree
 
         self.order.append(name)
+        self.kernels.at(name)
         with torch.profiler.record_function(_MARK + name):
             result = function()
         kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
         self.precision[name] = "->".join(sorted(kinds))
         return result
-
-
-def _interpreted(module: Any, around: Callable[[str, Callable[[], Any]], Any]) -> Any:
-    """Return what runs a graph module node by node."""
-    from torch.fx import Interpreter
-    from torch.utils import _pytree as pytree
-
-    class Marked(Interpreter):  # type: ignore[misc]
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            run = super().call_function
-            return around(self.current.name, lambda: run(target, args, kwargs))
-
-        def run_node(self, n: Any) -> Any:
-            self.current = n
-            return super().run_node(n)
-
-    graph = module.graph
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        flat = pytree.tree_leaves((args, kwargs), is_leaf=lambda leaf: leaf is None)
-        return graph.process_outputs(Marked(module).run(*flat, enable_io_processing=False))
-
-    return call
 
 
 def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
@@ -181,6 +150,7 @@ def _unit(
     cuda = model.device != "cpu"
     times = [run[node.name][0] for run in seen if node.name in run]
     kernels = next((run[node.name][1] for run in seen if node.name in run), ())
+    ours = watch.kernels.kernel(node.name)
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
     kind: Literal["device", "wall"] = "device" if cuda else "wall"
@@ -192,8 +162,8 @@ def _unit(
         outputs=node.outputs,
         engine="torch",
         device=model.device,
-        kernel=", ".join(kernels if cuda else kernels[:1]) or None,
-        kernel_source="reported" if kernels else "unknown",
+        kernel=ours or ", ".join(kernels if cuda else kernels[:1]) or None,
+        kernel_source="reported" if ours or kernels else "unknown",
         precision_requested=asked or ran,
         precision_run=ran,
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
@@ -201,13 +171,22 @@ def _unit(
     )
 
 
-def _opaque(model: TorchModel, tensors: Sequence[Any], runs: int, effective: dict[str, str]) -> Observed:
+def _opaque(
+    model: TorchModel,
+    tensors: Sequence[Any],
+    runs: int,
+    effective: dict[str, str],
+    controls: Mapping[str, Control],
+) -> Observed:
     """Report a compiled program as the one unit it is."""
     import torch
 
     cuda = model.device != "cpu"
     model.call(tensors)
     times = []
+    watch = PinnedKernels(model.pins)
+    with watch.watching():
+        model.call(tensors)
     for _ in range(runs):
         start = time.perf_counter()
         model.call(tensors)
@@ -229,4 +208,4 @@ def _opaque(model: TorchModel, tensors: Sequence[Any], runs: int, effective: dic
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    return Observed(units=(unit,), effective=effective, notes=(note,))
+    return Observed(units=(unit,), effective=effective, notes=(note,), keys=watch.keys(controls))

@@ -66,12 +66,17 @@ class ExportedSource:
         Names of the tensors it gives, in order.
     where : str
         The file, for messages.
+    names : dict of str to str
+        Name of each operator in the program's graph to that of its node.
     """
 
     device: str | None = None
     examples: Mapping[str, Any] | None = None
 
-    def __init__(self, program: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], where: str) -> None:
+    def __init__(
+        self, program: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], where: str, names: dict[str, str]
+    ) -> None:
+        self.names = names
         self.program = program
         self.inputs = inputs
         self.outputs = outputs
@@ -94,6 +99,15 @@ class ExportedSource:
         module = program.module(check_guards=False) if "check_guards" in known else program.module()
         module._forward_pre_hooks.clear()  # they check the shapes once more, which the session has done
         return module if convert is None else _convert(module, getattr(torch, _DTYPES[convert]))
+
+    def located(self, module: Any) -> Any:
+        """Let the operators of a placed module tell of which module of the original they are a part."""
+        for node in module.graph.nodes:
+            path = self.names.get(node.name, "").rpartition("/")[0] if node.op == "call_function" else ""
+            if path:
+                node.target = _inside(path, node.target)
+        module.recompile()
+        return module
 
     def call(self, module: Any) -> Call:
         """Return the function that calls `module` with flat tensors."""
@@ -183,6 +197,17 @@ class ModuleSource:
         if self.keyword:
             return lambda tensors: _flat(module(**dict(zip(names, tensors, strict=True))), pytree)
         return lambda tensors: _flat(module(*tensors), pytree)
+
+
+def _inside(path: str, target: Any) -> Callable[..., Any]:
+    from xpuruntime.pytorch.module_paths import inside
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with inside(path):
+            return target(*args, **kwargs)
+
+    run.__name__ = run.__qualname__ = getattr(target, "__name__", "operator").replace(".", "_")
+    return run
 
 
 _MISSING = object()

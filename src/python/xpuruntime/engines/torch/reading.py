@@ -21,6 +21,7 @@ from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.engines.torch.recording import record
 from xpuruntime.errors import InputError, ModelError
+from xpuruntime.evidence.carried_policy import LOCK_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,12 +65,25 @@ def inspect_program(path: str) -> ModelInfo:
     with reading(path, _EXPORT), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about buffers of the archive that it reads from
         program = torch.export.load(path)
-        return _info(program, path, facts.st_size, facts.st_mtime_ns)
+        return _info(program, path, facts.st_size, facts.st_mtime_ns, _carried(file))
 
 
-def _info(program: Any, path: str, size: int, mtime_ns: int) -> ModelInfo:
+def _carried(file: Path) -> dict[str, str]:
+    """Return the texts that an exported program carries, by name."""
+    found = {}
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            key = name.partition("/extra/")[2]
+            if key.startswith("xpuruntime."):
+                found[key] = archive.read(name).decode()
+    return found
+
+
+def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str, str]) -> ModelInfo:
     import torch
     from torch.utils import _pytree as pytree
+
+    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest
 
     signature = program.graph_signature
     changed = _changed(program)
@@ -89,9 +103,10 @@ def _info(program: Any, path: str, size: int, mtime_ns: int) -> ModelInfo:
     values = [getattr(arg, "meta", {}).get("val") for arg in output.args[0]]
     results = leaves(pytree.tree_unflatten(values[-spec.num_leaves :], spec), path)
     outputs = tuple(_tensor(name, value) for name, value in results)
+    names = node_names(program)
     nodes = tuple(
         NodeInfo(
-            name=node.name,
+            name=names[node.name],
             op=op_name(node.target),
             domain="torch",
             inputs=tuple(one.name for one in node.all_input_nodes),
@@ -100,7 +115,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int) -> ModelInfo:
         for node in program.graph.nodes
         if node.op == "call_function"
     )
-    source = ExportedSource(program, tuple(i.name for i in inputs), tuple(o.name for o in outputs), path)
+    source = ExportedSource(program, tuple(i.name for i in inputs), tuple(o.name for o in outputs), path, names)
     return ModelInfo(
         path=path,
         size=size,
@@ -115,6 +130,8 @@ def _info(program: Any, path: str, size: int, mtime_ns: int) -> ModelInfo:
         weights=_weights(program.state_dict.values()),
         format="pt2",
         source=source,
+        metadata=metadata,
+        weights_digest=program_digest(program) if LOCK_KEY in metadata else None,
     )
 
 

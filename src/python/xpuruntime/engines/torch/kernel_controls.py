@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the torch engine can do with the kernel keys of a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.policies.kernel_ids import OPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.book import Book
+    from xpuruntime.policies.kernel_rule import KernelRule
+
+__all__ = ["ABSENT", "settle_kernels"]
+
+#: What becomes of a key for an operation that the model does not have.
+ABSENT = "-"
+_REMOVE = "remove the key, or use mode: prefer"
+#: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
+_DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
+_CUDA_ALONE = ("torch.cudnn", "torch.efficient")
+
+
+def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
+    """Add the control of every kernel key.
+
+    Parameters
+    ----------
+    request : Request
+    book : Book
+    compiled : bool
+        Whether the program is compiled by ``torch.compile``.
+    """
+    policy = request.policy.kernels
+    cuda = request.device.startswith("cuda")
+    present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
+    for op, words in policy.preferences.items():
+        key = f"kernels.{op}"
+        if op not in present:
+            book.add(key, ABSENT, "enforced", f"the model has no {op}: nothing to choose")
+        else:
+            _add(book, key, (op,), _tuple(words), cuda=cuda, compiled=compiled)
+    placed = placed_rules(policy, request.model.nodes)
+    for index, rule in enumerate(policy.rules):
+        key = f"kernels.rules[{index}]"
+        if rule.use is None or rule.precision is not None:
+            reason = "the torch engine converts a program as a whole; it keeps no operator in another precision"
+            book.add(key, "-", "unsupported", reason, "remove the precision of the rule, or use mode: prefer")
+            continue
+        if rule.match.node is not None and not any(source == key for _, source in placed):
+            reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
+            book.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
+            continue
+        _add(book, key, _ops_of(rule, present), _tuple(rule.use), cuda=cuda, compiled=compiled)
+    if policy.auto_strategy == "best_performance":
+        book.add(
+            "kernels.auto_strategy",
+            "best_performance",
+            "advisory",
+            "where the policy leaves the choice, calls are measured while the model warms up",
+        )
+    else:
+        book.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
+
+
+def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
+    if rule.match.op is not None:
+        return (rule.match.op,)
+    return tuple(op for op in OPS if op in present) or OPS
+
+
+def _add(book: Book, key: str, ops: Sequence[str], words: tuple[str, ...], *, cuda: bool, compiled: bool) -> None:
+    if words[0] == "auto":
+        book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+        return
+    reasons: dict[str, str] = {}
+    served: list[str] = []
+    for word in words:
+        why = [_why_not(op, word, cuda=cuda) for op in ops]
+        if all(why):
+            reasons[word] = why[0]
+        else:
+            served.append(word)
+    if not served:
+        text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
+        book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them), or use mode: prefer")
+    elif compiled:
+        reason = (
+            "calls of the compiled program are decided one by one, but what the compiler fuses, such as norms, is no "
+            "call any more"
+        )
+        book.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
+    else:
+        reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
+        if reasons:
+            reason += f". Not here: {'; '.join(f'{word}: {text}' for word, text in reasons.items())}"
+        book.add(key, ", ".join(served), "enforced", reason)
+
+
+def _why_not(op: str, word: str, *, cuda: bool) -> str:
+    """Return why a kernel can serve no call of an operation on this device; empty where it may."""
+    from xpuruntime import _core
+    from xpuruntime.ops.ambient import prepare
+    from xpuruntime.pytorch.overriding.registry import overrides_of
+    from xpuruntime.pytorch.routing import NATIVE_WORDS
+
+    if word == "auto":
+        return ""
+    if not overrides_of(op):
+        return f"{op} of PyTorch cannot be given other kernels"
+    native = NATIVE_WORDS[op].get(word)
+    if native is not None:
+        return f"{native} runs on CUDA" if native in _CUDA_ALONE and not cuda else ""
+    prepare()
+    ids = _core.KernelRegistry.instance().find(op, word.partition("@")[0])
+    if not ids:
+        return f"there is no kernel {word} for {op}"
+    kind = "cuda" if cuda else "cpu"
+    if all(_DEVICES.get(one.partition(".")[0], kind) != kind for one in ids):
+        return f"{word} does not run on {kind}"
+    return ""
+
+
+def _tuple(words: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)

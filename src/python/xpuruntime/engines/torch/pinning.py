@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Pins`: the kernels of one session's policy, held for its calls alone."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.evidence.carried_policy import OP_OF_TORCH, literally, module_of_node
+from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from xpuruntime.engines.model import NodeInfo
+    from xpuruntime.pytorch.held import Held, holding
+
+__all__ = ["Pins", "operation_of", "placed_rules"]
+
+
+def operation_of(node: NodeInfo) -> str | None:
+    """Return the operation of a `KernelPolicy` that an operator of PyTorch is, or ``None``."""
+    return OP_OF_TORCH.get(node.op.rpartition(".")[2])
+
+
+def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple[KernelRule, str], ...]:
+    """Return what a policy asks of kernels as rules that hold while PyTorch runs, each with the key it is from.
+
+    A running operator knows its module and not its node: rules by node become rules for the modules of these nodes.
+    The short forms come last, as rules of their own, so that each call is decided by itself and no switch of the
+    process is set.
+    """
+    known = tuple(nodes)
+    found: dict[tuple[KernelRule, str], None] = {}
+    for place, rule in enumerate(policy.rules):
+        if rule.use is None:
+            continue
+        key = f"kernels.rules[{place}]"
+        for match in _without_node(rule.match, known):
+            found[KernelRule(match=match, use=rule.use), key] = None
+    for op, words in policy.preferences.items():
+        found[KernelRule(match=RuleMatch(op=op), use=words), f"kernels.{op}"] = None
+    return tuple(found)
+
+
+def _without_node(match: RuleMatch, nodes: tuple[NodeInfo, ...]) -> Iterator[RuleMatch]:
+    if match.node is None:
+        yield match
+        return
+    for node in nodes:
+        op, module = operation_of(node), module_of_node(node.name)
+        if op is None or not module or not fnmatchcase(node.name, match.node):
+            continue
+        if (match.module is None or fnmatchcase(module, match.module)) and match.op in (None, op):
+            yield match.replace(node=None, module=literally(module), op=op)
+
+
+class Pins:
+    """What one session puts in place for its kernels, and takes away when it is closed.
+
+    Parameters
+    ----------
+    policy : Policy
+    nodes : iterable of NodeInfo
+
+    Attributes
+    ----------
+    held : Held or None
+        ``None`` where the policy asks for no kernel: then PyTorch's own run, whatever policy holds outside of the
+        session.
+    keys : dict of str to str
+        The key that a route names to the key of the policy that it stands for.
+    by_module : bool
+        Whether the module of each call has to be known.
+    """
+
+    def __init__(self, policy: Policy, nodes: Iterable[NodeInfo]) -> None:
+        from xpuruntime.pytorch import held as holds
+        from xpuruntime.pytorch import module_paths
+        from xpuruntime.pytorch.overriding import registry
+
+        self._holding = holds.holding
+        self.held: Held | None = None
+        self.keys: dict[str, str] = {}
+        self._undo: list[Any] = []
+        rules = placed_rules(policy.kernels, nodes)
+        self.by_module = any(rule.match.module is not None for rule, _ in rules)
+        if not rules and policy.kernels.auto_strategy == "first_supported":
+            return
+        self.keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
+        kernels = KernelPolicy(rules=tuple(r for r, _ in rules), auto_strategy=policy.kernels.auto_strategy)
+        held = holds.Held(Policy(mode=policy.mode, kernels=kernels))
+        try:
+            if held.by_module:
+                module_paths.require()
+                self._undo.append(module_paths.give_back)
+            ops = registry.require(held.ops)
+            self._undo.append(lambda: registry.give_back(ops))
+        except BaseException:
+            self.release()
+            raise
+        self.held = held
+
+    def hold(self) -> holding:
+        """Return a context in which these kernels hold, and no others."""
+        return self._holding(self.held)
+
+    def release(self) -> None:
+        """Take everything away. Idempotent."""
+        while self._undo:
+            self._undo.pop()()
