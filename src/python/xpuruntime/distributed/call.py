@@ -138,13 +138,15 @@ def _launch_all(calls: list[Call]) -> None:
         library = communicators[0]._library
         for call in calls:
             call.order_before()
-        library.ncclGroupStart()
         results: dict[int, int] = {}
-        for call in calls:
-            result = call.start()
-            if result != SUCCESS:
-                results.setdefault(id(call.communicator), result)
-        ended = library.ncclGroupEnd()
+        library.ncclGroupStart()
+        try:
+            for call in calls:
+                result = call.start()
+                if result != SUCCESS:
+                    results.setdefault(id(call.communicator), result)
+        finally:
+            ended = library.ncclGroupEnd()
         for communicator in communicators:
             result = ended if ended != SUCCESS else results.get(id(communicator), SUCCESS)
             if result != SUCCESS:

@@ -55,7 +55,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def read_choices(path: str | os.PathLike[str]) -> list[Choice]:
     """Return what NCCL wrote of its choices to a log, in order.
 
-    Rank 0 writes them, from NCCL 2.24 on, when the process was started with ``NCCL_DEBUG=INFO``,
+    Rank 0 writes them, from NCCL 2.23 on, when the process was started with ``NCCL_DEBUG=INFO``,
     ``NCCL_DEBUG_SUBSYS=TUNING`` and ``NCCL_DEBUG_FILE=path``.
 
     Parameters
