@@ -32,10 +32,13 @@ _LAZY = {
     "autocast": "autocasting",
     "capture_graph": "capture",
     "Exported": "exporting",
+    "LayerParity": "layer_parity",
+    "Parity": "layer_parity",
     "clear_kernel_policy": "policy",
     "export": "exporting",
     "get_kernel_policy": "policy",
     "kernel_policy": "policy",
+    "parity": "layer_parity",
     "set_kernel_policy": "policy",
 }
 
