@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.engines.book import PROBED
 from xpuruntime.evidence import Latency, build_report
+from xpuruntime.inference.carried import compare_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,10 @@ def explain_session(
     if session._proof is not None:  # out of tolerance, the session would have been refused
         checked = dict.fromkeys(_ACCURACY, PROBED)
         observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})
+    device = session.plan.device
+    cuda = [one for one in session._machine.cuda if f"cuda:{one.index}" == device]
+    arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
+    notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
     execution = session.policy.execution
     return build_report(
         session.plan.to_dict(),

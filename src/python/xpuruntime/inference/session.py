@@ -237,6 +237,37 @@ class InferenceSession:
             raise InputError(msg)
         return explain_session(self, self._open(), inputs, runs)
 
+    def intermediates(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Run once and return tensors inside of the model, under the same plan.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            As for `run`.
+        names : sequence of str
+            Tensors, by the names in ``session.model.nodes``: ``node.outputs``.
+
+        Returns
+        -------
+        dict of str to array
+            Of the caller's own kind. Where control flow depends on the inputs, what was not made is left out.
+
+        Raises
+        ------
+        InputError
+            No node makes a tensor of such a name, or the inputs do not fit.
+        UnsupportedOperationError
+            The session runs a compiled artifact, or the engine refuses the model with more outputs.
+
+        Notes
+        -----
+        Slow: PyTorch's programs run operator by operator; ONNX models are loaded once more with these tensors as
+        outputs, which an engine then cannot fuse away, so that what it fuses there may be other nodes than in `run`.
+        """
+        from xpuruntime.inference.tapping import tap
+
+        return tap(self._engine, self._request, self._machine, self._open(), inputs, names)
+
     def save_compiled(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Artifact:
         """Write this model, compiled, into a folder that `InferenceSession` starts from without the slow part.
 

@@ -29,6 +29,10 @@ except ModuleNotFoundError as _missing:
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
+    "allocator_stats": "allocator",
+    "memory_report": "memory_report",
+    "reset_allocator": "allocator",
+    "set_allocator": "allocator",
     "autocast": "autocasting",
     "capture_graph": "capture",
     "Exported": "exporting",
