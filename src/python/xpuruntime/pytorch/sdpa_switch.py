@@ -4,7 +4,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import attention as torch_attention
+
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch import sdpa_backends
+from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,11 +22,27 @@ if TYPE_CHECKING:
 
 __all__ = ["attention_settled", "attention_switch"]
 
+_FREE = ("auto", "torch", "torch.sdpa")
+_OVERRIDEABLE = 4
+#: What PyTorch's registry calls FlashAttention 3, and what has to be installed for it.
+_FLASH_V3 = "FA3"
+_FLASH_V3_MODULE = "flash_attn_interface"
+
 
 def attention_settled(policy: Policy) -> bool:
-    """Say whether the short form of attention is done by `attention_switch` for all calls, at no cost for each."""
-    del policy
-    return False
+    """Say whether the short form of attention is done by `attention_switch` for all calls, at no cost for each.
+
+    That is so where it names nothing but PyTorch's own kernels and no rule chooses a kernel for attention. Whether the
+    one that was asked for served a call is then for PyTorch to decide and for `explain` to see.
+    """
+    words = _words(policy)
+    if not words or all(word in _FREE for word in words):
+        return False
+    if any(rule.use is not None and rule.match.op in (None, "attention") for rule in policy.kernels.rules):
+        return False
+    if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
+        return False
+    return all(word in _FREE or word == "flash_v3" or word in NATIVE_WORDS["attention"] for word in words)
 
 
 def attention_switch(policy: Policy) -> Callable[[], Any] | None:
@@ -27,6 +52,124 @@ def attention_switch(policy: Policy) -> Callable[[], Any] | None:
     ------
     PolicyError
         The policy is strict, and this PyTorch cannot do it.
+
+    Notes
+    -----
+    On CUDA the backends that are asked for are tried first, in their order; under ``strict`` no other is enabled, and
+    PyTorch refuses what none of them can serve. On the CPU there are two: flash serves what it can wherever it is
+    enabled, and math serves the rest; so where math is asked for before flash, flash is disabled.
+
+    While a policy names kernels for attention, the fast path of ``nn.MultiheadAttention``, which has kernels of its
+    own, is off, so that its attention is SDPA as well.
     """
-    del policy
-    return None
+    undo: list[Callable[[], Any]] = []
+
+    def release() -> None:
+        while undo:
+            undo.pop()()
+
+    try:
+        if attention_settled(policy):
+            _settle(policy, undo)
+        if _names_kernels(policy) and torch.backends.mha.get_fastpath_enabled():
+            torch.backends.mha.set_fastpath_enabled(False)
+            undo.append(lambda: torch.backends.mha.set_fastpath_enabled(True))
+    except BaseException:
+        release()
+        raise
+    return release if undo else None
+
+
+def _words(policy: Policy) -> tuple[str, ...]:
+    words = policy.kernels.get("attention")
+    if words is None:
+        return ()
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def _names_kernels(policy: Policy) -> bool:
+    """Say whether a policy asks for any kernel of attention by name, in its short form or in a rule."""
+    asked = list(_words(policy))
+    for rule in policy.kernels.rules:
+        if rule.use is not None and rule.match.op in (None, "attention"):
+            asked.extend((rule.use,) if isinstance(rule.use, str) else rule.use)
+    return any(word not in _FREE for word in asked)
+
+
+def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
+    strict = policy.mode == "strict"
+    wanted: list[int] = []
+    refused: list[str] = []
+    free = False
+    for word in _words(policy):
+        if word in _FREE:
+            free = True
+            break
+        reason = _activate_flash_v3(undo) if word == "flash_v3" else _cannot(word)
+        if reason:
+            refused.append(f"{word}: {reason}")
+            continue
+        number = BACKENDS["torch.flash" if word == "flash_v3" else NATIVE_WORDS["attention"][word]]
+        if number not in wanted:
+            wanted.append(number)
+        if number == BACKENDS["torch.math"]:
+            break  # it can serve whatever is asked of it
+    if refused and not wanted and not free:
+        msg = f"kernels.attention asks for {', '.join(_words(policy))}, which this PyTorch cannot do: "
+        msg += "; ".join(refused)
+        if strict:
+            raise PolicyError(f"{msg}. Fix: ask for torch.flash or torch.math, put 'auto' last, or use mode: prefer")
+        warnings.warn(f"{msg}. PyTorch chooses for itself", XpuRuntimeWarning, stacklevel=2)
+    elif refused and not strict:
+        warnings.warn(f"kernels.attention: {'; '.join(refused)}", XpuRuntimeWarning, stacklevel=2)
+    if not wanted:
+        return
+    before = sdpa_backends.read()
+    sdpa_backends.write(_settings(before, wanted, only=strict and not free))
+    undo.append(lambda: sdpa_backends.write(before))
+
+
+def _settings(before: Settings, wanted: list[int], *, only: bool) -> Settings:
+    order = (*wanted, *(number for number in before.order if number not in wanted))
+    if only or BACKENDS["torch.math"] in wanted:
+        return Settings(tuple(number in wanted for number in range(_OVERRIDEABLE + 1)), order)
+    return Settings(tuple(was or number in wanted for number, was in enumerate(before.enabled)), order)
+
+
+def _cannot(word: str) -> str:
+    """Return why a kernel of PyTorch's can serve no call at all here, or nothing."""
+    kernel = NATIVE_WORDS["attention"][word]
+    if kernel in ("torch.cudnn", "torch.efficient") and not torch.cuda.is_available():
+        return f"{kernel} runs on CUDA, and there is no CUDA device"
+    active = torch_attention.current_flash_attention_impl()
+    if kernel == "torch.flash" and active is not None and torch.cuda.is_available():
+        return (
+            f"{active} is active in its place; call torch.nn.attention.restore_flash_attention_impl() before, or ask"
+            " for what is active"
+        )
+    return ""
+
+
+def _activate_flash_v3(undo: list[Callable[[], Any]]) -> str:
+    """Activate FlashAttention 3 in PyTorch's registry. Returns why that cannot be, or nothing."""
+    if torch_attention.current_flash_attention_impl() == _FLASH_V3:
+        return ""
+    before = torch_attention.current_flash_attention_impl()
+    if _FLASH_V3 not in torch_attention.list_flash_attention_impls():
+        return "this PyTorch has no registry entry for FlashAttention 3; it needs PyTorch 2.11 or newer"
+    try:
+        torch_attention.activate_flash_attention_impl(_FLASH_V3)
+    except (ImportError, RuntimeError) as error:
+        if before is not None:
+            torch_attention.activate_flash_attention_impl(before)
+        return f"FlashAttention 3 cannot be activated: {error}. Install it so that {_FLASH_V3_MODULE} can be imported"
+
+    def restore() -> None:
+        if torch_attention.current_flash_attention_impl() != _FLASH_V3:
+            return  # somebody else has activated another one since
+        torch_attention.restore_flash_attention_impl()
+        if before is not None:
+            torch_attention.activate_flash_attention_impl(before)
+
+    undo.append(restore)
+    return ""

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`AttentionCall`: one call of attention in PyTorch, and which kernel a policy gives it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.ops.ambient import prepare
+from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch import calls, tuning
+from xpuruntime.pytorch.held import Held, current
+from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.ops.ambient import Place
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "whole"]
+
+#: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
+DEFAULT_WORDS = ("cuda_raw.flash_attention_v2", "torch")
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of one call, as the caller gave them.
+
+    Attributes
+    ----------
+    q, k, v : Tensor
+        ``[..., heads, length, head_dim]``.
+    mask : Tensor or None
+    dropout_p : float
+    is_causal : bool
+    scale : float or None
+    enable_gqa : bool
+    needs_grad : bool
+        Whether the gradient will be asked for.
+    unfit : str
+        Why no kernel of ours can take these arguments, whatever it is; empty where one might.
+    backward : bool
+        Whether it is the gradient that is asked for.
+    phase, module : str
+        As for `Held.route`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    needs_grad: bool = False
+    unfit: str = ""
+    backward: bool = False
+    phase: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(str([whole(n) for n in x.shape]) for x in (self.q, self.k, self.v))
+        extras = [name for name, there in (("causal", self.is_causal), ("mask", self.mask is not None)) if there]
+        if self.dropout_p > 0:
+            extras.append("dropout")
+        what = "the gradient of attention" if self.backward else "attention"
+        with_ = f" with {' and '.join(extras)}" if extras else ""
+        return f"{what} of {sizes} {calls.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
+
+
+def whole(size: Any) -> int:
+    """Return a size as a number, also while code is traced for any size: then the one of the example, unguarded."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    return int(hint) if isinstance(hint, int) else 1024
+
+
+def deterministic(held: Held) -> bool:
+    """Say whether kernels have to give the same bits in each run, by PyTorch's switch or by the policy."""
+    return torch.are_deterministic_algorithms_enabled() or held.policy.execution.determinism == "run_to_run"
+
+
+_pins: dict[tuple[int, str], Held] = {}
+_pins_lock = threading.Lock()
+_MOST = 256
+
+
+def held_for(kernel: str, under: Held | None) -> Held:
+    """Return the policy `under`, but asking strictly for the kernels that a call itself names, joined by commas."""
+    key = (0 if under is None else under.number, kernel)
+    found = _pins.get(key)
+    if found is None:
+        kernels = KernelPolicy(attention=tuple(kernel.split(",")))
+        base = Policy() if under is None else under.policy
+        found = Held(base.replace(kernels=kernels, mode="strict"))
+        with _pins_lock:
+            if len(_pins) >= _MOST:
+                _pins.clear()
+            found = _pins.setdefault(key, found)
+    return found
+
+
+_default: Held | None = None
+
+
+def default_held() -> Held:
+    """Return what holds for our own operators where no policy says anything of attention."""
+    global _default
+    if _default is None:
+        _default = Held(Policy(kernels=KernelPolicy(attention=DEFAULT_WORDS)))
+    return _default
+
+
+def held_of_ours(kernel: str) -> Held:
+    """Return what holds for our own operators: what the call asks for, the policy in force, or else `default_held`."""
+    held = current()
+    if kernel:
+        return held_for(kernel, held)
+    if held is None or ("attention" not in held.ops and held.policy.kernels.get("attention") in (None, "auto")):
+        return default_held()
+    return held
+
+
+def find_route(
+    held: Held, key: Any, call: AttentionCall, natively: Callable[[], Any], skip: tuple[tuple[str, str], ...] = ()
+) -> Route:
+    """Return which kernel serves a call, found by asking each that the policy names whether it can.
+
+    Parameters
+    ----------
+    held : Held
+    key : hashable
+        As for `Held.route`.
+    call : AttentionCall
+    natively : callable
+        Does the call by PyTorch's own choice; for measuring.
+    skip : tuple of (str, str)
+        Words that cannot serve, each with the reason.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The policy is strict and nothing that it asks for can serve.
+    """
+    exact = deterministic(held)
+    while True:
+        route = held.route(
+            key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
+            phase=call.phase, module=call.module, doing=str(call), head_dim=whole(call.q.shape[-1]),
+        )  # fmt: skip
+        if route.open and not call.backward and not call.unfit and call.dropout_p == 0:
+            return _settle(held, key, route, call, natively, exact)
+        if route.place is None:
+            reason, word = _reason_against_native(route, call), _word_of(route)
+        else:
+            reason, word = call.unfit or _reason_against_ours(route.kernel, call, exact), route.kernel
+        if not reason or not word:
+            return route
+        skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
+
+
+def four(x: Tensor) -> Tensor:
+    """Return a view of 4 dimensions, ``[batch, heads, length, head_dim]``. Raises `RuntimeError` where there is none."""
+    if x.dim() == 4:
+        return x
+    if x.dim() < 4:
+        return x[(None,) * (4 - x.dim())]
+    return x.view(-1, *x.shape[-3:])
+
+
+def _word_of(route: Route) -> str:
+    """Return the word that stands for PyTorch's kernel that a route has, or nothing where none does."""
+    passed = {word for word, _ in route.passed_over}
+    words = NATIVE_WORDS["attention"]
+    return next((word for word in route.asked if word not in passed and words.get(word) == route.kernel), "")
+
+
+def _reason_against_native(route: Route, call: AttentionCall) -> str:
+    if route.kernel not in BACKENDS:
+        return ""
+    if call.backward and call.dropout_p > 0:
+        return "with dropout, the gradient is by the kernel of the forward"
+    return reason_against(
+        route.kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
+        scale=call.scale, enable_gqa=call.enable_gqa,
+    )  # fmt: skip
+
+
+def _reason_against_ours(word: str, call: AttentionCall, exact: bool) -> str:
+    """Return why none of our kernels that a word means can serve; empty where one can, or the core is to say it."""
+    prepare()
+    registry = _core.KernelRegistry.instance()
+    for op in ("attention_backward",) if call.backward else ("attention", "attention_backward"):
+        if op == "attention_backward" and not (call.backward or call.needs_grad):
+            continue
+        ids = registry.find("attention", word.partition("@")[0])
+        if not ids:
+            return ""
+        try:
+            answers = registry.supports(_description(op, call, exact))
+        except ValueError:
+            return ""
+        found = [(ok, reason) for name, ok, reason in answers if name in ids]
+        if not any(ok for ok, _ in found):
+            said = "; ".join(dict.fromkeys(reason for _, reason in found)) or "it has no such kernel"
+            return said if op == "attention" or call.backward else f"its gradient: {said}"
+    return ""
+
+
+_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.bool: "bool",
+}
+
+
+def _operand(x: Tensor, *, strided: bool = True) -> dict[str, Any]:
+    found: dict[str, Any] = {"dtype": _NAMES.get(x.dtype, str(x.dtype)), "shape": tuple(whole(n) for n in x.shape)}
+    if strided:
+        found["strides"] = tuple(whole(n) for n in x.stride())
+    return found
+
+
+def _description(op: str, call: AttentionCall, exact: bool) -> dict[str, Any]:
+    q, k, v = four(call.q), four(call.k), four(call.v)
+    like_q = _operand(q, strided=False)
+    operands: dict[str, Any] = {"q": _operand(q), "k": _operand(k), "v": _operand(v)}
+    if call.mask is not None:
+        operands["mask"] = _operand(four(call.mask))
+    if call.dropout_p > 0:
+        operands["rng"] = {"dtype": "int64", "shape": (2,)}
+    lse = {"dtype": "float32", "shape": like_q["shape"][:3]}
+    if op == "attention":
+        operands["out"] = like_q
+        if call.needs_grad:
+            operands["lse"] = lse
+    else:
+        operands.update(grad_out=like_q, out=like_q, lse=lse, grad_q=like_q)
+        operands.update(grad_k=_operand(k, strided=False), grad_v=_operand(v, strided=False))
+    return {
+        "op": op,
+        "phase": "backward" if op == "attention_backward" else call.phase or "infer",
+        "device": f"cuda:{q.device.index or 0}" if q.device.type == "cuda" else "cpu",
+        "operands": operands,
+        "attributes": {
+            "dropout_p": float(call.dropout_p),
+            "causal": "top_left" if call.is_causal else "none",
+            "deterministic": exact,
+        },
+    }
+
+
+def _settle(
+    held: Held, key: Any, route: Route, call: AttentionCall, natively: Callable[[], Any], exact: bool
+) -> Route:
+    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
+    shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in call[:3])
+    mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
+    text = f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
+    plain = [four(x.detach()) for x in call[:3]]
+
+    def native() -> None:
+        if not call.needs_grad:
+            with torch.no_grad():
+                natively()
+            return
+        with torch.enable_grad():
+            out = natively()
+            operands = [x for x in call[:3] if x.requires_grad]
+            torch.autograd.grad(out, operands, torch.ones_like(out))
+
+    def ours(place: Place) -> None:
+        causal = "top_left" if call.is_causal else False
+        with torch.no_grad():
+            found = _core.op_attention(
+                place, *plain, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
+            )
+            if call.needs_grad:
+                out, lse = found
+                _core.op_attention_backward(
+                    place, torch.ones_like(out), *plain, out, lse, call.mask, None, None, None, None, causal,
+                    call.scale, 0.0, None,
+                )  # fmt: skip
+
+    return tuning.settle(held, key, route, text, native, ours, call.q.device, deterministic=exact)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What PyTorch's attention takes and ours does not, whichever kernel it is; PyTorch serves that itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from xpuruntime.pytorch.attention_calls import four
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xpuruntime.pytorch.attention_calls import AttentionCall
+
+__all__ = ["reason_against_all_of_ours", "transforms"]
+
+_stack = torch._C._functorch.get_interpreter_stack
+_KIND = torch._C._functorch.TransformType
+
+
+def transforms() -> tuple[Any, ...]:
+    """Return the transforms of ``torch.func`` that are in force, outermost first, and whether forward AD is on."""
+    stack = _stack()
+    level = forward_ad._current_level
+    if stack is None and level < 0:
+        return ()
+    return (level, *(one.key() for one in stack or ()))
+
+
+def reason_against_all_of_ours(call: AttentionCall) -> str:
+    """Return why no kernel of ours can take a call, a sentence; empty where one might."""
+    tensors = (call.q, call.k, call.v)
+    return _reason_by_kind(call, tensors) or _reason_by_transform(call, tensors) or _reason_by_shape(call, tensors)
+
+
+def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
+    for x in (*tensors, *(() if call.mask is None else (call.mask,))):
+        if x.is_nested:
+            return "nested tensors are PyTorch's own"
+        if is_traceable_wrapper_subclass(x):
+            return f"a {type(x).__name__} wraps other tensors, which only PyTorch can take apart"
+        if x.device.type not in ("cpu", "cuda", "meta"):
+            return f"the tensors are on {x.device}, and ours run on cpu and cuda"
+    if call.mask is not None and call.mask.requires_grad and torch.is_grad_enabled():
+        return "attn_mask requires a gradient, which our kernels do not compute"
+    if call.dropout_p >= 1:
+        return "dropout_p is 1, and our kernels take less than that"
+    return ""
+
+
+def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
+    kinds = [one.key() for one in _stack() or ()]
+    if _KIND.Jvp in kinds:
+        return "our kernels have no forward-mode derivative"
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return "our kernels have no forward-mode derivative"
+    if kinds.count(_KIND.Grad) > 1:
+        return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"
+    if _KIND.Vmap in kinds and call.dropout_p > 0:
+        return "under vmap, what randomness=... asks of the dropout is PyTorch's to do"
+    return ""
+
+
+def _reason_by_shape(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
+    q, k, v = tensors
+    if q.dim() < 2 or q.dim() != k.dim() or q.dim() != v.dim():
+        return f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions"
+    if q.shape[:-3] != k.shape[:-3] or q.shape[:-3] != v.shape[:-3]:
+        return "q, k and v have different batches, which PyTorch broadcasts"
+    if q.dim() > 2:
+        if k.shape[-3] != v.shape[-3]:
+            return "k and v have different numbers of heads"
+        if q.shape[-3] != k.shape[-3] and not call.enable_gqa:
+            return "q and k have different numbers of heads, without enable_gqa=True"
+    if v.shape[-1] != q.shape[-1]:
+        return f"v has a head_dim of {v.shape[-1]} and q one of {q.shape[-1]}"
+    mask = call.mask
+    if mask is not None:
+        if mask.dim() > 4 or (q.dim() > 4 and mask.dim() == 4 and mask.shape[0] != 1):
+            return f"attn_mask has {mask.dim()} dimensions, and q {q.dim()}: ours take one batch dimension"
+        if q.dim() == 2 and mask.dim() > 2:
+            return "attn_mask has more dimensions than q"
+    if q.dim() > 4:
+        try:
+            for x in tensors:
+                four(x)
+        except RuntimeError:
+            return "the batch dimensions cannot be viewed as one without a copy"
+    return ""

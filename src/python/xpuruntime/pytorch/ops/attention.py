@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`fused_attention`: attention as an operator of PyTorch's that a policy chooses the kernel of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies.kernel_ids import check_kernel
+from xpuruntime.policies.refusal import Refused
+from xpuruntime.pytorch.attention_calls import held_of_ours
+from xpuruntime.pytorch.held import holding
+from xpuruntime.pytorch.ops.attention_operator import LIBRARY
+from xpuruntime.pytorch.overriding.attention import attend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["fused_attention"]
+
+LIBRARY.define(
+    "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0,"
+    ' bool is_causal=False, float? scale=None, *, bool enable_gqa=False, str kernel="") -> Tensor'
+)
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    enable_gqa: bool = False,
+    kernel: str = "",
+) -> Tensor:
+    query, key, value, attn_mask = _cast((query, key, value, attn_mask))
+
+    def natively() -> Tensor:
+        with holding(None):
+            return torch.ops.aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+    held = held_of_ours(kernel)
+    return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+
+
+def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors in the type that autocast asks for, as it does for ``scaled_dot_product_attention``."""
+    device = tensors[0].device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Tensor | None) -> Tensor | None:
+        if x is None or not x.is_floating_point() or x.dtype == torch.float64 or x.device.type != device:
+            return x
+        return x.to(dtype)
+
+    return tuple(cast(x) for x in tensors)
+
+
+LIBRARY.impl("fused_attention", _fused_attention, "CompositeImplicitAutograd")
+
+_operator = torch.ops.xpuruntime.fused_attention.default
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    enable_gqa: bool = False,
+    kernel: str | Sequence[str] | None = None,
+) -> Tensor:
+    """Return ``softmax(scale * query @ key^T + attn_mask) @ value`` for each head, without the scores in memory.
+
+    Parameters
+    ----------
+    query : Tensor [batch, heads, q_length, head_dim]
+        Any number of dimensions before `heads`, also none.
+    key, value : Tensor [batch, kv_heads, kv_length, head_dim]
+        Of the dtype and device of `query`.
+    attn_mask : Tensor, optional
+        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Floating point: added
+        to the scores.
+    dropout_p : float
+        Probability with which each weight is dropped. The random numbers come from PyTorch's generator of the device;
+        they are not those that ``scaled_dot_product_attention`` draws.
+    is_causal : bool
+        Whether query i sees keys 0..i only; not together with `attn_mask`.
+    scale : float, optional
+        Default ``1 / sqrt(head_dim)``.
+    enable_gqa : bool
+        Whether `key` and `value` may have fewer heads than `query`, a divisor; each serves that many in a row.
+    kernel : str or sequence of str, optional
+        Kernels to choose from, in order, in the words of a policy for PyTorch: ``"cuda_raw.flash_attention_v2"``,
+        ``"cudnn.sdpa"``, ``"cpu.reference"`` are ours, ``"torch.flash"`` (or ``"flash_v2"``), ``"torch.cudnn"``,
+        ``"torch.efficient"``, ``"torch.math"`` PyTorch's, ``"torch"`` whatever it chooses. Default: what the policy in
+        force says of attention; where it says nothing, ``cuda_raw.flash_attention_v2`` on CUDA for what that can serve,
+        and PyTorch's own choice for the rest and on the CPU, where our one kernel is a slow reference.
+
+    Returns
+    -------
+    Tensor [batch, heads, q_length, head_dim]
+        Of the dtype of `query`; under autocast, of the dtype that this asks for. A query that sees no key gets 0.
+
+    Raises
+    ------
+    PolicyError
+        `kernel` names what is none for attention.
+    UnsupportedOperationError
+        None of `kernel` can serve the call, or none that a strict policy asks for; it has the reason of each.
+    RuntimeError
+        The arguments do not fit together, in PyTorch's words.
+
+    Notes
+    -----
+    It is differentiable, also under ``torch.func``, and a gradient can be differentiated once more: then PyTorch's
+    unfused attention serves, which is said by a warning, or refused where `kernel` is given or the policy is strict.
+    With dropout there is no second derivative by our kernels. ``torch.compile`` keeps it whole: what it becomes in the
+    graph is ``xpuruntime::attention``, which obeys the policy in force when the graph runs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from xpuruntime.pytorch.ops import fused_attention
+    >>> q = torch.ones(1, 2, 3, 4)
+    >>> fused_attention(q, q, q, is_causal=True, kernel="cpu.reference")[0, 0, 0].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    return _operator(  # type: ignore[no-any-return]
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=_joined(kernel)
+    )
+
+
+def _joined(kernel: Any) -> str:
+    if kernel is None:
+        return ""
+    words = (kernel,) if isinstance(kernel, str) else kernel
+    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) for word in words):
+        raise PolicyError(f"kernel= is {kernel!r}: name a kernel, or several in a list")
+    return ",".join(_checked(word) for word in words)
+
+
+def _checked(word: str) -> str:
+    try:
+        return check_kernel(word, "attention")
+    except Refused as refused:
+        raise PolicyError(f"kernel=: {refused}") from None

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xpuruntime::attention`` and ``xpuruntime::attention_backward``: attention as operators of PyTorch's dispatcher.
+
+The kernel is chosen whenever they run, by the policy in force then: a compiled graph that has them obeys a policy that it
+was not compiled for. They differ from ``aten::scaled_dot_product_attention`` in what they return, the logarithm of the sum
+of exponentials beside the output, and in that dropout is a function of `rng`, which is an argument.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, held_of_ours
+from xpuruntime.pytorch.held import Held, holding
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, by_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["LIBRARY", "by_torch", "run_backward", "run_forward"]
+
+LIBRARY = torch.library.Library("xpuruntime", "FRAGMENT")
+
+_OPTIONS = "Tensor? mask, Tensor? rng, float dropout_p, bool is_causal, float? scale, str kernel"
+LIBRARY.define(
+    f"attention(Tensor query, Tensor key, Tensor value, {_OPTIONS}, bool want_lse, str phase, str module)"
+    " -> (Tensor, Tensor)"
+)
+LIBRARY.define(
+    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse,"
+    f" {_OPTIONS}, str module) -> (Tensor, Tensor, Tensor)"
+)
+
+_op_attention = _core.op_attention
+_op_attention_backward = _core.op_attention_backward
+
+
+def by_torch(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None,
+) -> Tensor:  # fmt: skip
+    """Return attention by PyTorch's own kernel: by the one of an id, or by its own choice for any other id."""
+    grouped = q.shape[1] != k.shape[1]
+    attend = torch.ops.aten.scaled_dot_product_attention.default
+    with holding(None):
+        if kernel not in BACKENDS:
+            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)  # type: ignore[no-any-return]
+        with by_backend(kernel):
+            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)  # type: ignore[no-any-return]
+
+
+def run_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    rng: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    kernel: str,
+    want_lse: bool,
+    phase: str,
+    module: str,
+) -> tuple[Tensor, Tensor]:
+    """Compute attention now, by the kernel that the policy in force gives it.
+
+    Parameters
+    ----------
+    query, key, value : Tensor
+        ``[batch, heads, length, head_dim]``; `key` and `value` may have fewer heads, a divisor.
+    mask : Tensor, optional
+        Broadcasts to ``[batch, heads, q_length, kv_length]``: bool, or added.
+    rng : Tensor, optional
+        int64 [2], on the device: seed and offset of the dropout.
+    dropout_p, is_causal, scale
+        As for ``scaled_dot_product_attention``.
+    kernel : str
+        Kernels to choose from, joined by commas; empty: those that the policy asks for.
+    want_lse : bool
+        Whether the gradient will be asked for.
+    phase, module : str
+        As for `Held.route`.
+
+    Returns
+    -------
+    out : Tensor
+        In the shape and dtype of `query`, and in its order of dimensions in memory.
+    lse : Tensor
+        float32 ``[batch, heads, q_length]``; empty where it is not wanted.
+    """
+    held = held_of_ours(kernel)
+    mark = None if mask is None else (mask.shape, mask.stride(), mask.dtype)
+    known = (
+        "xpuruntime::attention", query.shape, key.shape, query.stride(), key.stride(), value.stride(), query.dtype,
+        query.device, mark, dropout_p > 0, is_causal, want_lse, phase, module, deterministic(held),
+    )  # fmt: skip
+    route = held.routes.get(known)
+    if route is None:
+        route = _find(held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module)
+    while True:
+        if route.place is None:
+            return _forward_by_torch(route, query, key, value, mask, dropout_p, is_causal, scale, want_lse)
+        out = torch.empty_like(query)
+        args = (
+            route.place, query.detach(), key.detach(), value.detach(), None if mask is None else mask.detach(), rng, out,
+            want_lse, "top_left" if is_causal else False, scale, dropout_p, _phase(phase), None,
+        )  # fmt: skip
+        try:
+            found = _run("attention", route, _op_attention, args)
+        except UnsupportedOperationError as error:
+            skip = held.refused(route, error)
+            route = _find(
+                held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module, skip
+            )
+            continue
+        lse = found[1] if want_lse else query.new_empty((0,), dtype=torch.float32)
+        return out, lse
+
+
+def run_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    rng: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    kernel: str,
+    module: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of attention for query, key and value now; the arguments are those of `run_forward`.
+
+    Notes
+    -----
+    A `grad_out` whose last dimension is not contiguous is copied, as PyTorch's own kernels do.
+    """
+    held = held_of_ours(kernel)
+    mark = None if mask is None else (mask.shape, mask.stride(), mask.dtype)
+    phase = "backward"
+    known = (
+        "xpuruntime::attention_backward", query.shape, key.shape, query.stride(), key.stride(), value.stride(),
+        query.dtype, query.device, mark, dropout_p > 0, is_causal, module, deterministic(held),
+    )  # fmt: skip
+    route = held.routes.get(known)
+    if route is None:
+        route = _find(held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module)
+    dense = _dense(grad_out)
+    while True:
+        if route.place is None:
+            return _backward_by_torch(route, grad_out, query, key, value, mask, dropout_p, is_causal, scale)
+        gradients = tuple(torch.empty_like(x) for x in (query, key, value))
+        args = (
+            route.place, dense.detach(), query.detach(), key.detach(), value.detach(), out.detach(), lse.detach(),
+            None if mask is None else mask.detach(), rng, *gradients, "top_left" if is_causal else False, scale,
+            dropout_p, None,
+        )  # fmt: skip
+        try:
+            _run("attention_backward", route, _op_attention_backward, args)
+        except UnsupportedOperationError as error:
+            skip = held.refused(route, error)
+            route = _find(
+                held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module, skip
+            )
+            continue
+        return gradients  # type: ignore[return-value]
+
+
+def _find(
+    held: Held, known: Any, backward: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None, needs_grad: bool, phase: str, module: str,
+    skip: tuple[tuple[str, str], ...] = (),
+) -> Route:  # fmt: skip
+    call = AttentionCall(
+        q.detach().requires_grad_(needs_grad), k.detach(), v.detach(), mask, dropout_p, is_causal, scale,
+        enable_gqa=q.shape[1] != k.shape[1], needs_grad=needs_grad, backward=backward,
+        phase=phase if held.by_phase else "", module=module if held.by_module else "",
+    )  # fmt: skip
+    return find_route(
+        held, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
+    )
+
+
+def _phase(phase: str) -> str | None:
+    return phase or None
+
+
+def _dense(grad_out: Tensor) -> Tensor:
+    if grad_out.stride(-1) == 1 and all(n % 8 == 0 and n > 0 for n in grad_out.stride()[:-1]):
+        return grad_out
+    return grad_out.contiguous()
+
+
+def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if calls.recorder is not None:
+        return calls.recorder.call(name, "attention", route, run, args, {})
+    return run(*args)
+
+
+def _no_dropout(route: Route, what: str) -> UnsupportedOperationError:
+    msg = (
+        f"{what} of attention with dropout cannot run by {route.kernel}: which weights are dropped is an argument of this"
+        " operator, and PyTorch's kernels draw their own"
+    )
+    if route.passed_over:
+        msg += f". {route.source} asks for {', '.join(route.asked)}: {route.reasons}"
+    return UnsupportedOperationError(f"{msg}. Fix: ask for a kernel that can serve it, or leave dropout out")
+
+
+def _forward_by_torch(
+    route: Route, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None, want_lse: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if dropout_p > 0:
+        raise _no_dropout(route, "the forward")
+    out = torch.empty_like(q)
+    with torch.no_grad():
+        out.copy_(_run("attention", route, by_torch, (route.kernel, q, k, v, mask, 0.0, is_causal, scale)))
+        lse = _lse(q, k, mask, is_causal, scale) if want_lse else q.new_empty((0,), dtype=torch.float32)
+    return out, lse
+
+
+def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    """Return the logarithm of the sum of exponentials of the scores, for a gradient by another kernel than PyTorch's."""
+    group = q.shape[1] // max(k.shape[1], 1)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    keys = k.to(wide).repeat_interleave(group, 1) if group > 1 else k.to(wide)
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    scores = (q.to(wide) * factor) @ keys.transpose(-1, -2)
+    if is_causal:
+        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
+    return torch.logsumexp(scores, -1).to(torch.float32)
+
+
+def _backward_by_torch(
+    route: Route, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dropout_p > 0:
+        raise _no_dropout(route, "the gradient")
+
+    def again() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            operands = [x.detach().requires_grad_() for x in (q, k, v)]
+            out = by_torch(route.kernel, *operands, mask, 0.0, is_causal, scale)  # type: ignore[misc]
+            return torch.autograd.grad(out, operands, grad_out)
+
+    found = _run("attention_backward", route, again, ())
+    gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+    for gradient, value in zip(gradients, found, strict=True):
+        gradient.copy_(value)
+    return gradients  # type: ignore[return-value]
+
+
+def _forward_of_fake(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rng: Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None, kernel: str, want_lse: bool, phase: str, module: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    lse = query.new_empty(query.shape[:3] if want_lse else (0,), dtype=torch.float32)
+    return torch.empty_like(query), lse
+
+
+def _backward_of_fake(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("attention", run_forward, _key)
+    LIBRARY.impl("attention_backward", run_backward, _key)
+torch.library.register_fake("xpuruntime::attention", _forward_of_fake, lib=LIBRARY)
+torch.library.register_fake("xpuruntime::attention_backward", _backward_of_fake, lib=LIBRARY)
+
+
+def check(want_lse: bool) -> None:
+    """Raise `InputError` where a gradient is to be recorded of a forward that does not keep what it needs."""
+    if not want_lse:
+        msg = "xpuruntime::attention is called with want_lse=False where gradients are recorded; fix: pass want_lse=True"
+        raise InputError(msg)

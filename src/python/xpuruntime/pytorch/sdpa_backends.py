@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's backends of scaled dot product attention: which are enabled, in which order, and one of them for a call."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+__all__ = ["BACKENDS", "Settings", "by_backend", "read", "reason_against", "write"]
+
+#: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).
+BACKENDS = {"torch.math": 0, "torch.flash": 1, "torch.efficient": 2, "torch.cudnn": 3}
+
+_GETTERS = (
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_overrideable_sdp_enabled,
+)
+_SETTERS = (
+    torch._C._set_sdp_use_math,
+    torch._C._set_sdp_use_flash,
+    torch._C._set_sdp_use_mem_efficient,
+    torch._C._set_sdp_use_cudnn,
+    torch._C._set_sdp_use_overrideable,
+)
+#: Held while one call has the switches for itself: they belong to the whole process.
+_lock = threading.RLock()
+
+
+class Settings(NamedTuple):
+    """PyTorch's switches for attention.
+
+    Attributes
+    ----------
+    enabled : tuple of bool [5]
+        By number of the backend.
+    order : tuple of int
+        Numbers of the backends; on CUDA the first that is enabled and can serve does.
+    """
+
+    enabled: tuple[bool, ...]
+    order: tuple[int, ...]
+
+
+def read() -> Settings:
+    """Return the settings of the process."""
+    with _lock:
+        return Settings(
+            tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in torch._C._get_sdp_priority_order())
+        )
+
+
+def write(settings: Settings) -> None:
+    """Set them for the process."""
+    with _lock:
+        _enable(settings.enabled)
+        torch._C._set_sdp_priority_order(list(settings.order))
+
+
+def _enable(enabled: Iterable[bool]) -> None:
+    for set_one, value in zip(_SETTERS, enabled, strict=True):
+        set_one(value)
+
+
+class by_backend:  # noqa: N801 - used like a function
+    """Let one backend alone serve attention inside a ``with`` block, in this and all other threads.
+
+    Another thread that enters such a block waits, so keep it short. Threads that call PyTorch past the override see
+    the switches meanwhile.
+
+    Parameters
+    ----------
+    kernel : str
+        A key of `BACKENDS`.
+    """
+
+    __slots__ = ("_before", "_number")
+
+    def __init__(self, kernel: str) -> None:
+        self._number = BACKENDS[kernel]
+        self._before: tuple[bool, ...] = ()
+
+    def __enter__(self) -> None:
+        _lock.acquire()
+        try:
+            self._before = tuple(get() for get in _GETTERS)
+            number = self._number
+            for other, set_one in enumerate(_SETTERS):
+                set_one(other == number)
+        except BaseException:
+            _lock.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            _enable(self._before)
+        finally:
+            _lock.release()
+
+
+def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
+    """Return why PyTorch cannot serve a call by one of its kernels; empty where it can.
+
+    Parameters
+    ----------
+    kernel : str
+        A key of `BACKENDS`.
+    *args, **kwargs
+        As for ``scaled_dot_product_attention``.
+    """
+    if kernel == "torch.math":
+        return ""
+    said: list[str] = []
+    choice = -1
+    with by_backend(kernel), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            choice = torch._fused_sdp_choice(*args, **kwargs)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+                return ""  # the call itself is wrong, and says so when it is made
+        said = [str(one.message) for one in caught]
+    if choice == BACKENDS[kernel]:
+        return ""
+    for number, text in enumerate(said):
+        if "not used because" in text and number + 1 < len(said) and _named(kernel, text):
+            return said[number + 1].split("(Triggered internally", 1)[0].strip()
+    return f"PyTorch finds that {kernel} cannot serve these arguments"
+
+
+def _named(kernel: str, text: str) -> bool:
+    words = {"torch.flash": "flash", "torch.efficient": "memory efficient", "torch.cudnn": "cudnn"}
+    return text.lower().startswith(words[kernel])
