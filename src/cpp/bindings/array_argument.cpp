@@ -106,7 +106,7 @@ Tensor make_tensor(const OutputSpec& spec, DeviceId device, const std::optional<
 
 }  // namespace
 
-ArrayArgument::ArrayArgument(PyObject* object, const char* name) {
+ArrayArgument::ArrayArgument(PyObject* object, const char* name, bool below_autograd) {
   operand_.name = name;
   if (object == Py_None) return;
   object_ = object;
@@ -114,7 +114,7 @@ ArrayArgument::ArrayArgument(PyObject* object, const char* name) {
   if (const Exchange* const exchange = find_exchange(Py_TYPE(object));
       exchange != nullptr && exchange->api->dltensor_from_py_object_no_sync != nullptr) {
     api_ = exchange->api;
-    has_gradients_ = exchange->has_gradients;
+    has_gradients_ = exchange->has_gradients && !below_autograd;
     take_table();
     return;
   }

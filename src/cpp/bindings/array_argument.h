@@ -24,8 +24,8 @@ class ArrayArgument {
 
   /// None is an argument that was left out. Throws InputError for what is no array that can be
   /// shared, and UnsupportedOperationError for a tensor whose gradient would be lost; both name the
-  /// argument.
-  ArrayArgument(PyObject* object, const char* name);
+  /// argument. With `below_autograd` its library has recorded the gradient already.
+  ArrayArgument(PyObject* object, const char* name, bool below_autograd = false);
 
   const Operand& operand() const noexcept { return operand_; }
   bool given() const noexcept { return !operand_.absent; }
@@ -63,7 +63,7 @@ class ArrayArgument {
   Kind kind_ = Kind::kTensor;
   PyObject* object_ = nullptr;
   const DLPackExchangeAPI* api_ = nullptr;
-  bool has_gradients_ = false;
+  bool has_gradients_ = false;  // that could be lost
   StreamHandle current_ = 0;        // kOther: what its library works on
   const Tensor* tensor_ = nullptr;  // all but kTable
   std::optional<Tensor> imported_;  // kNumpy, kOther

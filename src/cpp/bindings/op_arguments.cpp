@@ -149,6 +149,7 @@ CallPlace PositionalArguments::next_place() {
     Py_INCREF(given);
     Py_XDECREF(std::exchange(last, given));  // may call others, which remember their own
   }
+  below_autograd_ = PyTuple_GET_SIZE(place) > 5 && PyTuple_GET_ITEM(place, 5) == Py_True;
   return {*found, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
 }
 

@@ -48,7 +48,8 @@ class PositionalArguments {
   std::array<ArrayArgument, kCount> next_arrays(const char* const (&names)[kCount]) {
     return arrays_of(names, std::make_index_sequence<kCount>());
   }
-  /// A Place of xpuruntime.ops.ambient, which begins with these three.
+  /// A Place of xpuruntime.ops.ambient, which begins with these three. Where its last says that
+  /// autograd is above the call, arrays that require a gradient are taken from here on.
   CallPlace next_place();
   /// By Python's own idea of truth.
   bool next_flag();
@@ -69,12 +70,13 @@ class PositionalArguments {
   template <std::size_t kCount, std::size_t... kAt>
   std::array<ArrayArgument, kCount> arrays_of(const char* const (&names)[kCount],
                                               std::index_sequence<kAt...> /*each*/) {
-    return {ArrayArgument(next(), names[kAt])...};
+    return {ArrayArgument(next(), names[kAt], below_autograd_)...};
   }
   void read_integers(std::span<std::int32_t> values, const char* name);
 
   PyObject* const* values_;
   std::size_t at_ = 0;
+  bool below_autograd_ = false;
 };
 
 }  // namespace xpuruntime::bindings
