@@ -15,5 +15,6 @@ PYBIND11_MODULE(_core, module) {
   bind_array_view(module);
   bind_kernels(module);
   bind_ops(module);
+  bind_call_key(module);
   bind_onnxruntime(module);
 }

@@ -104,4 +104,10 @@ def op_conv2d(
     stream: Any,
     /,
 ) -> Any: ...
+def call_key(name: str, /, *arrays: Any) -> bytes | None:
+    """Return everything that a kernel depends on of a call's arrays: shapes, strides, dtypes, devices, alignment.
+
+    Arrays that require a gradient are taken. ``None`` where one of them cannot be seen, or they have many dimensions.
+    """
+
 def measure_choose() -> dict[str, float]: ...

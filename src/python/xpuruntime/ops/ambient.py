@@ -35,6 +35,8 @@ class Place(NamedTuple):
     policy: Policy
     #: Under the same policy, but asking for a kernel: by operation and kernel.
     pinned: dict[tuple[str, str | tuple[str, ...]], Place]
+    #: The caller is a kernel below autograd, so that no gradient is lost.
+    below_autograd: bool = False
 
 
 class Block(NamedTuple):
