@@ -30,19 +30,22 @@ except ModuleNotFoundError as _missing:
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "allocator_stats": "allocator",
-    "memory_report": "memory_report",
-    "reset_allocator": "allocator",
-    "set_allocator": "allocator",
     "autocast": "autocasting",
     "capture_graph": "capture",
-    "Exported": "exporting",
-    "LayerParity": "layer_parity",
-    "Parity": "layer_parity",
     "clear_kernel_policy": "policy",
+    "explain": "explaining.block",
+    "Explanation": "explaining.explanation",
     "export": "exporting",
+    "Exported": "exporting",
     "get_kernel_policy": "policy",
     "kernel_policy": "policy",
+    "LayerParity": "layer_parity",
+    "memory_report": "memory_reporting",
+    "Parity": "layer_parity",
     "parity": "layer_parity",
+    "profile": "profiling",
+    "reset_allocator": "allocator",
+    "set_allocator": "allocator",
     "set_kernel_policy": "policy",
 }
 

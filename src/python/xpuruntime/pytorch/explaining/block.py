@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`explain`: watch what a block of code runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.nn.modules import module as torch_module
+
+from xpuruntime.ops.decision_log import Decision, decisions
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.explaining.building import build_rows
+from xpuruntime.pytorch.explaining.explanation import Explanation, Found
+from xpuruntime.pytorch.explaining.joining import join
+from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
+from xpuruntime.pytorch.explaining.recorder import CallRecorder
+from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE
+from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.overriding import registry
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from xpuruntime.pytorch.explaining.recorder import Seen
+
+__all__ = ["explain", "served_since"]
+
+
+class explain:  # noqa: N801 - used like a function
+    """Find out which kernels the code in a ``with`` block runs: what was asked for, what ran, how often and how long.
+
+    It covers forward and backward, all threads that PyTorch's profiler watches, with a policy in force or without.
+
+    Returns
+    -------
+    Explanation
+        From ``with``; it has everything after the block.
+
+    Raises
+    ------
+    InputError
+        When the block is entered while a profiler of PyTorch's runs: there can be only one.
+
+    Notes
+    -----
+    Times come from PyTorch's profiler: of kernels on CUDA devices, or, where none ran, of the CPU. Run a step before,
+    so that what is done once is not in them. Inside the block every operator that a policy can speak of passes through
+    Python, as under a policy; after it, everything is as before. Of code that `torch.compile` has compiled, operators
+    that it calls are seen one by one, and kernels that it made by their names.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> with xrt_torch.kernel_policy(matmul="cpu.reference"), xrt_torch.explain() as found:
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    >>> row, = (row for row in found.rows if row.op == "matmul")
+    >>> row.resolved, row.source, row.status, row.count
+    ('cpu.reference', 'kernels.matmul', 'honoured', 1)
+    """
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Explanation:
+        refuse_a_second("explain()")
+        self._found = Explanation()
+        self._recorder = CallRecorder(_range)
+        self._recorder.note_policy()
+        held = current()
+        self._policy = None if held is None else held.policy.to_dict()
+        with contextlib.ExitStack() as undo:
+            undo.callback(registry.give_back, registry.require(OPS))
+            module_paths.require()
+            undo.callback(module_paths.give_back)
+            for handle in _module_ranges():
+                undo.callback(handle.remove)
+            self._before = decisions()
+            self._profiler = Profiler(record_shapes=True)
+            self._profiler.start()
+            undo.callback(calls.watch, calls.watch(self._recorder))
+            self._undo = undo.pop_all()
+        return self._found
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._recorder.note_policy()
+        finally:
+            self._undo.pop_all().close()
+            self._stop(error)
+
+    def _stop(self, error: BaseException | None) -> None:
+        try:
+            self._profiler.stop()
+            self._finish(partial=error is not None)
+        except BaseException:
+            if error is None:  # otherwise the error of the block is the one to be heard
+                raise
+
+    def _finish(self, *, partial: bool) -> None:
+        joined = join(self._profiler.events())
+        recorder = self._recorder
+        rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
+        notes = []
+        if joined.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
+            notes.append(
+                "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
+                "be in use by another tool, or not permitted"
+            )
+        if any(row.operator == "torch.compile" for row in rows):
+            notes.append("norms that torch.compile has fused into C++ are not seen as norms")
+        self._found.finish(
+            Found(
+                rows=rows,
+                time_kind=joined.kind,
+                overhead_us=joined.overhead_ns / 1000,
+                policy=self._policy,
+                notes=tuple(notes),
+                partial=partial,
+            )
+        )
+
+
+def served_since(before: tuple[Decision, ...]) -> list[Decision]:
+    """Return the decisions of the core that have served calls since `before` was taken."""
+    now = decisions()
+    if len(now) < len(before) or any(a.text != b.text for a, b in zip(before, now, strict=False)):
+        return list(now)  # somebody has cleared them meanwhile
+    served = [new for old, new in zip(before, now, strict=False) if new.count > old.count]
+    return [*served, *now[len(before) :]]
+
+
+def _range(seen: Seen) -> Any:
+    return _RecordFunctionFast(f"{RANGE}{seen.number}")
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.ranges: list[Any] = []
+
+
+def _module_ranges() -> list[Any]:
+    """Put a range with its path around each module's forward; returns what takes the hooks away."""
+    open_ = _Open()
+
+    def enter(module: Any, args: Any) -> None:
+        del module, args
+        if torch.compiler.is_compiling():
+            return
+        opened = _RecordFunctionFast(f"{MODULE}{module_paths.current()}")
+        opened.__enter__()
+        open_.ranges.append(opened)
+
+    def leave(module: Any, args: Any, output: Any) -> None:
+        del module, args, output
+        if open_.ranges and not torch.compiler.is_compiling():
+            open_.ranges.pop().__exit__(None, None, None)
+
+    return [
+        torch_module.register_module_forward_pre_hook(enter),
+        torch_module.register_module_forward_hook(leave, always_call=True),
+    ]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`build_rows`: what was recorded of calls, what the profiler saw and what the core decided, a row for each kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.pytorch.explaining.rows import Row, RowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.decision_log import Decision
+    from xpuruntime.pytorch.explaining.asking import Asking
+    from xpuruntime.pytorch.explaining.joining import Escaped, Joined, Share
+    from xpuruntime.pytorch.explaining.recorder import Seen
+
+__all__ = ["build_rows", "decision_of"]
+
+#: PyTorch's kernels of attention, and what the name of an operator that runs it has.
+_ATTENTION = {
+    "torch.flash": ("_flash_attention",),
+    "torch.efficient": ("_efficient_attention",),
+    "torch.cudnn": ("_cudnn_attention",),
+    "torch.math": ("_attention_math",),
+}
+_REPLAY = "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture"
+_COMPILED = "torch.compile made C++ of it, in which operations cannot be told apart"
+#: Operators that make or view tensors; they are not what a call is about.
+_MINOR = frozenset(
+    f"aten::{name}" for name in ("empty", "as_strided", "view", "detach", "t", "transpose", "reshape", "resolve_conj")
+)
+
+
+def build_rows(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision], asking: Asking) -> tuple[Row, ...]:
+    """Return the rows, those that took longest first.
+
+    Parameters
+    ----------
+    kinds : sequence of Seen
+    joined : Joined
+    decisions : sequence of Decision
+        What the core served meanwhile.
+    asking : Asking
+        The policies that held meanwhile.
+    """
+    rows = [_of_calls(seen, joined, decisions) for seen in kinds if seen.count]
+    rows += [_of_rest(key, share, joined.kind, asking) for key, share in joined.rest.items()]
+    return tuple(sorted(rows, key=lambda row: -row.time_us))
+
+
+def decision_of(seen: Seen, decisions: Sequence[Decision]) -> Decision | None:
+    """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
+    if seen.native:
+        return None
+    fitting = [
+        one
+        for one in decisions
+        if one.asked_by == seen.source
+        and one.asked == (seen.kernel,)
+        and one.op.startswith(seen.op)
+        and one.dtype in seen.dtypes
+    ]
+    exact = [one for one in fitting if _fits(one, seen)]
+    return next(iter(exact or fitting), None)
+
+
+def _fits(decision: Decision, seen: Seen) -> bool:
+    """Say whether a decision is about tensors of these shapes."""
+    if decision.module and decision.module != seen.module:
+        return False
+    shapes = list(seen.shapes)
+    inputs = [tuple(shape) for name, shape in decision.shapes.items() if name in ("a", "b", "q", "k", "v", "x")]
+    return bool(inputs) and all(shape in shapes for shape in inputs)
+
+
+def _of_calls(seen: Seen, joined: Joined, decisions: Sequence[Decision]) -> Row:
+    share = joined.calls.get(seen.number)
+    decision = decision_of(seen, decisions)
+    resolved = seen.kernel if decision is None else decision.kernel
+    kernels = _observed(share)
+    if decision is not None and joined.kind == "cpu":
+        kernels = (decision.kernel,)
+    status, reason = _status(seen, share)
+    notes = [reason] if reason else []
+    if decision is not None:
+        notes += decision.notes
+    seen_count = 0 if share is None else share.count
+    if seen_count < seen.count:
+        notes.append(f"{seen.count - seen_count} calls ran in threads that PyTorch's profiler does not watch")
+    return Row(
+        op=seen.op,
+        operator=f"aten::{seen.name}",
+        module=seen.module or _only(share),
+        phase=seen.phase,
+        shapes=seen.shapes,
+        dtypes=seen.dtypes,
+        device=seen.device,
+        requested=seen.asked,
+        source=seen.source,
+        resolved=resolved,
+        observed=kernels,
+        status=status,
+        reason="; ".join(notes),
+        count=seen.count,
+        time_us=0.0 if share is None else share.ns / 1000,
+    )
+
+
+def _status(seen: Seen, share: Share | None) -> tuple[RowStatus, str]:
+    status: RowStatus = (
+        "substituted" if seen.status == "substituted" else "honoured" if seen.status == "honoured" else "default"
+    )
+    marks = _ATTENTION.get(seen.kernel)
+    if status == "honoured" and seen.native and marks and share is not None:
+        ran = [leaf for leaf in share.leaves if any(mark in leaf for all_ in _ATTENTION.values() for mark in all_)]
+        if ran and not any(mark in leaf for leaf in ran for mark in marks):
+            return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
+    if seen.by_switch:
+        return status, "set by a switch of PyTorch's for all calls"
+    return status, seen.reason
+
+
+def _only(share: Share | None) -> str:
+    """Return the module of calls, where all of them ran in one."""
+    return next(iter(share.modules)) if share is not None and len(share.modules) == 1 else ""
+
+
+def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
+    status: RowStatus = "other"
+    reason = ""
+    requested: tuple[str, ...] = ()
+    source = "default"
+    if key.what == "escape":
+        status = "default"
+        requested, source, sure = asking.asked(
+            key.op,
+            dtype=key.dtypes[0] if key.dtypes else None,
+            device="cpu" if kind == "cpu" else None,
+            phase=key.phase or None,
+            module=key.module or None,
+        )
+        if requested:
+            status = "bypassed"
+            reason = key.reason + ("" if sure else f"; whether {source} means these calls cannot be told")
+    elif key.what in ("replay", "compiled"):
+        status = "opaque"
+        reason = _REPLAY if key.what == "replay" else _COMPILED
+    return Row(
+        op=key.op,
+        operator=key.operator,
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
+        device="cpu" if kind == "cpu" else "",
+        requested=requested,
+        source=source,
+        resolved="",
+        observed=_observed(share),
+        status=status,
+        reason=reason,
+        count=share.count,
+        time_us=share.ns / 1000,
+    )
+
+
+def _observed(share: Share | None) -> tuple[str, ...]:
+    """Return what ran, the longest first."""
+    if share is None:
+        return ()
+    names = sorted(share.kernels, key=lambda name: -share.kernels[name])
+    return tuple(name for name in names if name not in _MINOR) or tuple(names)

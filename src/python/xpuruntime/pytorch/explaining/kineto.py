@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's profiler, started and stopped without a word, and never a second one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import profiler as _autograd_profiler
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Profiler", "default_activities", "refuse_a_second"]
+
+
+def refuse_a_second(what: str) -> None:
+    """Refuse to start a profiler while one runs: there is one of PyTorch's per process, and a second would crash it.
+
+    Raises
+    ------
+    InputError
+    """
+    if _autograd_profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
+        msg = (
+            f"{what} needs PyTorch's profiler, and one runs already: one profiler runs at a time. Leave the block of "
+            "torch.profiler, xpuruntime.pytorch.profile or explain() around it first, or do not nest them"
+        )
+        raise InputError(msg)
+
+
+def default_activities() -> list[Any]:
+    """Return what is to be recorded: the CPU, and CUDA where there is a device."""
+    activity = torch.profiler.ProfilerActivity
+    return [activity.CPU, activity.CUDA] if torch.cuda.is_available() else [activity.CPU]
+
+
+class Profiler:
+    """`torch.profiler.profile`, which holds everything between `start` and `stop`, kernels that are under way included.
+
+    Parameters
+    ----------
+    activities : iterable of torch.profiler.ProfilerActivity, optional
+        Default: `default_activities`.
+    **options
+        As for `torch.profiler.profile`.
+
+    Attributes
+    ----------
+    torch : torch.profiler.profile
+    """
+
+    def __init__(self, activities: Iterable[Any] | None = None, **options: Any) -> None:
+        # Else PyTorch 2.13 prints a line for each start and stop.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        chosen = default_activities() if activities is None else list(activities)
+        # Without acc_events PyTorch warns of what does not concern a single cycle.
+        self.torch = torch.profiler.profile(activities=chosen, acc_events=True, **options)
+
+    def start(self) -> None:
+        """Start it; kernels that were started before are waited for."""
+        _finish_kernels()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.torch.start()
+
+    def stop(self) -> None:
+        """Wait for the kernels that are under way, and stop."""
+        try:
+            _finish_kernels()
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.torch.stop()
+
+    def events(self) -> list[Any]:
+        """Return everything that was recorded, as kineto has it; times are nanoseconds since the epoch."""
+        profiler = self.torch.profiler
+        found: list[Any] = profiler.kineto_results.events()
+        return found
+
+
+def _finish_kernels() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`CallRecorder`: every call of an overridden operator, by kind, with a range around it that the profiler sees."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.explaining.asking import Asking
+from xpuruntime.pytorch.held import Held, current
+from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["CallRecorder", "Seen"]
+
+
+class Seen:
+    """Calls of one kind.
+
+    Attributes
+    ----------
+    number : int
+        Counts from zero within one recorder.
+    name, op : str
+        The operator, such as ``"mm.out"``, and the operation of a `KernelPolicy`.
+    module, phase, device : str
+    shapes : tuple of tuple of int
+        Of the tensors among the arguments.
+    dtypes : tuple of str
+    asked : tuple of str
+        Empty where no policy asks for anything.
+    source : str
+        The key that asks, or ``"default"``.
+    kernel : str
+        The word that was resolved to: an id of ours, or of PyTorch's.
+    native : bool
+        Whether PyTorch's own kernel serves.
+    by_switch : bool
+        Whether the policy is kept by a switch of PyTorch's, so that no call is decided by itself.
+    status, reason : str
+    count : int
+        Calls that returned.
+    first_ns, first_duration_ns : int
+        When the first began, in nanoseconds since the epoch, and how long it took on the CPU.
+    thread : int
+        Native id of the thread of the first.
+    """
+
+    __slots__ = (
+        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "module", "name",
+        "native", "number", "op", "phase", "reason", "shapes", "source", "status", "thread",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, name: str, op: str, route: Route | None, module: str, phase: str, tensors: list[torch.Tensor]
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.op = op
+        self.module = module
+        self.phase = phase
+        self.shapes = tuple(tuple(t.shape) for t in tensors)
+        self.dtypes = tuple(dict.fromkeys(calls.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
+        self.device = str(tensors[0].device) if tensors else "cpu"
+        self.count = 0
+        self.first_ns = 0
+        self.first_duration_ns = 0
+        self.thread = threading.get_native_id()
+        self.by_switch = False
+        self.native = True
+        self.asked: tuple[str, ...] = ()
+        self.source = "default"
+        self.kernel = DEFAULT_ID[op]
+        self.status = "default"
+        self.reason = ""
+        if route is not None:
+            self.native = route.native
+            self.kernel = route.kernel
+            self.status = route.status
+            self.reason = route.reasons
+            if route.source != "default":
+                self.asked, self.source = route.asked, route.source
+        else:
+            self._ask_switches(current())
+
+    def _ask_switches(self, held: Held | None) -> None:
+        words = None if held is None else held.policy.kernels.get(self.op)
+        if words is None:
+            return
+        self.by_switch = True
+        self.asked = (words,) if isinstance(words, str) else tuple(words)
+        self.source = f"kernels.{self.op}"
+        self.kernel = NATIVE_WORDS[self.op].get(self.asked[0], DEFAULT_ID[self.op])
+        self.status = "honoured"
+
+    @property
+    def label(self) -> str:
+        """The calls in a few words, for a trace."""
+        return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class CallRecorder:
+    """Keeps what is to be known of calls; a `calls.Recorder`.
+
+    Parameters
+    ----------
+    range_of : callable
+        From a `Seen` to the context that one call of it runs in.
+
+    Notes
+    -----
+    What runs inside a call that is recorded, such as the products inside unfused attention, belongs to that call,
+    unless the policy asks for something for it by itself. A call that raises is not counted.
+    """
+
+    def __init__(self, range_of: Callable[[Seen], AbstractContextManager[Any]]) -> None:
+        self._range_of = range_of
+        self._lock = threading.Lock()
+        self._seen: dict[Any, Seen] = {}
+        self._depth = _Depth()
+        self.asking = Asking()
+        self.kinds: list[Seen] = []
+
+    def note_policy(self) -> None:
+        """Take note of the policy that holds now in this thread."""
+        self.asking.note(current())
+
+    def call(
+        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``; see `calls.Recorder`."""
+        depth = self._depth
+        if (depth.value and (route is None or route.source == "default")) or _tracing():
+            return run(*args, **kwargs)
+        seen = self._kind(name, op, route, args, kwargs)
+        depth.value += 1
+        begun = time.time_ns() if not seen.count else 0
+        try:
+            with self._range_of(seen):
+                result = run(*args, **kwargs)
+        finally:
+            depth.value -= 1
+        with self._lock:
+            if begun and not seen.count:
+                seen.first_ns, seen.first_duration_ns = begun, time.time_ns() - begun
+            seen.count += 1
+        return result
+
+    def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> Seen:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        module, phase = module_paths.current(), calls.phase()
+        held = current() if route is None else None
+        why: Any = None if held is None else held.policy.kernels.get(op)
+        if route is not None:
+            why = (route.kernel, route.source, route.asked, route.passed_over, route.native)
+        key = (name, op, why, module, phase, *((t.shape, t.dtype, t.device) for t in tensors))
+        found = self._seen.get(key)
+        if found is None:
+            with self._lock:
+                found = self._seen.get(key)
+                if found is None:
+                    found = Seen(len(self.kinds), name, op, route, module, phase, tensors)
+                    self.kinds.append(found)
+                    self._seen[key] = found
+            self.note_policy()
+        return found
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_modes = torch._C._TorchDispatchModeKey
+
+
+def _tracing() -> bool:
+    """Say whether operators are being traced by `torch.compile` or an export: nothing runs then."""
+    get = torch._C._get_dispatch_mode
+    return any(get(mode) is not None for mode in (_modes.FAKE, _modes.PROXY, _modes.FUNCTIONAL))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`profile`: PyTorch's profiler, with what xpuruntime decided in the same trace."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.ops.decision_log import decisions
+from xpuruntime.policies.files import dumps
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.explaining.block import served_since
+from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
+from xpuruntime.pytorch.explaining.recorder import CallRecorder
+from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.trace_merging import merge_trace
+from xpuruntime.runtime.marks import Marks, watch_marks
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from xpuruntime.pytorch.explaining.recorder import Seen
+
+__all__ = ["profile"]
+
+
+class profile:  # noqa: N801 - used like a function
+    """Run PyTorch's profiler over a ``with`` block, and write one trace in which our decisions are, too.
+
+    Parameters
+    ----------
+    export_chrome_trace : path, optional
+        Where to write the trace: a file that ends in ``.json``, or ``.json.gz`` for a compressed one. It opens in
+        Perfetto and in ``chrome://tracing``. An older file is replaced as a whole.
+    activities : iterable of torch.profiler.ProfilerActivity, optional
+        Default: the CPU, and CUDA where there is a device.
+    record_shapes, profile_memory, with_stack : bool
+        As for `torch.profiler.profile`.
+
+    Returns
+    -------
+    torch.profiler.profile
+        From ``with``: ``prof.key_averages()`` and the rest work as ever. After a trace was written,
+        ``prof.export_chrome_trace`` does not: PyTorch writes each trace once.
+
+    Raises
+    ------
+    InputError
+        When the block is entered: the trace cannot be written there, or a profiler of PyTorch's runs already. After the
+        block: the trace could not be written, as on a full disk.
+
+    Notes
+    -----
+    Calls that the policy in force decides one by one have a range of the form ``xpuruntime matmul cublas.cublasLt
+    layers.3.attn``. Under a process of its own named ``xpuruntime`` are the decisions, each drawn with the first call
+    that it served and with an arrow to its range, CUDA graphs while they are captured, and what other parts of
+    xpuruntime mark, such as tuning. The policy is in the metadata as ``xpuruntime_policy``.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> with xrt_torch.profile() as prof:
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    >>> "aten::mm" in {event.key for event in prof.key_averages()}
+    True
+    """
+
+    def __init__(
+        self,
+        export_chrome_trace: str | os.PathLike[str] | None = None,
+        *,
+        activities: Iterable[Any] | None = None,
+        record_shapes: bool = True,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+    ) -> None:
+        self._target = None if export_chrome_trace is None else Path(export_chrome_trace)
+        if self._target is not None and not self._target.name.endswith((".json", ".json.gz")):
+            msg = f"a trace is written as '.json' or '.json.gz', and the path is '{self._target}': end it so"
+            raise InputError(msg)
+        self._activities = None if activities is None else list(activities)
+        self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        if self._target is not None:
+            check_target(self._target)
+        refuse_a_second("profile()")
+        self._recorder = CallRecorder(_range)
+        self._marks = Marks()
+        held = current()
+        self._policy = None if held is None else held.policy
+        self._before = decisions()
+        self._profiler = Profiler(self._activities, **self._options)
+        with contextlib.ExitStack() as undo:
+            module_paths.require()
+            undo.callback(module_paths.give_back)
+            self._profiler.start()
+            undo.callback(watch_marks, watch_marks(self._marks))
+            undo.callback(calls.watch, calls.watch(self._recorder))
+            self._undo = undo.pop_all()
+        return self._profiler.torch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.pop_all().close()
+        try:
+            text = "null" if self._policy is None else dumps(self._policy.to_dict(), "json")
+            self._profiler.torch.add_metadata_json("xpuruntime_policy", text)
+            self._profiler.stop()
+            if self._target is not None:
+                self._write(self._target)
+        except Exception as failure:
+            if error is None:
+                raise
+            msg = f"the block failed, and so did its profile: {failure}"
+            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+    def _write(self, target: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".xpuruntime-trace-", dir=target.parent) as folder:
+            raw = Path(folder) / "trace.json"
+            try:
+                self._profiler.torch.export_chrome_trace(str(raw))
+            except (OSError, RuntimeError) as error:
+                raise cannot_write(target, error) from error
+            merge_trace(raw, target, self._recorder.kinds, served_since(self._before), self._marks.taken)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a path to which no file can be written.
+
+    Raises
+    ------
+    InputError
+    """
+    if target.is_dir():
+        msg = f"cannot write the trace to '{target}': it is a folder. Give the path of a file."
+        raise InputError(msg)
+    try:
+        with tempfile.TemporaryFile(prefix=".xpuruntime-trace-", dir=target.parent) as probe:
+            probe.write(b"{}")
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def cannot_write(target: Path, error: Exception) -> InputError:
+    """Return the error for a trace that cannot be written."""
+    reason = getattr(error, "strerror", None) or error
+    return InputError(
+        f"cannot write the trace to '{target}': {reason}. Give a path in a folder that exists, is writable and has "
+        "room."
+    )
+
+
+def _range(seen: Seen) -> Any:
+    return torch.profiler.record_function(seen.label)
