@@ -12,6 +12,7 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
+from xpuruntime.runtime.open_sessions import note_open
 
 if TYPE_CHECKING:
     import os
@@ -132,6 +133,7 @@ class InferenceSession:
         self._proof, self._checks = ready.proof, ready.conversions
         self._loaded = ready.loaded
         self.run = self._loaded.runner()
+        note_open(self)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:

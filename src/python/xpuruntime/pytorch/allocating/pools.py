@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Lender`: PyTorch's view of one of our pools, and the memory pools of PyTorch that are made on it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from xpuruntime._core import MemoryPool, TorchAllocator
+from xpuruntime.errors import UnsupportedOperationError
+
+__all__ = ["Lender", "all_lenders", "lender_of", "pluggable", "release", "retire", "sweep"]
+
+#: PyTorch's allocator objects by slot. Kept for ever: its pools refer to them without holding them.
+_PLUGGABLE: dict[int, Any] = {}
+_lock = threading.RLock()
+_lenders: list[Lender] = []
+#: Pools of PyTorch that something else still uses: a graph, or a capture that goes on.
+_retired: list[tuple[Any, Lender]] = []
+
+
+def pluggable(allocator: TorchAllocator) -> Any:
+    """Return PyTorch's object for the functions of an allocator.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        This PyTorch cannot take allocation functions.
+    """
+    make = getattr(torch._C, "_cuda_customAllocator", None)
+    if make is None:
+        msg = (
+            f"torch {torch.__version__} takes no allocation functions: it was built without CUDA, or its interface "
+            "for them has changed. Install a CUDA build of PyTorch 2.11 or a later release that this version knows"
+        )
+        raise UnsupportedOperationError(msg)
+    with _lock:
+        found = _PLUGGABLE.get(allocator.slot)
+        if found is None:
+            found = _PLUGGABLE[allocator.slot] = make(allocator.alloc_address, allocator.free_address)
+        return found
+
+
+class Lender:
+    """Gives memory of one of our pools to pools of PyTorch. Several scopes over the same pool share one.
+
+    Parameters
+    ----------
+    pool : MemoryPool
+        Memory of a CUDA device.
+
+    Attributes
+    ----------
+    pool : MemoryPool
+    allocator : TorchAllocator
+    device : int
+        Index of the CUDA device.
+    users : int
+        Open scopes and retired pools of PyTorch that use it.
+    last_failure : str or None
+        Why the last allocation was refused.
+    made : set of (int, int)
+        Ids of the pools of PyTorch that were made here.
+    """
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self.pool = pool
+        self.allocator = TorchAllocator([pool])
+        self.device = int(pool.device.rpartition(":")[2])
+        self.users = 0
+        self.last_failure: str | None = None
+        self.made: set[tuple[int, int]] = set()
+
+    def make_pool(self) -> Any:
+        """Return a new ``torch.cuda.MemPool`` that gets its memory here."""
+        with torch.cuda.device(self.device):
+            made = torch.cuda.MemPool(pluggable(self.allocator))
+        self.made.add(tuple(made.id))
+        return made
+
+    def take_failure(self) -> str | None:
+        """Return why the last allocation since the last call was refused, and keep it in `last_failure`."""
+        reason = self.allocator.take_failure()
+        if reason is not None:
+            self.last_failure = reason
+        return reason
+
+    def idle(self) -> bool:
+        """Say whether nobody uses it and PyTorch holds none of its memory."""
+        if self.users:
+            return False
+        stats = self.allocator.stats()
+        return stats.allocations == 0 and stats.in_graphs == 0
+
+
+def lender_of(pool: MemoryPool) -> Lender:
+    """Return the lender of a pool, with one user more."""
+    made = Lender(pool)
+    with _lock:
+        for known in _lenders:
+            if known.allocator.slot == made.allocator.slot:
+                made.allocator.close()
+                made = known
+                break
+        else:
+            _lenders.append(made)
+        made.users += 1
+        return made
+
+
+def all_lenders() -> list[Lender]:
+    """Return those in use, and those whose memory PyTorch still holds."""
+    sweep()
+    with _lock:
+        return list(_lenders)
+
+
+def release(lender: Lender) -> None:
+    """Take one user off."""
+    with _lock:
+        lender.users -= 1
+
+
+def retire(pool: Any, lender: Lender) -> None:
+    """Take over a pool of PyTorch, and one user of its lender, and let go of both when nothing uses the pool."""
+    with _lock:
+        _retired.append((pool, lender))
+    del pool
+    sweep()
+
+
+def sweep() -> None:
+    """Let go of pools of PyTorch that nothing uses any more, and of lenders without users and tensors."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        with _lock:
+            unused = [entry for entry in _retired if entry[0].use_count() == 1]
+            _retired[:] = [entry for entry in _retired if entry not in unused]
+        while unused:
+            pool, lender = unused.pop()
+            _wait_for(lender.device)
+            del pool
+            release(lender)
+    with _lock:
+        for lender in [one for one in _lenders if one.idle()]:
+            _lenders.remove(lender)
+            lender.allocator.close()
+
+
+def _wait_for(index: int) -> None:
+    # The last replay of a graph that is gone may still run, on whatever stream. Giving memory back to the device waits
+    # for all of its work and, other than torch.cuda.synchronize(), does not break a capture on another thread.
+    MemoryPool(f"cuda:{index}", "direct", name="wait for graphs").allocate(1)
