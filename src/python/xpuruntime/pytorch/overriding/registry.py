@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch.overriding.native import Native, Override
+from xpuruntime.pytorch.overriding.native import TRACING, Native, Override, native_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +29,9 @@ _MODULES = {
 
 _lock = threading.RLock()
 _users: dict[str, int] = {}
-_placed: dict[str, list[_Placed]] = {}
+_placed: dict[str, list[_Placed | _Traced]] = {}
 _quiet = False
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class _Placed:
@@ -58,6 +59,37 @@ class _Placed:
             self.remove()
             native.take()
             self.place()
+
+
+class _Traced:
+    """One override for code that is being compiled, in place until `remove`.
+
+    PyTorch's dispatcher asks Python for kernels while Dynamo and AOTAutograd trace, and never otherwise, so that a call
+    in eager code costs what it did.
+    """
+
+    def __init__(self, override: Override, key: str) -> None:
+        self.override = override
+        self.key = key
+        packet, _, overload = override.name.partition(".")
+        self._op: Any = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        self._before = self._op.py_kernels.get(_COMPOSITE)
+        self._place(override.make(self._native))
+
+    def _native(self, *args: Any, **kwargs: Any) -> Any:
+        if self._before is not None:
+            return self._before(*args, **kwargs)
+        return self._op._op_dk(_COMPOSITE, *args, **kwargs)
+
+    def _place(self, function: Any) -> None:
+        if function is None:
+            self._op.py_kernels.pop(_COMPOSITE, None)
+        else:
+            self._op.py_kernels[_COMPOSITE] = function
+        self._op._dispatch_cache.clear()
+
+    def remove(self) -> None:
+        self._place(self._before)
 
 
 def overrides_of(op: str) -> tuple[Override, ...]:
@@ -105,12 +137,14 @@ def installed() -> tuple[str, ...]:
         return tuple(f"aten::{p.override.name} [{p.key}]" for group in _placed.values() for p in group)
 
 
-def _place_all(op: str) -> list[_Placed]:
-    placed: list[_Placed] = []
+def _place_all(op: str) -> list[_Placed | _Traced]:
+    placed: list[_Placed | _Traced] = []
     try:
         for override in overrides_of(op):
             for key in override.keys:
-                if _has_kernel(override.name, key):
+                if key == TRACING:
+                    placed.append(_Traced(override, key))
+                elif _has_kernel(override.name, key):
                     placed.append(_Placed(override, key))
     except BaseException:
         for one in reversed(placed):
@@ -129,7 +163,7 @@ def _has_kernel(name: str, key: str) -> bool:
     if key == "CUDA" and not torch.backends.cuda.is_built():
         return False
     try:
-        torch.library.get_kernel(f"aten::{name}", key)
+        native_kernel(name, key)
     except RuntimeError:
         return False
     return True

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""How ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` are differentiated and batched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch.ops.norm_gradients import gradients
+from xpuruntime.pytorch.overriding.norms import rms_eps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+__all__ = ["layer_norm", "register", "rms_norm"]
+
+
+def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    input, residual, ctx.shape, weight, bias, ctx.eps, ctx.kernel = inputs
+    _, total, mean, rstd = output
+    ctx.save_for_backward(input if residual is None else total, mean, rstd, weight, bias)
+    ctx.mark_non_differentiable(mean, rstd, *([total] if residual is None else []))
+    ctx.set_materialize_grads(False)
+
+
+def _layer_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, *_stats: Any) -> tuple[Any, ...]:
+    summed, mean, rstd, weight, bias = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = [needs[0] or needs[1], weight is not None and needs[3], bias is not None and needs[4]]
+    if grad is None:
+        found: Sequence[Tensor | None] = (grad_sum, None, None)
+    elif torch.is_grad_enabled():
+        found = gradients(grad, grad_sum, summed, ctx.shape, weight, bias, ctx.eps, rms=False)
+    else:
+        found = torch.ops.xpuruntime.layer_norm_backward(
+            grad, grad_sum, summed, ctx.shape, mean, rstd, weight, bias, mask, ctx.kernel
+        )
+    grad_x, grad_weight, grad_bias = (one if wanted else None for one, wanted in zip(found, mask, strict=True))
+    return (
+        grad_x if needs[0] else None,
+        grad_x if needs[1] else None,
+        None,
+        grad_weight,
+        grad_bias,
+        None,
+        None,
+    )
+
+
+def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    input, residual, ctx.shape, weight, eps, ctx.kernel = inputs
+    _, total, rstd = output
+    ctx.eps = rms_eps(input.dtype, eps)
+    ctx.save_for_backward(input if residual is None else total, rstd, weight)
+    ctx.mark_non_differentiable(rstd, *([total] if residual is None else []))
+    ctx.set_materialize_grads(False)
+
+
+def _rms_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, *_stats: Any) -> tuple[Any, ...]:
+    summed, rstd, weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = [needs[0] or needs[1], weight is not None and needs[3]]
+    if grad is None:
+        found: Sequence[Tensor | None] = (grad_sum, None)
+    elif torch.is_grad_enabled():
+        found = gradients(grad, grad_sum, summed, ctx.shape, weight, None, ctx.eps, rms=True)[:2]
+    else:
+        found = torch.ops.xpuruntime.rms_norm_backward(
+            grad, grad_sum, summed, ctx.shape, rstd, weight, mask, ctx.kernel
+        )
+    grad_x, grad_weight = (one if wanted else None for one, wanted in zip(found, mask, strict=True))
+    return grad_x if needs[0] else None, grad_x if needs[1] else None, None, grad_weight, None, None
+
+
+def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | None) -> Callable[..., tuple[Any, Any]]:
+    """Return the rule of an operator for vmap.
+
+    A batch is more rows of one call where only arguments that have rows are batched; otherwise each element of the
+    batch is a call.
+
+    Parameters
+    ----------
+    operator : callable
+    rows : tuple of int
+        The arguments that have rows.
+    mask : int, optional
+        The argument that says which gradients are wanted. Those of parameters sum over rows, and so not over a batch.
+    """
+
+    def rule(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        batched = [isinstance(dim, int) for dim in in_dims]
+        moved = [one.movedim(dim, 0) if isinstance(dim, int) else one for one, dim in zip(args, in_dims, strict=True)]
+        sums = mask is not None and any(args[mask][1:])
+        if sums or any(yes and index not in rows for index, yes in enumerate(batched)):
+            each = [
+                operator(*(one[i] if yes else one for one, yes in zip(moved, batched, strict=True)))
+                for i in range(info.batch_size)
+            ]
+            return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), (0,) * len(each[0])
+        for index in rows:
+            one = moved[index]
+            if one is not None and not batched[index]:
+                moved[index] = one.expand(info.batch_size, *one.shape)
+        found = tuple(operator(*moved))
+        return found, tuple(None if one.shape == (0,) else 0 for one in found)
+
+    return rule
+
+
+def layer_norm(*args: Any) -> Any:
+    """Call ``xpuruntime::layer_norm``, also inside the transforms of ``torch.func``."""
+    if torch._C._are_functorch_transforms_active():
+        return _LayerNorm.apply(*args)
+    return torch.ops.xpuruntime.layer_norm(*args)
+
+
+def rms_norm(*args: Any) -> Any:
+    """Call ``xpuruntime::rms_norm``, also inside the transforms of ``torch.func``."""
+    if torch._C._are_functorch_transforms_active():
+        return _RmsNorm.apply(*args)
+    return torch.ops.xpuruntime.rms_norm(*args)
+
+
+class _LayerNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves its type open
+    """For ``torch.func``, which takes no gradient that is registered with an operator."""
+
+    forward = staticmethod(layer_norm)
+    setup_context = staticmethod(_keep_layer_norm)
+    backward = staticmethod(_layer_norm_gradients)
+    vmap = staticmethod(_batching(layer_norm, (0, 1), None))
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves its type open
+    forward = staticmethod(rms_norm)
+    setup_context = staticmethod(_keep_rms_norm)
+    backward = staticmethod(_rms_norm_gradients)
+    vmap = staticmethod(_batching(rms_norm, (0, 1), None))
+
+
+#: Operator to the arguments that have rows, and the one that says which gradients are wanted.
+_ROWS: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "layer_norm": ((0, 1), None),
+    "layer_norm_backward": ((0, 1, 2, 4, 5), 8),
+    "rms_norm": ((0, 1), None),
+    "rms_norm_backward": ((0, 1, 2, 4), 6),
+}
+
+
+def register(library: torch.library.Library) -> None:
+    """Make the operators differentiable, and let vmap batch them. Once."""
+    for name, keep, backward in (
+        ("layer_norm", _keep_layer_norm, _layer_norm_gradients),
+        ("rms_norm", _keep_rms_norm, _rms_norm_gradients),
+    ):
+        torch.library.register_autograd(f"xpuruntime::{name}", backward, setup_context=keep, lib=library)
+    for name, (rows, mask) in _ROWS.items():
+        rule = _batching(getattr(torch.ops.xpuruntime, name), rows, mask)
+        torch.library.register_vmap(f"xpuruntime::{name}", rule, lib=library)

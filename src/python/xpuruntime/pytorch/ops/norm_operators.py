@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The operators ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` of PyTorch's dispatcher, and their gradients.
+
+With a residual, what is normalised is the sum; without one, the sum that they return is empty. The last argument names
+a kernel; where it is empty, the policy in force chooses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.ops.ambient import place as place_of
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.ops import norm_gradients as by_torch
+from xpuruntime.pytorch.ops.norm_autograd import register
+from xpuruntime.pytorch.overriding.norms import as_rows, rms_eps, stats_dtype
+from xpuruntime.pytorch.overriding.serving import serve
+from xpuruntime.pytorch.routing import NATIVE_WORDS, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from xpuruntime.ops.ambient import Place
+
+__all__ = ["OPERATORS"]
+
+#: Name to schema.
+OPERATORS = {
+    "layer_norm": (
+        "(Tensor input, Tensor? residual, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps,"
+        " str kernel) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "layer_norm_backward": (
+        "(Tensor grad, Tensor? grad_sum, Tensor summed, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
+        " Tensor? weight, Tensor? bias, bool[3] output_mask, str kernel) -> (Tensor, Tensor, Tensor)"
+    ),
+    "rms_norm": (
+        "(Tensor input, Tensor? residual, SymInt[] normalized_shape, Tensor? weight, float? eps, str kernel)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
+    "rms_norm_backward": (
+        "(Tensor grad, Tensor? grad_sum, Tensor summed, SymInt[] normalized_shape, Tensor rstd, Tensor? weight,"
+        " bool[2] output_mask, str kernel) -> (Tensor, Tensor)"
+    ),
+}
+
+_library = torch.library.Library("xpuruntime", "FRAGMENT")
+
+
+def _layer_norm(
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kernel: str,
+) -> Any:
+    args = (input, residual, shape, weight, bias, eps)
+    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _our_layer_norm, args)
+
+
+def _our_layer_norm(
+    place: Place,
+    phase: str,
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n = len(shape)
+    found = list(
+        _core.op_norm(
+            place, False, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
+            _flat(bias), None, None, residual is not None, True, eps, phase or None, None,
+        )
+    )  # fmt: skip
+    dtype = stats_dtype(input, weight, bias)
+    lead = (*input.shape[:-n], *(1,) * n)
+    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
+    out, mean, rstd = found
+    return out.view(input.shape), total, mean.view(lead).to(dtype), rstd.view(lead).to(dtype)
+
+
+def _layer_norm_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+    kernel: str,
+) -> tuple[Tensor, ...]:
+    args = (grad, grad_sum, summed, shape, mean, rstd, weight, bias, mask)
+    found = _run(
+        "layer_norm_backward",
+        "layer_norm",
+        kernel,
+        summed,
+        by_torch.layer_norm_backward,
+        _our_layer_norm_backward,
+        args,
+    )
+    return tuple(summed.new_empty(0) if one is None else one for one in found)
+
+
+def _our_layer_norm_backward(
+    place: Place,
+    phase: str,
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    del phase
+    if mask[2] and weight is None and bias is not None and bias.dtype != summed.dtype:
+        msg = f"a bias of {bias.dtype} without a weight, for an input of {summed.dtype}: give both, or neither"
+        raise UnsupportedOperationError(msg)
+    return _backward(place, False, grad, grad_sum, summed, shape, mean, rstd, weight, mask)
+
+
+def _rms_norm(
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
+    kernel: str,
+) -> Any:
+    args = (input, residual, shape, weight, rms_eps(input.dtype, eps))
+    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _our_rms_norm, args)
+
+
+def _our_rms_norm(
+    place: Place,
+    phase: str,
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = len(shape)
+    found = list(
+        _core.op_norm(
+            place, True, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight), None,
+            None, None, residual is not None, True, eps, phase or None, None,
+        )
+    )  # fmt: skip
+    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
+    return found[0].view(input.shape), total, found[1].view(*input.shape[:-n], *(1,) * n)
+
+
+def _rms_norm_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    mask: Sequence[bool],
+    kernel: str,
+) -> tuple[Tensor, ...]:
+    args = (grad, grad_sum, summed, shape, rstd, weight, mask)
+    found = _run(
+        "rms_norm_backward", "rms_norm", kernel, summed, by_torch.rms_norm_backward, _our_rms_norm_backward, args
+    )
+    return tuple(summed.new_empty(0) if one is None else one for one in found)
+
+
+def _our_rms_norm_backward(
+    place: Place,
+    phase: str,
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    del phase
+    return _backward(place, True, grad, grad_sum, summed, shape, None, rstd, weight, (*mask, False))[:2]
+
+
+def _backward(
+    place: Place,
+    rms: bool,
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    weight: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    n = len(shape)
+    wide = torch.float64 if summed.dtype == torch.float64 else torch.float32
+    mean, rstd = (None if one is None else one.to(wide).reshape(summed.shape[:-n]) for one in (mean, rstd))
+    found = _core.op_norm_backward(
+        place, rms, as_rows(grad, n), as_rows(summed, n), _flat(weight), mean, rstd,
+        None if grad_sum is None else as_rows(grad_sum, n), None, mask[1], mask[2], None,
+    )  # fmt: skip
+    arrays = list(found) if mask[1] or mask[2] else [found]
+    return (
+        arrays[0].view(summed.shape) if mask[0] else None,
+        arrays[1].view(*shape) if mask[1] else None,
+        arrays[-1].view(*shape) if mask[2] else None,
+    )
+
+
+def _run(
+    name: str,
+    op: str,
+    kernel: str,
+    like: Tensor,
+    native: Callable[..., Any],
+    ours: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> Any:
+    """Serve one call by the kernel that is named, by what the policy asks for, or by ours where none does."""
+    name = f"xpuruntime::{name}"
+    held = current()
+    if not kernel and held is not None and op in held.ops:
+        backward = name.endswith("_backward")
+        phase = ("backward" if backward else _phase(args)) if held.by_phase else ""
+        module = module_paths.current() if held.by_module else ""
+        key = (name, like.device, phase, module, *map(_mark, args))
+        return serve(
+            held, key, held.routes.get(key), name, op, like, _without_keyset(native), ours, (None, *args),
+            phase=phase, module=module,
+        )  # fmt: skip
+    if kernel in NATIVE_WORDS[op] or like.numel() == 0:
+        return native(*args)
+    place = place_of(None, kernel or None, op)
+    try:
+        if calls.recorder is not None:
+            route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
+            return calls.recorder.call(name, op, route, ours, (place, "", *args), {})
+        return ours(place, "", *args)
+    except UnsupportedOperationError:
+        if kernel and kernel != "auto":
+            raise
+    return native(*args)
+
+
+def _phase(args: tuple[Any, ...]) -> str:
+    # The dispatcher has turned gradients off by now; that they are wanted shows in the operands.
+    wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+    return "train" if wanted else calls.phase()
+
+
+def _mark(argument: Any) -> Any:
+    """Return what of an argument the route depends on."""
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.dtype
+    return tuple(argument) if isinstance(argument, (list, tuple)) else argument
+
+
+def _without_keyset(native: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _keyset, *args: native(*args)
+
+
+def _flat(columns: Tensor | None) -> Tensor | None:
+    return None if columns is None else columns.detach().reshape(-1)
+
+
+def _fake_layer_norm(
+    input: Tensor, residual: Any, shape: Any, weight: Any, bias: Any, eps: float, kernel: str
+) -> tuple[Tensor, ...]:
+    del eps, kernel
+    out, total, rstd = _fake_outputs(input, residual, shape, stats_dtype(input, weight, bias))
+    return out, total, torch.empty_like(rstd), rstd
+
+
+def _fake_rms_norm(
+    input: Tensor, residual: Any, shape: Any, weight: Any, eps: Any, kernel: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    del weight, eps, kernel
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return _fake_outputs(input, residual, shape, wide)
+
+
+def _fake_outputs(input: Tensor, residual: Any, shape: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    total = input.new_empty(0) if residual is None else torch.empty_like(out)
+    n = len(shape)
+    return out, total, input.new_empty((*input.shape[:-n], *(1,) * n), dtype=dtype)
+
+
+def _fake_layer_norm_backward(
+    grad: Any, grad_sum: Any, summed: Tensor, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any,
+    kernel: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    del grad, grad_sum, mean, rstd, kernel
+    return _fake_gradients(summed, shape, weight, bias, mask)
+
+
+def _fake_rms_norm_backward(
+    grad: Any, grad_sum: Any, summed: Tensor, shape: Any, rstd: Any, weight: Any, mask: Any, kernel: str
+) -> tuple[Tensor, ...]:
+    del grad, grad_sum, rstd, kernel
+    return _fake_gradients(summed, shape, weight, None, (*mask, False))[:2]
+
+
+def _fake_gradients(summed: Tensor, shape: Any, weight: Any, bias: Any, mask: Any) -> tuple[Tensor, ...]:
+    nothing = summed.new_empty(0)
+    return (
+        torch.empty_like(summed, memory_format=torch.contiguous_format) if mask[0] else nothing,
+        weight.new_empty(tuple(shape)) if mask[1] else summed.new_empty(0),
+        bias.new_empty(tuple(shape)) if mask[2] else summed.new_empty(0),
+    )
+
+
+_BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "layer_norm": (_layer_norm, _fake_layer_norm),
+    "layer_norm_backward": (_layer_norm_backward, _fake_layer_norm_backward),
+    "rms_norm": (_rms_norm, _fake_rms_norm),
+    "rms_norm_backward": (_rms_norm_backward, _fake_rms_norm_backward),
+}
+for _name, _schema in OPERATORS.items():
+    _library.define(_name + _schema)
+    _body, _fake = _BODIES[_name]
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"xpuruntime::{_name}", _fake, lib=_library)
+register(_library)

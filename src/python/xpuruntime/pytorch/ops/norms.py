@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`fused_layernorm` and `fused_rms_norm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from xpuruntime.errors import InputError, PolicyError
+from xpuruntime.policies.kernel_ids import check_kernel
+from xpuruntime.policies.refusal import Refused
+from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["fused_layernorm", "fused_rms_norm"]
+
+
+def fused_layernorm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor | None = None,
+    kernel: str | None = None,
+) -> Any:
+    """Return the layer norm of `input` over its last dimensions, by one kernel, as ``F.layer_norm`` defines it.
+
+    Parameters
+    ----------
+    input : Tensor [.., *normalized_shape]
+        float64, float32, float16 or bfloat16. Under autocast on CUDA it is computed in float32, as PyTorch does it.
+    normalized_shape : int or list of int
+        Sizes of the last dimensions of `input`.
+    weight, bias : Tensor [*normalized_shape], optional
+        In the dtype of `input`, or float32.
+    eps : float
+        Added to the variance.
+    residual : Tensor, optional
+        As `input`; added to it first, in the same pass over memory.
+    kernel : str, optional
+        Kernel for this call and its backward, whatever the policy says: ``"cuda_raw.layer_norm"``. By default the
+        policy in force chooses; without one, a kernel of this library, or PyTorch's where none can serve.
+
+    Returns
+    -------
+    Tensor, or (Tensor, Tensor)
+        With a residual: the norm, and the sum that was normalised.
+
+    Raises
+    ------
+    InputError
+        An argument is no tensor, or shapes, dtypes or devices do not fit.
+    PolicyError
+        `kernel` is no kernel of a layer norm.
+    UnsupportedOperationError
+        `kernel` cannot serve this call; the message says why.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from xpuruntime.pytorch.ops import fused_layernorm
+    >>> fused_layernorm(torch.tensor([[1.0, 3.0]]), [2]).round().tolist()
+    [[-1.0, 1.0]]
+    """
+    shape = _shape(input, normalized_shape)
+    _check_parameters(input, shape, residual=residual, weight=weight, bias=bias)
+    word = _word(kernel, "layer_norm")
+    input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
+    if residual is None and not word and _leaves_to_dispatcher("layer_norm"):
+        return functional.layer_norm(input, shape, weight, bias, eps)
+    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, word)
+    return out if residual is None else (out, total)
+
+
+def fused_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+    kernel: str | None = None,
+) -> Any:
+    """Return the RMS norm of `input` over its last dimensions, by one kernel, as ``F.rms_norm`` defines it.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, residual, kernel
+        As for `fused_layernorm`.
+    eps : float, optional
+        Added to the mean of squares; by default the machine epsilon of float32, or of float64 for float64.
+
+    Returns
+    -------
+    Tensor, or (Tensor, Tensor)
+        With a residual: the norm, and the sum that was normalised.
+
+    Raises
+    ------
+    InputError, PolicyError, UnsupportedOperationError
+        As for `fused_layernorm`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from xpuruntime.pytorch.ops import fused_rms_norm
+    >>> fused_rms_norm(torch.tensor([[3.0, 4.0]]), [2]).mul(5).round().tolist()
+    [[4.0, 6.0]]
+    """
+    shape = _shape(input, normalized_shape)
+    _check_parameters(input, shape, residual=residual, weight=weight)
+    word = _word(kernel, "rms_norm")
+    input, residual, weight, _ = _as_autocast(input, residual, weight, None)
+    same = weight is None or weight.dtype == input.dtype
+    if residual is None and not word and same and _leaves_to_dispatcher("rms_norm"):
+        return functional.rms_norm(input, shape, weight, eps)
+    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, word)
+    return out if residual is None else (out, total)
+
+
+def _leaves_to_dispatcher(op: str) -> bool:
+    """Say whether PyTorch's own operator is to be called: where a policy replaces its kernel, or for forward mode."""
+    if torch.compiler.is_compiling():
+        return False
+    held = current()
+    if held is not None and op in held.ops:
+        return True
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def _shape(input: Any, normalized_shape: Any) -> list[int]:
+    if not isinstance(input, torch.Tensor):
+        raise InputError(f"input is {type(input).__name__}; expected a torch.Tensor")
+    if not input.is_floating_point():
+        raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
+    shape = [normalized_shape] if isinstance(normalized_shape, (int, torch.SymInt)) else list(normalized_shape)
+    if not shape:
+        raise InputError("normalized_shape is empty; name the sizes of the last dimensions of input, at least one")
+    if len(shape) > input.dim() or list(input.shape[-len(shape) :]) != shape:
+        raise InputError(
+            f"input is {list(input.shape)} and normalized_shape {shape}; the last dimensions of input must be these"
+        )
+    return shape
+
+
+def _check_parameters(input: Tensor, shape: list[int], **given: Tensor | None) -> None:
+    for name, one in given.items():
+        if one is None:
+            continue
+        if not isinstance(one, torch.Tensor):
+            raise InputError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
+        wanted = list(input.shape) if name == "residual" else shape
+        if list(one.shape) != wanted:
+            raise InputError(f"{name} is {list(one.shape)}; expected {wanted}")
+        if one.device != input.device:
+            raise InputError(f"{name} is on {one.device} and input on {input.device}: move one to the other")
+        if one.dtype != input.dtype and (name == "residual" or one.dtype != torch.float32):
+            more = "" if name == "residual" else " or torch.float32"
+            raise InputError(f"{name} is {one.dtype}; expected {input.dtype}, the dtype of input{more}")
+
+
+def _word(kernel: Any, op: str) -> str:
+    if kernel is None:
+        return ""
+    try:
+        if not isinstance(kernel, str):
+            raise Refused(f"{kernel!r} is no name of a kernel")
+        return check_kernel(kernel, op)
+    except Refused as refused:
+        raise PolicyError(f"kernel=: {refused}") from None
+
+
+def _as_autocast(input: Tensor, *more: Tensor | None) -> Any:
+    """Return the operands in float32 where autocast has PyTorch's own norms run in it: on CUDA."""
+    if not input.is_cuda or not torch.is_autocast_enabled("cuda") or input.dtype == torch.float64:
+        return (input, *more)
+    return tuple(one if one is None else one.float() for one in (input, *more))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Serving a call by its route: by a kernel of ours, or by PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.tuning import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.held import Held
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["leave", "serve"]
+
+
+def leave(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Serve a call that no policy decides by PyTorch's own kernel."""
+    if calls.recorder is not None:
+        return calls.recorder.call(name, op, None, native, args, {})
+    return native(*args)
+
+
+def serve(
+    held: Held,
+    key: Any,
+    route: Route | None,
+    name: str,
+    op: str,
+    like: Tensor,
+    native: Callable[..., Any],
+    ours: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    phase: str = "",
+    module: str = "",
+    allow_tf32: bool = False,
+    deterministic: bool = False,
+) -> Any:
+    """Serve a call by the kernel that a policy asks for.
+
+    Parameters
+    ----------
+    held : Held
+        The policy.
+    key : hashable
+        Everything that the route depends on, the operator included.
+    route : Route or None
+        What `held` keeps under `key`.
+    name : str
+        The operator, such as ``"native_layer_norm"``.
+    op : str
+        Operation of a `KernelPolicy`.
+    like : Tensor
+        Its device and dtype are those of the call.
+    native : callable
+        Called with `args`.
+    ours : callable
+        Called with a place for `_core`, `phase`, and `args` without the first, which is the dispatcher's keyset.
+    args : tuple
+        The keyset, and the arguments of the operator.
+    phase, module, allow_tf32, deterministic
+        As for `Held.route`.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The policy is strict and nothing that it asks for can serve.
+    """
+    skip: tuple[tuple[str, str], ...] = ()
+    while True:
+        if route is None:
+            route = held.route(
+                key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
+                doing=_doing(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
+            )  # fmt: skip
+        if route.open:
+            route = settle(
+                held, key, route, f"{name};{key!r}", lambda: native(*args),
+                lambda place: ours(place, phase, *args[1:]), like.device,
+                allow_tf32=allow_tf32, deterministic=deterministic,
+            )  # fmt: skip
+        if route.place is None:
+            if calls.recorder is not None:
+                return calls.recorder.call(name, op, route, native, args, {})
+            return native(*args)
+        try:
+            if calls.recorder is not None:
+                return calls.recorder.call(name, op, route, ours, (route.place, phase, *args[1:]), {})
+            return ours(route.place, phase, *args[1:])
+        except UnsupportedOperationError as error:
+            skip = held.refused(route, error)
+            route = None
+        except InputError:
+            return native(*args)  # which says in PyTorch's words what is wrong
+
+
+def _doing(name: str, like: Tensor) -> str:
+    return f"aten::{name} of {list(like.shape)} {calls.DTYPES.get(like.dtype, like.dtype)} on {like.device}"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Norms in code that is being compiled: traced as operators of ours, which Inductor does not fuse away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.held import Held, current
+from xpuruntime.pytorch.overriding.native import TRACING, Override
+from xpuruntime.pytorch.routing import NATIVE_WORDS, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+__all__ = ["OVERRIDES"]
+
+#: Where the kernels of a backend run; others may run anywhere.
+_DEVICES = {"cpu": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
+
+
+def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
+    def layer_norm(
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        cudnn_enable: bool = True,
+    ) -> Any:
+        if not _is_ours("layer_norm", x):
+            return native(x, shape, weight, bias, eps, cudnn_enable)
+        return torch.ops.xpuruntime.layer_norm(x, None, shape, weight, bias, eps, "")[0]
+
+    return layer_norm
+
+
+def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
+    def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+        if not _is_ours("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
+            return native(x, shape, weight, eps)
+        return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "")[0]
+
+    return rms_norm
+
+
+def _is_ours(op: str, x: Tensor) -> bool:
+    """Say whether the policy may ask for a kernel of ours in such a call, in some phase or module."""
+    held = current()
+    if held is None or op not in held.ops or not x.is_floating_point():
+        return False
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
+
+    if held.by_module or held.tunes:
+        return True
+    return any(_asks_for_ours(held, op, x, phase) for phase in ("train", "infer", "backward"))
+
+
+def _asks_for_ours(held: Held, op: str, x: Tensor, phase: str) -> bool:
+    device = x.device
+    words, _ = words_of(
+        held.policy,
+        op,
+        dtype=calls.DTYPES.get(x.dtype),
+        device=f"cuda:{device.index or 0}" if device.type == "cuda" else device.type,
+        arch=calls.arch_of(device),
+        phase=phase,
+    )
+    for word in words:
+        if word == "auto" or word in NATIVE_WORDS[op]:
+            return False
+        if _DEVICES.get(word.partition(".")[0], device.type) == device.type:
+            return True
+    return False
+
+
+OVERRIDES = (
+    Override("layer_norm", "layer_norm", (TRACING,), _layer_norm),
+    Override("rms_norm", "rms_norm", (TRACING,), _rms_norm),
+)
