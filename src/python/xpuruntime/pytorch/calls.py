@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from xpuruntime import _core
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["DTYPES", "Recorder", "arch_of", "capturing", "phase", "recorder", "watch"]
+__all__ = ["DTYPES", "Recorder", "arch_of", "call_key", "capturing", "phase", "recorder", "watch"]
 
 #: Types of PyTorch by the names that policies use.
 DTYPES: dict[torch.dtype, str] = {
@@ -24,6 +26,9 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "fp8",
     torch.int8: "int8",
 }
+
+#: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
+call_key = _core.call_key
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _recording: Callable[[], bool] = torch.is_grad_enabled

@@ -9,11 +9,11 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, refuse, words_of
+from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,6 +46,8 @@ class Held:
     strict : bool
     by_phase, by_module : bool
         Whether some rule asks for it; otherwise nobody needs to find it out.
+    by_call : bool
+        Whether some rule asks for one of them.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
     """
@@ -58,6 +60,7 @@ class Held:
         rules = [rule for rule in kernels.rules if rule.use is not None]
         self.by_phase = any(rule.match.phase is not None for rule in rules)
         self.by_module = any(rule.match.module is not None or rule.match.node is not None for rule in rules)
+        self.by_call = self.by_phase or self.by_module
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.routes: dict[Any, Route] = {}
@@ -95,6 +98,7 @@ class Held:
         module: str = "",
         doing: str = "",
         natives: tuple[str, ...] | None = None,
+        unable: str = "",
         **sizes: int,
     ) -> Route:
         """Return the route for calls of one kind, found once and kept under `key`.
@@ -116,6 +120,8 @@ class Held:
             The call in words, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
         natives : tuple of str, optional
             Ids of PyTorch's kernels that can serve this operator; default: all of the operation.
+        unable : str, optional
+            Why no kernel of ours can serve these calls.
         **sizes
             ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
 
@@ -138,7 +144,7 @@ class Held:
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None
         for word in asked:
-            reason = skipped.get(word) or self._cannot(word, op, device, natives)
+            reason = skipped.get(word) or self._cannot(word, op, device, natives, unable)
             if reason:
                 passed_over.append((word, reason))
                 continue
@@ -153,13 +159,16 @@ class Held:
             if self.strict:
                 raise refuse(found, doing or op)
             self._warn(found, doing)
-        with self._lock:
-            if len(self.routes) >= _MOST:
-                self.routes.clear()
-            self.routes[key] = found
+        self.keep(key, found)
         return found
 
-    def _cannot(self, word: str, op: str, device: torch.device, natives: tuple[str, ...] | None) -> str:
+    def leave(self, key: Any, op: str) -> Route:
+        """Keep PyTorch's own kernel for calls of one kind that the policy does not speak of. Nothing is said."""
+        found = Route(op, ("auto",), "default", DEFAULT_ID[op])
+        self.keep(key, found)
+        return found
+
+    def _cannot(self, word: str, op: str, device: torch.device, natives: tuple[str, ...] | None, unable: str) -> str:
         """Return why a word can never serve on a device, or nothing."""
         native = NATIVE_WORDS[op].get(word)
         if native is not None:
@@ -167,7 +176,8 @@ class Held:
                 return f"this operator does not run by {native}"
             if device.type != "cuda" and native in ("torch.cudnn", "torch.efficient"):
                 return f"{native} runs on CUDA, and the operands are on {device.type}"
-        return ""
+            return ""
+        return "" if word == "auto" else unable
 
     def place(self, op: str, word: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool) -> Place:
         """Return where `_core`'s operations stand that a word of the policy serves. One for all calls of a kind."""
@@ -185,8 +195,10 @@ class Held:
         with self._lock:
             if route is None:
                 self.routes.pop(key, None)
-            else:
-                self.routes[key] = route
+                return
+            if len(self.routes) >= _MOST:
+                self.routes.clear()
+            self.routes[key] = route
 
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""
@@ -204,9 +216,9 @@ class Held:
             return DEFAULT_ID[op], None
         return word, self.place(op, word, source, module, allow_tf32=allow_tf32, deterministic=deterministic)
 
-    def refused(self, route: Route, error: UnsupportedOperationError) -> tuple[tuple[str, str], ...]:
+    def refused(self, route: Route, error: Exception) -> tuple[tuple[str, str], ...]:
         """Return what to give `route` as `skip` after a kernel of ours has refused a call: the word and the reason."""
-        return (*route.passed_over, (route.kernel, str(error)))
+        return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
 
     def _warn(self, route: Route, doing: str) -> None:
         mark = (route.op, route.source, route.passed_over)

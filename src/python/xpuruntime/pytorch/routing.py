@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["NATIVE_WORDS", "Route", "place_for", "refuse", "words_of"]
+__all__ = ["NATIVE_WORDS", "Route", "place_for", "reason_of", "refuse", "words_of"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_WORDS: dict[str, dict[str, str]] = {
@@ -71,9 +71,11 @@ class Route:
         Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
     tuned : bool
         Whether measured times made the choice.
+    plan : object
+        What the override has worked out for these calls and keeps here.
     """
 
-    __slots__ = ("asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "source", "tuned")
+    __slots__ = ("asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "source", "tuned")
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Route:
         self.phase = phase
         self.tuned = tuned
         self.open = False
+        self.plan: Any = None
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"
@@ -133,7 +136,19 @@ def place_for(
     default = {"match": {"op": op}, "use": list(words), "source": source}
     rules = _core.KernelRules(defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy)
     site = _core.CallSite(rules, module=module)
-    return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={})
+    return Place(
+        site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={}, below_autograd=True
+    )
+
+
+def reason_of(error: Exception, op: str, word: str) -> str:
+    """Return of a refusal by `_core`, which lists every kernel, what it says of those that a word means."""
+    ids = {f"{name}:" for name in _core.KernelRegistry.instance().find(op, word.partition("@")[0])}
+    lines = [line.strip() for line in str(error).splitlines()]
+    found = [line for line in lines if line.split(" ", 1)[0] in ids]
+    if not found:
+        return lines[0].removesuffix(":")
+    return "; ".join(line.partition(": ")[2] if len(found) == 1 else line for line in dict.fromkeys(found))
 
 
 def refuse(route: Route, doing: str) -> UnsupportedOperationError:

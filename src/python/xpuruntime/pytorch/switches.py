@@ -4,7 +4,15 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch.sdpa_switch import attention_settled, attention_switch
+from xpuruntime.pytorch.switch_board import SwitchTakenError, hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,17 +21,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Switches", "set_switches", "settled_by_switches"]
 
+#: Families of matmul to PyTorch's preferred BLAS library.
+_BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
+_NATIVE = frozenset(("torch", "torch.mm"))
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
 
 def settled_by_switches(policy: Policy, op: str) -> bool:
-    """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at."""
-    from xpuruntime.pytorch.sdpa_switch import attention_settled
+    """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at.
 
+    Notes
+    -----
+    ``matmul: cublas`` and ``matmul: cublasLt`` are PyTorch's preferred BLAS library: no cost per call, and it also
+    holds in compiled code of any kind. It is a preference: PyTorch takes cuBLAS where cuBLASLt refuses, and cuBLASLt
+    for a product with a bias. So a strict policy is not settled by it, and has our kernels of these names called. It
+    speaks of CUDA: products on the CPU stay as they are.
+    """
     if op == "attention" and attention_settled(policy):
         return True
-    words = policy.kernels.get(op)
-    return words in ("torch", f"torch.{op}", "auto") and not (
-        words == "auto" and policy.kernels.auto_strategy == "best_performance"
-    )
+    words = _words(policy, op)
+    if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
+        return False
+    if op == "matmul" and policy.mode != "strict" and all(word in _BLAS or word in _NATIVE for word in words[:1]):
+        return True
+    return bool(words) and words[0] in ("torch", f"torch.{op}", "auto", *(_NATIVE if op == "matmul" else ()))
 
 
 class Switches:
@@ -32,6 +53,11 @@ class Switches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], Any]] = []
 
+    def add(self, undo: Callable[[], Any] | None) -> None:
+        """Take what gives a switch back."""
+        if undo is not None:
+            self._undo.append(undo)
+
     def release(self) -> None:
         """Give them back, last first. Idempotent."""
         while self._undo:
@@ -39,11 +65,102 @@ class Switches:
 
 
 def set_switches(policy: Policy) -> Switches:
-    """Set what `policy` settles by switches."""
-    from xpuruntime.pytorch.sdpa_switch import attention_switch
+    """Set what `policy` settles by switches.
 
+    These are the BLAS library and the SDPA backends of the short forms (see `settled_by_switches`); of ``execution``,
+    ``tf32`` and ``precision: tf32`` or ``fp32``, for products and convolutions on CUDA; ``precision: fp32`` also keeps
+    the sums of 16-bit products in float32; ``determinism: run_to_run`` turns deterministic algorithms on and cuDNN's
+    benchmark off, where a mode of ``prefer`` warns of an operation that has no such algorithm and ``strict`` refuses.
+
+    Returns
+    -------
+    Switches
+        A switch that the program itself sets to another value in the meantime stays at that value on release.
+
+    Raises
+    ------
+    PolicyError
+        The policy is strict, and PyTorch cannot do it, or an open session holds a switch at another value.
+    """
     switches = Switches()
-    undo = attention_switch(policy)
-    if undo is not None:
-        switches._undo.append(undo)
+    try:
+        switches.add(_hold(policy, {"blas_library": _blas_library(policy)}))
+        switches.add(_hold(policy, _precision(policy)))
+        switches.add(_hold(policy, _determinism(policy)))
+        switches.add(attention_switch(policy))
+    except BaseException:
+        switches.release()
+        raise
     return switches
+
+
+def _words(policy: Policy, op: str) -> tuple[str, ...]:
+    words = policy.kernels.get(op)
+    return () if words is None else (words,) if isinstance(words, str) else words
+
+
+def _hold(policy: Policy, wanted: dict[str, Any]) -> Callable[[], Any] | None:
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if not wanted:
+        return None
+    try:
+        held = hold(wanted)
+    except (SwitchTakenError, RuntimeError) as error:
+        _cannot(policy, str(error), "close that session, or leave this out of the policy")
+        return None
+    wrong = {name: value for name, value in held.values().items() if value != wanted[name]}
+    if wrong:
+        held.release()
+        shown = ", ".join(f"{name} reads {value}, not {wanted[name]}" for name, value in wrong.items())
+        _cannot(policy, f"PyTorch does not take its switches: {shown}", "leave this out of the policy")
+        return None
+    return held.release
+
+
+def _cannot(policy: Policy, reason: str, fix: str) -> None:
+    if policy.mode == "strict":
+        raise PolicyError(f"{reason}. Fix: {fix}, or use mode: prefer")
+    warnings.warn(f"{reason}; that part of the policy is not done", XpuRuntimeWarning, stacklevel=2)
+
+
+def _blas_library(policy: Policy) -> str | None:
+    """Return PyTorch's preferred BLAS library for the short form of matmul, or ``None`` to leave it."""
+    words = _words(policy, "matmul")
+    if not words or words[0] not in _BLAS:
+        return None
+    if not torch.backends.cuda.is_built():
+        if "auto" not in words and not _NATIVE & set(words):
+            reason = f"kernels.matmul asks for {words[0]}, and this PyTorch {torch.__version__} is built without CUDA"
+            _cannot(policy, reason, "install a PyTorch with CUDA, or ask for a kernel of the CPU such as cpu.blas")
+        return None
+    return None if policy.mode == "strict" else _BLAS[words[0]]
+
+
+def _precision(policy: Policy) -> dict[str, Any]:
+    execution = policy.execution
+    tf32 = execution.tf32
+    if tf32 is None and execution.precision in ("tf32", "fp32"):
+        tf32 = execution.precision == "tf32"
+    wanted: dict[str, Any] = {"matmul.allow_tf32": tf32, "cudnn.allow_tf32": tf32}
+    if execution.precision == "fp32":
+        wanted |= {"matmul.fp16_reduction": False, "matmul.bf16_reduction": False, "matmul.fp16_accumulation": False}
+    return wanted
+
+
+def _determinism(policy: Policy) -> dict[str, Any]:
+    if policy.execution.determinism != "run_to_run":
+        return {}
+    if torch.backends.cuda.is_built() and _WORKSPACE not in os.environ:
+        if torch.cuda.is_initialized():
+            _cannot(
+                policy,
+                f"execution.determinism: run_to_run on CUDA needs {_WORKSPACE}=:4096:8 in the environment before the "
+                "first CUDA call of the process, so that products repeat",
+                "set it and start again",
+            )
+        else:
+            os.environ[_WORKSPACE] = ":4096:8"
+    return {
+        "deterministic_algorithms": True if policy.mode == "strict" else "warn",
+        "cudnn.benchmark": False,
+    }

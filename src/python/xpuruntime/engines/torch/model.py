@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
-    from xpuruntime.engines.torch.switches import Switches
     from xpuruntime.evidence.records import Conversion
+    from xpuruntime.pytorch.switch_board import HeldSwitches
 
 __all__ = ["TorchModel"]
 
@@ -37,7 +37,7 @@ class TorchModel(LoadedModel):
         As placed, uncompiled.
     call : callable
         Flat tensors in, flat tensors out.
-    switches : Switches
+    switches : HeldSwitches
     pins : Pins
     log : ConversionLog
     """
@@ -49,7 +49,7 @@ class TorchModel(LoadedModel):
         *,
         module: Any,
         call: Call,
-        switches: Switches,
+        switches: HeldSwitches,
         pins: Pins,
         log: ConversionLog,
     ) -> None:

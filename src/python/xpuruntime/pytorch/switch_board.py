@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's process-wide switches, held by the sessions and policies that need them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["SWITCHES", "HeldSwitches", "SwitchTakenError", "hold"]
+
+_lock = threading.Lock()
+_precision = torch._C._get_fp32_precision_getter
+_set_precision = torch._C._set_fp32_precision_setter
+
+
+class SwitchTakenError(Exception):
+    """Somebody else holds a switch at another value.
+
+    Attributes
+    ----------
+    switch : str
+    held, wanted : object
+    """
+
+    def __init__(self, switch: str, held: Any, wanted: Any) -> None:
+        self.switch = switch
+        self.held = held
+        self.wanted = wanted
+        super().__init__(
+            f"torch's switch {switch} is one for the whole process, and an open session or a policy holds it at "
+            f"{held}, while this one asks for {wanted}"
+        )
+
+
+class Switch(NamedTuple):
+    """One of PyTorch's process-wide switches.
+
+    Attributes
+    ----------
+    read : callable
+        Returns the value.
+    write : callable
+        Takes a value.
+    save : callable
+        Returns all that `restore` needs.
+    restore : callable
+        Takes what `save` has returned.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    save: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+class HeldSwitches:
+    """Switches that somebody holds. They go back to what they were with the last who asked for them.
+
+    One that has been set to another value in the meantime, by the program itself, stays at that value.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def values(self) -> dict[str, Any]:
+        """Return the present value of each."""
+        return {name: SWITCHES[name].read() for name in self._names}
+
+    def release(self) -> None:
+        """Give them back. Idempotent."""
+        names, self._names = self._names, ()
+        with _lock:
+            for name in reversed(names):
+                _give_back(name)
+
+
+class _Holding(NamedTuple):
+    value: Any
+    before: Any
+    users: int
+
+
+_held: dict[str, _Holding] = {}
+
+
+def hold(wanted: Mapping[str, Any]) -> HeldSwitches:
+    """Set switches, by their names in `SWITCHES`. All or none.
+
+    Raises
+    ------
+    SwitchTakenError
+        Somebody else holds one of them at another value.
+    RuntimeError
+        PyTorch refuses a value.
+    """
+    taken: list[str] = []
+    with _lock:
+        try:
+            for name, value in wanted.items():
+                held = _held.get(name)
+                if held is None:
+                    switch = SWITCHES[name]
+                    before = switch.save()
+                    if switch.read() != value:
+                        switch.write(value)
+                    _held[name] = _Holding(value, before, 1)
+                elif held.value == value:
+                    _held[name] = held._replace(users=held.users + 1)
+                else:
+                    raise SwitchTakenError(name, held.value, value)
+                taken.append(name)
+        except BaseException:
+            for name in reversed(taken):
+                _give_back(name)
+            raise
+    return HeldSwitches(tuple(taken))
+
+
+def _give_back(name: str) -> None:
+    held = _held.pop(name)
+    if held.users > 1:
+        _held[name] = held._replace(users=held.users - 1)
+    elif SWITCHES[name].read() == held.value:
+        SWITCHES[name].restore(held.before)
+
+
+def _plain(read: Callable[[], Any], write: Callable[[Any], Any]) -> Switch:
+    return Switch(read, write, read, write)
+
+
+def _matmul_tf32() -> bool:
+    return bool(_precision("cuda", "matmul") == "tf32")
+
+
+def _save_matmul() -> tuple[Any, ...]:
+    # PyTorch has this in two ways, and the old one cannot be read where only the new one was set.
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        old = None
+    return old, _precision("cuda", "matmul"), _precision("mkldnn", "matmul")
+
+
+def _set_matmul(tf32: bool) -> None:
+    if _save_matmul()[0] is not None:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")  # both ways can be read afterwards
+    else:
+        _set_precision("cuda", "matmul", "tf32" if tf32 else "ieee")
+
+
+def _restore_matmul(before: tuple[Any, ...]) -> None:
+    old, cuda, mkldnn = before
+    if old is not None:
+        torch.set_float32_matmul_precision(old)
+    _set_precision("cuda", "matmul", cuda)
+    _set_precision("mkldnn", "matmul", mkldnn)
+
+
+def _cudnn_tf32() -> bool:
+    return bool(_precision("cuda", "conv") == "tf32")
+
+
+def _save_cudnn() -> tuple[Any, ...]:
+    try:
+        old = torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        old = None
+    return old, _precision("cuda", "conv"), _precision("cuda", "rnn")
+
+
+def _set_cudnn(tf32: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def _restore_cudnn(before: tuple[Any, ...]) -> None:
+    old, conv, rnn = before
+    if old is not None:
+        torch.backends.cudnn.allow_tf32 = old
+    _set_precision("cuda", "conv", conv)
+    _set_precision("cuda", "rnn", rnn)
+
+
+def _set_deterministic(value: bool | str) -> None:
+    torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn")
+
+
+def _deterministic() -> bool | str:
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else True
+
+
+def _set_benchmark(value: bool) -> None:
+    torch.backends.cudnn.benchmark = value
+
+
+def _reduction(name: str) -> Switch:
+    matmul = torch.backends.cuda.matmul
+
+    def save() -> Any:
+        value = getattr(matmul, name)
+        return value if value or not hasattr(matmul, f"{name}_split_k") else (value, getattr(matmul, f"{name}_split_k"))
+
+    def restore(value: Any) -> None:
+        setattr(matmul, name, value)
+
+    return Switch(lambda: getattr(matmul, name), restore, save, restore)
+
+
+def _set_blas(value: str) -> None:
+    torch.backends.cuda.preferred_blas_library(value)
+
+
+def _blas() -> str:
+    return str(torch.backends.cuda.preferred_blas_library().name).lower()
+
+
+#: Name to switch. The values are bools, but of ``num_threads`` an int, of ``deterministic_algorithms`` a bool or
+#: ``"warn"``, and of ``blas_library`` ``"cublas"`` or ``"cublaslt"``.
+SWITCHES: dict[str, Switch] = {
+    "matmul.allow_tf32": Switch(_matmul_tf32, _set_matmul, _save_matmul, _restore_matmul),
+    "cudnn.allow_tf32": Switch(_cudnn_tf32, _set_cudnn, _save_cudnn, _restore_cudnn),
+    "cudnn.benchmark": _plain(lambda: bool(torch.backends.cudnn.benchmark), _set_benchmark),
+    "deterministic_algorithms": _plain(_deterministic, _set_deterministic),
+    "num_threads": _plain(lambda: int(torch.get_num_threads()), torch.set_num_threads),
+    "matmul.fp16_reduction": _reduction("allow_fp16_reduced_precision_reduction"),
+    "matmul.bf16_reduction": _reduction("allow_bf16_reduced_precision_reduction"),
+    "matmul.fp16_accumulation": _reduction("allow_fp16_accumulation"),
+    "blas_library": _plain(_blas, _set_blas),
+}
