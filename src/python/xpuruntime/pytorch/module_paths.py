@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "inside", "require"]
+__all__ = ["current", "give_back", "inside", "require", "running"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
@@ -80,6 +80,12 @@ def current() -> str:
             except KeyError:  # another thread has cleared it
                 pass
     return path
+
+
+def running() -> str:
+    """Return the path of the innermost module that runs in this thread, and take no note of it; empty: none runs."""
+    paths = _stack.paths
+    return paths[-1] if paths else ""
 
 
 class inside:  # noqa: N801 - used like a function

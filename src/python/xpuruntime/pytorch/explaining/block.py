@@ -105,7 +105,7 @@ class explain:  # noqa: N801 - used like a function
                 raise
 
     def _finish(self, *, partial: bool) -> None:
-        joined = join(self._profiler.events())
+        joined = join(self._profiler.events(), self._recorder.kinds)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
         notes = []
@@ -154,7 +154,7 @@ def _module_ranges() -> list[Any]:
         del module, args
         if torch.compiler.is_compiling():
             return
-        opened = _RecordFunctionFast(f"{MODULE}{module_paths.current()}")
+        opened = _RecordFunctionFast(f"{MODULE}{module_paths.running()}")
         opened.__enter__()
         open_.ranges.append(opened)
 

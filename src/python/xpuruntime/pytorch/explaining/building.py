@@ -6,14 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from xpuruntime.pytorch.explaining.joining import Called, Share
 from xpuruntime.pytorch.explaining.rows import Row, RowStatus
+from xpuruntime.pytorch.routing import NATIVE_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explaining.asking import Asking
-    from xpuruntime.pytorch.explaining.joining import Escaped, Joined, Share
+    from xpuruntime.pytorch.explaining.joining import Escaped, Joined
     from xpuruntime.pytorch.explaining.recorder import Seen
 
 __all__ = ["build_rows", "decision_of"]
@@ -27,6 +31,7 @@ _ATTENTION = {
 }
 _REPLAY = "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture"
 _COMPILED = "torch.compile made C++ of it, in which operations cannot be told apart"
+_FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
 #: Operators that make or view tensors; they are not what a call is about.
 _MINOR = frozenset(
     f"aten::{name}" for name in ("empty", "as_strided", "view", "detach", "t", "transpose", "reshape", "resolve_conj")
@@ -45,7 +50,8 @@ def build_rows(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decisi
     asking : Asking
         The policies that held meanwhile.
     """
-    rows = [_of_calls(seen, joined, decisions) for seen in kinds if seen.count]
+    rows = [_of_calls(kinds[key.kind], key, share, joined.kind, decisions) for key, share in joined.calls.items()]
+    rows += _unwatched(kinds, joined, decisions)
     rows += [_of_rest(key, share, joined.kind, asking) for key, share in joined.rest.items()]
     return tuple(sorted(rows, key=lambda row: -row.time_us))
 
@@ -75,45 +81,57 @@ def _fits(decision: Decision, seen: Seen) -> bool:
     return bool(inputs) and all(shape in shapes for shape in inputs)
 
 
-def _of_calls(seen: Seen, joined: Joined, decisions: Sequence[Decision]) -> Row:
-    share = joined.calls.get(seen.number)
+def _unwatched(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision]) -> list[Row]:
+    """Return rows for calls of which the profiler saw nothing."""
+    timed: dict[int, int] = {}
+    for key, share in joined.calls.items():
+        timed[key.kind] = timed.get(key.kind, 0) + share.count
+    found = []
+    for seen in kinds:
+        share = Share()
+        share.count = seen.count - timed.get(seen.number, 0)
+        if share.count > 0:
+            key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
+            row = _of_calls(seen, key, share, joined.kind, decisions)
+            reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not watch")))
+            found.append(structs.replace(row, reason=reason))
+    return found
+
+
+def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Sequence[Decision]) -> Row:
     decision = decision_of(seen, decisions)
-    resolved = seen.kernel if decision is None else decision.kernel
-    kernels = _observed(share)
-    if decision is not None and joined.kind == "cpu":
-        kernels = (decision.kernel,)
     status, reason = _status(seen, share)
     notes = [reason] if reason else []
+    observed = _observed(share)
     if decision is not None:
         notes += decision.notes
-    seen_count = 0 if share is None else share.count
-    if seen_count < seen.count:
-        notes.append(f"{seen.count - seen_count} calls ran in threads that PyTorch's profiler does not watch")
+        if kind == "cpu":
+            observed = (decision.kernel,)
     return Row(
         op=seen.op,
-        operator=f"aten::{seen.name}",
-        module=seen.module or _only(share),
-        phase=seen.phase,
-        shapes=seen.shapes,
-        dtypes=seen.dtypes,
+        operator=key.operator or f"aten::{seen.name}",
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
         device=seen.device,
         requested=seen.asked,
         source=seen.source,
-        resolved=resolved,
-        observed=kernels,
+        resolved=seen.kernel if decision is None else decision.kernel,
+        observed=observed,
         status=status,
         reason="; ".join(notes),
-        count=seen.count,
-        time_us=0.0 if share is None else share.ns / 1000,
+        count=share.count,
+        time_us=share.ns / 1000,
     )
 
 
-def _status(seen: Seen, share: Share | None) -> tuple[RowStatus, str]:
+def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
     status: RowStatus = (
         "substituted" if seen.status == "substituted" else "honoured" if seen.status == "honoured" else "default"
     )
     marks = _ATTENTION.get(seen.kernel)
-    if status == "honoured" and seen.native and marks and share is not None:
+    if status == "honoured" and seen.native and marks:
         ran = [leaf for leaf in share.leaves if any(mark in leaf for all_ in _ATTENTION.values() for mark in all_)]
         if ran and not any(mark in leaf for leaf in ran for mark in marks):
             return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
@@ -122,16 +140,11 @@ def _status(seen: Seen, share: Share | None) -> tuple[RowStatus, str]:
     return status, seen.reason
 
 
-def _only(share: Share | None) -> str:
-    """Return the module of calls, where all of them ran in one."""
-    return next(iter(share.modules)) if share is not None and len(share.modules) == 1 else ""
-
-
 def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
     status: RowStatus = "other"
     reason = ""
     requested: tuple[str, ...] = ()
-    source = "default"
+    source, resolved = "default", ""
     if key.what == "escape":
         status = "default"
         requested, source, sure = asking.asked(
@@ -141,7 +154,11 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
             phase=key.phase or None,
             module=key.module or None,
         )
-        if requested:
+        follows = _follows(key)
+        if requested and follows:
+            kept = any(NATIVE_WORDS[key.op].get(word) == follows for word in requested)
+            status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
+        elif requested:
             status = "bypassed"
             reason = key.reason + ("" if sure else f"; whether {source} means these calls cannot be told")
     elif key.what in ("replay", "compiled"):
@@ -157,7 +174,7 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
         device="cpu" if kind == "cpu" else "",
         requested=requested,
         source=source,
-        resolved="",
+        resolved=resolved,
         observed=_observed(share),
         status=status,
         reason=reason,
@@ -166,9 +183,14 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
     )
 
 
-def _observed(share: Share | None) -> tuple[str, ...]:
+def _follows(key: Escaped) -> str:
+    """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
+    if key.op != "attention" or not key.operator.endswith("_backward"):
+        return ""
+    return next((kernel for kernel, marks in _ATTENTION.items() if any(mark in key.operator for mark in marks)), "")
+
+
+def _observed(share: Share) -> tuple[str, ...]:
     """Return what ran, the longest first."""
-    if share is None:
-        return ()
     names = sorted(share.kernels, key=lambda name: -share.kernels[name])
     return tuple(name for name in names if name not in _MINOR) or tuple(names)

@@ -11,6 +11,9 @@ from xpuruntime.pytorch.explaining.escapes import Escape, escape_of_kernel, esca
 from xpuruntime.pytorch.explaining.timeline import Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.pytorch.explaining.recorder import Seen
     from xpuruntime.pytorch.explaining.timeline import DeviceWork, Node
 
 __all__ = ["Joined", "Share", "join"]
@@ -36,18 +39,15 @@ class Share:
         Kernel to nanoseconds; on the CPU, operator of PyTorch's to nanoseconds.
     leaves : set of str
         Operators of PyTorch's that ran inside.
-    modules : set of str
-        Of a recorded call: paths of the modules that it ran in, as ranges and sequence numbers tell.
     """
 
-    __slots__ = ("count", "kernels", "leaves", "modules", "ns")
+    __slots__ = ("count", "kernels", "leaves", "ns")
 
     def __init__(self) -> None:
         self.ns = 0
         self.count = 0
         self.kernels: dict[str, int] = defaultdict(int)
         self.leaves: set[str] = set()
-        self.modules: set[str] = set()
 
     def add(self, name: str, ns: int) -> None:
         """Add time in one kernel."""
@@ -68,6 +68,29 @@ class Escaped(NamedTuple):
     reason: str
 
 
+class Called(NamedTuple):
+    """What tells one row of recorded calls from another.
+
+    Attributes
+    ----------
+    kind : int
+        Number of the kind of calls.
+    operator : str
+        The operator that the call came through, as the profiler has it; empty: none.
+    module, phase : str
+    shapes : tuple of tuple of int
+    dtypes : tuple of str
+        Where the recorder did not find them out, as the profiler has them.
+    """
+
+    kind: int
+    operator: str
+    module: str
+    phase: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+
 class Joined(NamedTuple):
     """Whose the time is.
 
@@ -75,29 +98,29 @@ class Joined(NamedTuple):
     ----------
     kind : {"device", "cpu"}
         Which time: of kernels, copies and fills on devices, or on the CPU where no device did anything.
-    calls : dict of int to Share
-        By number of a kind of recorded calls.
+    calls : dict of Called to Share
     rest : dict of Escaped to Share
     overhead_ns : int
         CPU time between the entry of operators and their kernels: choosing, and watching. In no share.
     """
 
     kind: Literal["device", "cpu"]
-    calls: dict[int, Share]
+    calls: dict[Called, Share]
     rest: dict[Escaped, Share]
     overhead_ns: int
 
 
-def join(events: list[Any]) -> Joined:
-    """Read what the profiler recorded."""
-    timeline = Timeline(events)
-    return _Joining(timeline).result()
+def join(events: list[Any], kinds: Sequence[Seen]) -> Joined:
+    """Read what the profiler recorded, of calls of some kinds and besides."""
+    return _Joining(Timeline(events), kinds).result()
 
 
 class _Joining:
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, kinds: Sequence[Seen]) -> None:
         self._timeline = timeline
-        self._calls: dict[int, Share] = defaultdict(Share)
+        self._kinds = kinds
+        self._keys: dict[int, Called] = {}
+        self._calls: dict[Called, Share] = defaultdict(Share)
         self._rest: dict[Escaped, Share] = defaultdict(Share)
         self._overhead = 0
         self._escapes: dict[int, tuple[Node, Escape] | None] = {}
@@ -115,26 +138,23 @@ class _Joining:
 
     def _take(self, node: Node, *, timed: bool) -> None:
         """Take one operator or range of the CPU."""
-        if node.kind >= 0:
-            share = self._calls[node.kind]
-            if node.is_range:
-                share.count += 1
-                share.modules.add(self._timeline.module_of(node))
-            if not node.is_range and "::" in node.name:
-                share.leaves.add(node.name)
-            elif node.is_range and node.parent is not None and "::" in node.parent.name:
-                share.leaves.add(node.parent.name)
+        if node.call is not None:
+            share = self._share(node.call)
+            # The native kernel runs in the range itself, without an event of its own: it is the operator's around it.
+            runs = node.parent if node.kind >= 0 and node.parent is not None else node
+            share.count += node.kind >= 0
+            if "::" in runs.name:
+                share.leaves.add(runs.name)
             if timed:
-                name = node.name if not node.is_range or node.parent is None else node.parent.name
-                share.add(name, node.own)
+                share.add(runs.name, node.own)
             return
-        if node.has_range:
+        if node.inner_call is not None:
             self._overhead += node.own
             return
-        preparing = next((one.inner_kind for one in node.upward() if one.inner_kind >= 0), -1)
-        if preparing >= 0:
+        preparing = next((one.inner_call for one in node.upward() if one.inner_call is not None), None)
+        if preparing is not None:
             if timed:
-                self._calls[preparing].add(node.name, node.own)
+                self._share(preparing).add(node.name, node.own)
             return
         escape = self._escape(node)
         if escape is not None:
@@ -164,9 +184,9 @@ class _Joining:
             return
         if node is not None:
             for one in node.upward():
-                kind = one.kind if one.kind >= 0 else one.inner_kind
-                if kind >= 0:
-                    self._calls[kind].add(work.name, work.duration)
+                call = one.call or one.inner_call
+                if call is not None:
+                    self._share(call).add(work.name, work.duration)
                     return
             escape = self._escape(node)
             if escape is not None:
@@ -183,12 +203,27 @@ class _Joining:
         share.add(work.name, work.duration)
         share.count += 1
 
+    def _share(self, call: Node) -> Share:
+        """Return the share of the calls of which this is a range."""
+        key = self._keys.get(id(call))
+        if key is None:
+            seen = self._kinds[call.kind]
+            through = call.parent if call.parent is not None and "::" in call.parent.name else None
+            shapes, dtypes = seen.shapes, seen.dtypes
+            if not shapes and through is not None:
+                shapes, dtypes = _arguments(through)
+            module = seen.module or self._timeline.module_of(call)
+            # A kernel of ours may run with the recording of gradients off inside a call that is recorded.
+            phase = call.phase if seen.phase == "infer" else seen.phase
+            key = Called(call.kind, "" if through is None else through.name, module, phase, shapes, dtypes)
+            self._keys[id(call)] = key
+        return self._calls[key]
+
     def _other(self, name: str) -> Share:
         return self._rest[Escaped("other", "", name, "", "", (), (), "")]
 
     def _key(self, node: Node, escape: Escape) -> Escaped:
-        shapes = tuple(tuple(shape) for shape in node.shapes if shape and not isinstance(shape[0], (list, tuple)))
-        dtypes = tuple(dict.fromkeys(_DTYPES[name] for name in node.dtypes if name in _DTYPES))
+        shapes, dtypes = _arguments(node)
         module = self._timeline.module_of(node)
         return Escaped("escape", escape.op, node.name, module, node.phase, shapes, dtypes, escape.reason)
 
@@ -202,6 +237,12 @@ class _Joining:
             found = None if escape is None else (node, escape)
         self._escapes[id(node)] = found
         return found
+
+
+def _arguments(node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return the shapes and types of the tensors that an operator was called with."""
+    shapes = tuple(tuple(shape) for shape in node.shapes if shape and not isinstance(shape[0], (list, tuple)))
+    return shapes, tuple(dict.fromkeys(_DTYPES[name] for name in node.dtypes if name in _DTYPES))
 
 
 def _compiled(name: str) -> Escape | None:

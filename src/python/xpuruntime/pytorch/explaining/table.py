@@ -30,6 +30,7 @@ _STYLE = {
 }
 _TOP = 40
 _TOP_OTHER = 5
+_SHAPES = 4
 _NARROW = 120
 
 
@@ -110,7 +111,9 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
     )
     groups = _grouped(rows)
     for row, modules in groups[:_TOP]:
-        shapes = " ".join("x".join(map(str, shape)) for shape in row.shapes)
+        shapes = " ".join("x".join(map(str, shape)) for shape in row.shapes[:_SHAPES])
+        if len(row.shapes) > _SHAPES:
+            shapes += f" + {len(row.shapes) - _SHAPES}"
         observed = [short_kernel(name) for name in row.observed]
         table.add_row(
             Text("\n".join(filter(None, (row.operator.removeprefix("aten::"), row.phase)))),

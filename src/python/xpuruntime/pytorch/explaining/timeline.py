@@ -36,14 +36,12 @@ class Node:
     inner : int
         Nanoseconds that were spent in what ran directly inside.
     parent : Node or None
+    call : Node or None
+        The range of the call that this is or runs in.
     kind : int
-        Number of the kind of calls whose range this is or that it runs in; -1: none.
-    is_range : bool
-        Whether it is the range of a call itself.
-    has_range : bool
-        Whether this is an operator with the range of a call directly inside.
-    inner_kind : int
-        The kind of that call; of the first, if there are several.
+        Of a range: number of the kind of calls; otherwise -1.
+    inner_call : Node or None
+        Of an operator: the range of a call that is directly inside; the first, if there are several.
     shapes, dtypes : list
         Of the arguments, as kineto has them.
     annotation : bool
@@ -51,8 +49,8 @@ class Node:
     """
 
     __slots__ = (
-        "annotation", "dtypes", "end", "forward", "has_range", "inner", "inner_kind", "is_range", "kind", "module",
-        "name", "parent", "sequence", "shapes", "start",
+        "annotation", "call", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module", "name", "parent",
+        "sequence", "shapes", "start",
     )  # fmt: skip
 
     def __init__(self, event: Any) -> None:
@@ -66,10 +64,9 @@ class Node:
         self.dtypes: list[str] = event.dtypes()
         self.parent: Node | None = None
         self.inner = 0
-        self.is_range = self.name.startswith(RANGE)
-        self.kind = int(self.name[len(RANGE) :]) if self.is_range else -1
-        self.inner_kind = -1
-        self.has_range = False
+        self.kind = int(self.name[len(RANGE) :]) if self.name.startswith(RANGE) else -1
+        self.call: Node | None = self if self.kind >= 0 else None
+        self.inner_call: Node | None = None
         self.module: str | None = None
         if self.name.startswith(MODULE):
             self.annotation = True
@@ -90,9 +87,12 @@ class Node:
     @property
     def phase(self) -> str:
         """Which phase it belongs to, as `calls.phase` has it."""
-        if self.sequence >= 0:
-            return "train"
-        return "backward" if any(node.name.startswith(_BACKWARD) for node in self.upward()) else "infer"
+        recorded = False
+        for node in self.upward():
+            if node.name.startswith(_BACKWARD):
+                return "backward"
+            recorded = recorded or node.sequence >= 0
+        return "train" if recorded else "infer"
 
 
 class DeviceWork(NamedTuple):
@@ -184,7 +184,7 @@ class Timeline:
                 graph = event.correlation_id()
             if thread is None:
                 thread = resources.get(launch.device_resource_id())
-            if thread is not None and (node is None or node.kind < 0):
+            if thread is not None and (node is None or node.call is None):
                 node = self._narrowest(thread, launch.start_ns(), node)
         return DeviceWork(event.name(), event.duration_ns(), event.device_index(), node, graph)
 
@@ -210,13 +210,10 @@ def _nest(nodes: list[Node]) -> None:
             parent = open_[-1]
             node.parent = parent
             parent.inner += node.end - node.start
-            if node.is_range:
-                if "::" in parent.name:
-                    parent.has_range = True
-                    if parent.inner_kind < 0:
-                        parent.inner_kind = node.kind
-            elif parent.kind >= 0:
-                node.kind = parent.kind
+            if node.call is None:
+                node.call = parent.call
+            elif "::" in parent.name and parent.inner_call is None:
+                parent.inner_call = node
         open_.append(node)
 
 
