@@ -30,6 +30,12 @@ def has_cuda() -> bool:
     return bool(machine_snapshot().cuda)
 
 
+def has_nccl() -> bool:
+    from xpuruntime.runtime.libraries import find_library
+
+    return bool(find_library("nccl", 2))
+
+
 def has_operators() -> bool:
     from xpuruntime import _core
 
@@ -47,6 +53,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "openvino": (has_module("openvino"), "needs openvino: make engines"),
     "qnn": (has_module("onnxruntime_qnn"), "needs onnxruntime-qnn: make engines"),
     "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),
+    "nccl": (has_nccl, "needs NCCL: pip install nvidia-nccl-cu13"),
     "torch": (has_module("torch"), "needs torch"),
 }
 
