@@ -23,6 +23,7 @@ ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = set()
 ALLOWED["ops"] = {"policies", "runtime", "evidence"}
 ALLOWED["pytorch"] = {"policies", "runtime", "evidence", "ops"}
+ALLOWED["distributed"] = {"policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
