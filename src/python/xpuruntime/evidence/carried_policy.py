@@ -27,6 +27,7 @@ __all__ = [
     "OP_OF_NODE",
     "OP_OF_TORCH",
     "POLICY_KEY",
+    "RESULT_KEY",
     "literally",
     "module_of_node",
     "pinned_by_rule",
@@ -36,6 +37,8 @@ __all__ = [
 POLICY_KEY = "xpuruntime.policy"
 LOCK_KEY = "xpuruntime.lock"
 KERNEL_KEY = "xpuruntime.kernel"
+#: On a node that stands for the operators of two modules: the path of the module whose result it makes.
+RESULT_KEY = "xpuruntime.result_of"
 
 #: Operator of the ONNX standard to the operation of a `KernelPolicy` that it is.
 OP_OF_NODE = {

@@ -212,7 +212,7 @@ def parity(
     seen = _Hooks(model)
     with seen.watching(), torch.no_grad():
         model(*args, **kwargs)
-    arrays = {name: value.detach().cpu().numpy() for name, value in feeds.items()}
+    arrays = {name: _for_session(value, session) for name, value in feeds.items()}
     outputs = ModuleOutputs(session.model)
     pairs, skipped = _pairs(seen, outputs)
     wanted = dict.fromkeys(tensor for *_, tensor in pairs)
@@ -243,6 +243,13 @@ def parity(
         layers=tuple(one for one in layers if one is not None),
         skipped=skipped,
     )
+
+
+def _for_session(value: torch.Tensor, session: Session) -> Any:
+    """Return an input as a session takes it: PyTorch's own has types that NumPy lacks."""
+    if session.plan.engine == "torch":
+        return value.detach().to(session.plan.device)
+    return value.detach().cpu().numpy()
 
 
 def _feeds(inputs: Any, names: Sequence[str], what: str) -> dict[str, torch.Tensor]:

@@ -25,13 +25,13 @@ class ModuleOutputs:
         results = {info.name for info in model.outputs}
         readers: dict[str, set[str]] = defaultdict(set)
         for node in nodes:
-            path = module_of_node(node.name)
+            path = _path_of(node)
             for name in node.inputs:
                 readers[name].add(path)
         #: Path to the tensors made inside, in the order of the graph, each with whether others surely read it.
         self._found: dict[str, list[tuple[str, bool]]] = {}
         for node in nodes:
-            for path in _paths_around(module_of_node(node.name)):
+            for path in _paths_around(_path_of(node)):
                 leaving = self._found.setdefault(path, [])
                 for name in node.outputs:
                     read = name in results or any(not _inside(one, path) for one in readers.get(name, ()))
@@ -51,6 +51,10 @@ class ModuleOutputs:
         found = self._found.get(path, [])
         read = tuple(name for name, sure in found if sure)
         return tuple(name for name, _ in found) if len(read) != count == len(found) else read
+
+
+def _path_of(node: Any) -> str:
+    return node.result_of or module_of_node(node.name)
 
 
 def _inside(path: str, around: str) -> bool:

@@ -44,7 +44,8 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `name` is unique in the model; `domain` is ``""`` for the ONNX standard; `graph` is the path of the
-    subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph; `kernels` is what the file asks for it.
+    subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph; `kernels` is what the file asks for it;
+    `result_of` the module whose result it makes, where its name says another one.
     """  # noqa: D205
 
     name: str
@@ -54,6 +55,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     graph: str = ""
     kernels: str = ""
+    result_of: str = ""
 
 
 class Quantisation(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, q
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.shapes import fix_shapes
-from xpuruntime.evidence.carried_policy import KERNEL_KEY, LOCK_KEY
+from xpuruntime.evidence.carried_policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 from xpuruntime.evidence.export_lock import onnx_digest
 
 if TYPE_CHECKING:
@@ -282,6 +282,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
 
 def _node(place: Place) -> NodeInfo:
     node = place.node
+    said = {entry.key: entry.value for entry in node.metadata_props}
     return NodeInfo(
         name=place.name,
         op=node.op_type,
@@ -289,7 +290,8 @@ def _node(place: Place) -> NodeInfo:
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         graph=place.graph,
-        kernels=next((entry.value for entry in node.metadata_props if entry.key == KERNEL_KEY), ""),
+        kernels=said.get(KERNEL_KEY, ""),
+        result_of=said.get(RESULT_KEY, ""),
     )
 
 

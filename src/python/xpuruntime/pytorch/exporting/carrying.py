@@ -73,9 +73,11 @@ def translate(
                 notes.append(f"{key}: node {match.node!r} names modules, and became module {match.node!r}")
                 match = match.replace(module=match.node, node=None)
             else:
-                notes.append(f"{key}: node {match.node!r} names no node of the exported graph")
+                notes.append(f"{key} is left out: node {match.node!r} names no node of the exported graph")
+                continue
         elif match.module is not None and not any(fnmatchcase(path, match.module) for path in modules):
-            notes.append(f"{key}: module {match.module!r} names no module that has nodes in the exported graph")
+            notes.append(f"{key} is left out: module {match.module!r} names no module with nodes in the exported graph")
+            continue
         if by_node and match.module is not None and match.node is None:
             match = match.replace(node=f"{match.module}/*")
         if match.stated_fields():

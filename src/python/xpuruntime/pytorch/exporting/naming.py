@@ -7,10 +7,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.carried_policy import RESULT_KEY
 from xpuruntime.pytorch.exporting.carrying import plain_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import onnx
 
@@ -18,18 +19,32 @@ __all__ = ["name_nodes"]
 
 #: Where PyTorch's exporter writes the modules around an operator, outermost first, and the operator last.
 _SCOPES = "pkg.torch.onnx.name_scopes"
+#: Operators that the exporter folds a batch normalisation into.
+_FOLDING = ("Conv", "ConvTranspose", "Gemm")
 
 
-def name_nodes(graph: onnx.GraphProto) -> set[str]:
+def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
     """Name every node ``"<path of the module>/<operator>"``, in place; return the paths.
 
     A second node of the same name is ``"layers.0.attn.qkv/Add_1"``. A node that the exporter says nothing of, such as
-    one that it added, belongs to the innermost module that has all of the nodes around it.
+    one that it added, belongs to the innermost module that has all of the nodes around it. A normalisation that the
+    exporter has folded into the product before it leaves a node of the product, whose result is that of the
+    normalisation: the node says so.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+    modules : collection of str
+        Paths of all modules.
     """
     paths = _paths(graph)
     counts: dict[str, int] = {}
     found: set[str] = set()
-    for node, path in _walk(graph, paths, ""):
+    for node, own in _walk(graph, paths, ""):
+        path = own
+        if (folded := _folded_into(node, modules)) is not None:
+            path = folded
+            node.metadata_props.add(key=RESULT_KEY, value=own)
         base = f"{path}/{node.op_type}" if path else node.op_type
         count = counts.get(base, 0)
         counts[base] = count + 1
@@ -37,6 +52,15 @@ def name_nodes(graph: onnx.GraphProto) -> set[str]:
         if path:
             found.add(path)
     return found
+
+
+def _folded_into(node: onnx.NodeProto, modules: Collection[str]) -> str | None:
+    """Return the module of a product that a normalisation was folded into: the one that has its weight."""
+    scopes = _scopes(node)
+    if node.op_type not in _FOLDING or not scopes or "batch_norm" not in scopes[-1] or len(node.input) < 2:
+        return None
+    owner = node.input[1].rpartition(".")[0]
+    return owner if owner and owner in modules else None
 
 
 def _walk(graph: onnx.GraphProto, paths: list[str | None], outer: str) -> Iterator[tuple[onnx.NodeProto, str]]:
@@ -69,6 +93,13 @@ def _paths(graph: onnx.GraphProto) -> list[str | None]:
 
 
 def _told(node: onnx.NodeProto) -> str | None:
+    scopes = _scopes(node)
+    if scopes is None:
+        return None
+    return plain_path(scopes[-2]) if len(scopes) > 1 else ""
+
+
+def _scopes(node: onnx.NodeProto) -> list[str] | None:
     text = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), None)
     if text is None:
         return None
@@ -76,7 +107,7 @@ def _told(node: onnx.NodeProto) -> str | None:
         scopes = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return None
-    return plain_path(str(scopes[-2])) if isinstance(scopes, list) and len(scopes) > 1 else ""
+    return [str(scope) for scope in scopes] if isinstance(scopes, list) else None
 
 
 def _common(paths: set[str]) -> str:

@@ -54,7 +54,7 @@ def write_onnx(
     """Export a module and write it; see `export`."""
     _need("onnx", "onnxscript")
     proto = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names, training)
-    modules = name_nodes(proto.graph)
+    modules = name_nodes(proto.graph, {path for path, _ in model.named_modules()})
     nodes = {node.name: node for node in proto.graph.node}
     carried, notes = translate(policy, nodes, modules, by_node=True)
     notes += _about_attention(proto, carried, opset)

@@ -86,6 +86,6 @@ def _failed(model: torch.nn.Module, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()
     reason = text[0].rstrip(".") if text else type(error).__name__
     return ModelError(
-        f"torch.export cannot export <{type(model).__qualname__}>: {reason}. Fix: what PyTorch says of it stands above, "
-        "and https://pytorch.org/docs/stable/export.html has the rules"
+        f"torch.export cannot export <{type(model).__qualname__}>: {reason}. Fix: what PyTorch says of it stands "
+        "above, and https://pytorch.org/docs/stable/export.html has the rules"
     )

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Modules written as ONNX: their nodes go by module paths, and the file carries policy, marks and lock."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime import _core
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript", reason="export to ONNX needs onnxscript, which comes with xpuruntime[torch]")
+import onnx  # noqa: E402
+from torch_models import batch, convnet, language  # noqa: E402
+
+import xpuruntime.pytorch as xt  # noqa: E402
+
+pytestmark = pytest.mark.torch
+needs_operators = pytest.mark.skipif(
+    not _core.build_info()["onnxruntime"], reason="kernels inside ONNX Runtime need `make ort-headers`"
+)
+RULES = [
+    {"match": {"op": "matmul", "phase": "backward"}, "use": "cpu.reference"},
+    {"match": {"module": "layers.*.attn", "op": "attention"}, "use": "cpu.reference"},
+    {"match": {"node": "layers.1.ln2"}, "use": "cpu.reference"},
+    {"match": {"module": "layers.9"}, "use": "cpu.reference"},
+]
+POLICY = xrt.Policy(kernels={"matmul": "cpu.blas", "layer_norm": "cpu.vectorised", "rules": RULES})
+#: What each module must run in inference, whatever the engine calls its nodes.
+KERNELS = {
+    **{f"layers.{i}.{part}": "cpu.blas" for i in (0, 1) for part in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")},
+    **{f"layers.{i}.attn": "cpu.reference" for i in (0, 1)},
+    **dict.fromkeys(("layers.0.ln1", "layers.0.ln2", "layers.1.ln1", "ln"), "cpu.vectorised"),
+    "layers.1.ln2": "cpu.reference",
+    "head": "cpu.blas",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Any:
+    model, ids = language()
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = xt.export(
+            model, ids, folder / "language.onnx", policy=POLICY,
+            input_names=["ids"], output_names=["logits"], dynamic_shapes=({0: batch()},),
+        )  # fmt: skip
+    assert torch.get_num_threads() == threads
+    assert not any(part.training for part in model.modules())
+    return made
+
+
+@pytest.fixture(scope="module")
+def graph(done: Any) -> Any:
+    proto = onnx.load(done.path)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+class TestGraph:
+    def test_attention_and_norms_are_one_node_each(self, graph: Any) -> None:
+        kinds = [node.op_type for node in graph.graph.node]
+        assert kinds.count("Attention") == 2
+        assert kinds.count("LayerNormalization") == 5
+        assert "Softmax" not in kinds
+        assert graph.opset_import[0].version == 23
+
+    def test_nodes_go_by_module_paths(self, graph: Any) -> None:
+        names = [node.name for node in graph.graph.node]
+        assert len(set(names)) == len(names)
+        assert {"layers.0.attn/Attention", "layers.1.mlp.2/MatMul", "layers.1.mlp.1/Gelu", "ln/LayerNormalization"} <= {
+            *names
+        }
+        model, _ = language()
+        paths = {path for path, _ in model.named_modules()}
+        assert {name.rpartition("/")[0] for name in names} <= paths
+        assert "layers.0.attn/Split" in names, "a node that the exporter says nothing of"
+
+    def test_nothing_of_the_machine_is_in_it(self, done: Any) -> None:
+        assert str(Path(__file__).parent).encode() not in done.path.read_bytes()
+        assert b"torch_models.py" not in done.path.read_bytes()
+
+    def test_the_first_dimension_is_free(self, done: Any) -> None:
+        model, _ = language()
+        ids = torch.arange(24).reshape(3, 8)
+        with xrt.InferenceSession(done.path, device="cpu", engine="onnxruntime", policy={}) as session:
+            assert [t.shape for t in session.inputs] == [("batch", 8)]
+            got = session.run({"ids": ids.numpy()})["logits"]
+        with torch.no_grad():
+            np.testing.assert_allclose(got, model(ids).numpy(), rtol=1e-4, atol=1e-5)
+
+
+class TestPolicy:
+    def test_it_is_translated(self, done: Any, graph: Any) -> None:
+        carried = {entry.key: entry.value for entry in graph.metadata_props}["xpuruntime.policy"]
+        assert xrt.Policy.loads(carried, "json") == done.policy
+        rules = done.policy.kernels.rules
+        assert [(rule.match.module, rule.match.node) for rule in rules] == [
+            ("layers.*.attn", "layers.*.attn/*"),
+            ("layers.1.ln2", "layers.1.ln2/*"),
+        ]
+        told = "\n".join(done.notes)
+        assert "kernels.rules[0] is left out: it is for backward" in told
+        assert "kernels.rules[2]: node 'layers.1.ln2' names modules" in told
+        assert "kernels.rules[3] is left out: module 'layers.9' names no module" in told
+
+    def test_nodes_that_a_rule_pins_are_marked(self, done: Any, graph: Any) -> None:
+        marks = {
+            node.name: entry.value
+            for node in graph.graph.node
+            for entry in node.metadata_props
+            if entry.key == "xpuruntime.kernel"
+        }
+        assert marks == dict.fromkeys(
+            ("layers.0.attn/Attention", "layers.1.attn/Attention", "layers.1.ln2/LayerNormalization"), "cpu.reference"
+        )
+        assert done.pinned == {name: (kernel,) for name, kernel in marks.items()}
+        assert "layers.0.attn/Attention: cpu.reference" in str(done)
+
+    @needs_operators
+    def test_the_same_kernels_run(self, done: Any) -> None:
+        with xrt.InferenceSession(done.path, device="cpu", engine="onnxruntime") as session:
+            assert session.plan.policy_source == "model metadata"
+            report = session.explain(runs=1)
+        kernels = {unit.id.rpartition("/")[0]: unit.kernel for unit in report.units if unit.kernel in KERNELS.values()}
+        assert kernels == KERNELS
+        seen = {one.key: one.status for one in report.observations}
+        assert seen["kernels.matmul"] == seen["kernels.rules[0]"] == seen["kernels.rules[1]"] == "honoured"
+
+    def test_the_one_in_force_without_its_machine(self, folder: Path) -> None:
+        model, images = convnet()
+        held = xrt.Policy(
+            execution={"device": "cpu", "threads": 1, "determinism": "run_to_run"}, kernels={"matmul": "cpu.blas"}
+        )
+        with xt.kernel_policy(held):
+            xrt.clear_decisions()
+            with torch.no_grad():
+                model(images)
+            before = xrt.decisions()
+            made = xt.export(model, {"image": images}, folder / "inforce.onnx", precision="fp32")
+            assert xrt.decisions() == before, "no policy holds while it is traced"
+        assert made.policy == xrt.Policy(
+            execution={"determinism": "run_to_run", "precision": "fp32"}, kernels={"matmul": "cpu.blas"}
+        )
+        (kernel,) = made.lock.kernels
+        assert (kernel.op, kernel.dtype, kernel.kernel.partition("@")[0]) == ("matmul", "fp32", "cpu.blas")
+        nodes = {node.name: node for node in onnx.load(made.path).graph.node}
+        assert {"again/Conv", "again/Conv_1", "stem/Conv"} <= set(nodes), "a module that is called twice"
+        said = {entry.key: entry.value for entry in nodes["stem/Conv"].metadata_props}
+        assert said["xpuruntime.result_of"] == "bn", "the normalisation was folded into the convolution"
+
+
+class TestLock:
+    def test_what_it_says(self, done: Any) -> None:
+        lock = done.lock
+        assert lock.torch == torch.__version__
+        assert lock.opset == 23
+        assert "onnxscript" in lock.exporter
+        assert (lock.device, lock.arch) == ("cpu", "")
+        with xrt.InferenceSession(done.path, device="cpu", engine="onnxruntime", policy={}) as session:
+            assert any(f"exported by torch {torch.__version__}" in note for note in session.plan.notes)
+
+    def test_a_changed_weight_is_noticed(self, done: Any, tmp_path: Path) -> None:
+        proto = onnx.load(done.path)
+        tensor = next(t for t in proto.graph.initializer if t.name == "tokens.weight")
+        tensor.raw_data = b"\0\0\0\0" + tensor.raw_data[4:]
+        onnx.save(proto, tmp_path / "changed.onnx")
+        with pytest.raises(xrt.LockError, match="other weights"):
+            xrt.plan(tmp_path / "changed.onnx", policy={"mode": "strict"})
+
+
+class TestFiles:
+    def test_weights_in_a_file_of_their_own(self, folder: Path) -> None:
+        model, images = convnet()
+        made = xt.export(model, images, folder / "beside.onnx", external_data=True)
+        (data,) = folder.glob("beside.onnx.*.data")
+        assert any(data.name in note for note in made.notes)
+        assert not any(path.name.startswith(".") for path in folder.iterdir()), "nothing is left over"
+        with xrt.InferenceSession(made.path, device="cpu", engine="onnxruntime") as session:
+            got = next(iter(session.run({session.inputs[0].name: images.numpy()}).values()))
+        with torch.no_grad():
+            np.testing.assert_allclose(got, model(images).numpy(), rtol=1e-4, atol=1e-5)
+
+    def test_a_failed_export_leaves_what_was_there(self, tmp_path: Path) -> None:
+        class Branch(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return x * 2 if float(x.sum()) > 0 else x
+
+        target = tmp_path / "model.onnx"
+        target.write_bytes(b"before")
+        with pytest.raises(xrt.ModelError, match=r"torch\.onnx cannot export <.*Branch>"):
+            xt.export(Branch().eval(), torch.ones(2), target)
+        assert target.read_bytes() == b"before"
+        assert list(tmp_path.iterdir()) == [target]
+
+
+class TestRefusals:
+    def test_training_mode(self, tmp_path: Path) -> None:
+        model, images = convnet()
+        model.bn.train()
+        with pytest.raises(xrt.ModelError, match=r"its part 'bn' is in training mode.*training=True"):
+            xt.export(model, images, tmp_path / "model.onnx")
+        assert model.bn.training
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("path", "options", "message"),
+        [
+            ("model.pt", {}, r"ends in \.onnx or in \.pt2"),
+            ("nowhere/model.onnx", {}, "does not exist"),
+            ("model.pt2", {"opset": 23}, r"opset has no meaning for a \.pt2 file"),
+            ("model.pt2", {"input_names": ["x"]}, "input_names has no meaning"),
+            ("model.onnx", {"policy": {"kernels": {"matmul": "fastest"}}}, "fastest"),
+            ("model.onnx", {"precision": "fp12"}, "fp12"),
+        ],
+    )
+    def test_arguments(self, tmp_path: Path, path: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(xrt.XpuRuntimeError, match=message):
+            xt.export(torch.nn.Linear(2, 2).eval(), torch.ones(2), tmp_path / path, **options)
+
+    def test_what_is_no_module(self, tmp_path: Path) -> None:
+        with pytest.raises(xrt.InputError, match=r"takes a torch\.nn\.Module, got a function"):
+            xt.export(lambda x: x, torch.ones(2), tmp_path / "model.onnx")  # type: ignore[arg-type]
+
+    def test_a_missing_package_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from importlib import util
+
+        real = util.find_spec
+        monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
+        with pytest.raises(xrt.UnsupportedOperationError, match="needs the package onnxscript"):
+            xt.export(torch.nn.Linear(2, 2).eval(), torch.ones(2), tmp_path / "model.onnx")
+
+    def test_the_package_is_imported_lazily(self) -> None:
+        import subprocess
+
+        code = "import sys, xpuruntime.pytorch as xt; xt.export; sys.exit('onnxscript' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
