@@ -43,6 +43,7 @@ def serve(
     module: str = "",
     allow_tf32: bool = False,
     deterministic: bool = False,
+    unable: str = "",
 ) -> Any:
     """Serve a call by the kernel that a policy asks for.
 
@@ -66,7 +67,7 @@ def serve(
         Called with a place for `_core`, `phase`, and `args` without the first, which is the dispatcher's keyset.
     args : tuple
         The keyset, and the arguments of the operator.
-    phase, module, allow_tf32, deterministic
+    phase, module, allow_tf32, deterministic, unable
         As for `Held.route`.
 
     Raises
@@ -80,6 +81,7 @@ def serve(
             route = held.route(
                 key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
                 doing=_doing(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
+                unable=unable,
             )  # fmt: skip
         if route.open:
             route = settle(
