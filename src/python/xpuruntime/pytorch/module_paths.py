@@ -110,6 +110,8 @@ class inside:  # noqa: N801 - used like a function
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
     del args
+    if torch.compiler.is_compiling():
+        return  # torch.compile traces into hooks; in code that it compiles, the module that was called stands for all
     stack = _stack
     if not stack.paths:
         stack.root = module
@@ -127,7 +129,7 @@ def _enter(module: torch.nn.Module, args: Any) -> None:
 
 def _leave(module: torch.nn.Module, args: Any, output: Any) -> None:
     del module, args, output
-    if _stack.paths:
+    if not torch.compiler.is_compiling() and _stack.paths:
         _stack.paths.pop()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MODULE", "RANGE", "DeviceWork", "Node", "Timeline"]
 
 #: Before the number of a kind of calls, in the name of a range.
-RANGE = "xpuruntime:"
+RANGE = "xpuruntime#"
 #: Before the path of a module, in the name of a range.
 MODULE = "xpuruntime@"
 
