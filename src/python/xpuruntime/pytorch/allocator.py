@@ -159,7 +159,7 @@ def _check_arguments(
         msg = f"scope {scope!r} is not known: take 'block' (this thread, reversible) or 'process' (all, for good)"
         raise InputError(msg)
     if pool is not None and not isinstance(pool, MemoryPool):
-        msg = f"pool is a {type(pool).__name__}: give a xpuruntime MemoryPool on a CUDA device, or leave it out"
+        msg = f"pool is of type {type(pool).__name__}: give a xpuruntime MemoryPool on a CUDA device, or leave it out"
         raise InputError(msg)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         msg = f"limit {limit!r} is no number of bytes: give a positive integer, or None for no limit"
@@ -195,6 +195,8 @@ def _check_arguments(
 def _index(device: object, pool: MemoryPool | None) -> int | None:
     """Return the index that was asked for; None leaves it open."""
     try:
+        if isinstance(device, bool):
+            raise RuntimeError
         asked = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
     except RuntimeError as error:
         msg = f"device {device!r} is not one: give 'cuda:0', its index, or a torch.device"

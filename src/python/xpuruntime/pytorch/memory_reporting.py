@@ -227,7 +227,8 @@ def _torch_uses(index: int) -> bool:
 
 
 def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: list[str]) -> DeviceMemory:
-    holders = [] if name == "cpu" else _torch_holder(name, absent)
+    # In the process's allocator's place, our pools hold all that PyTorch has.
+    holders = [] if name == "cpu" or stats.scope == "process" else _torch_holder(name, absent)
     for pool in pools:
         now = pool.stats()
         size = sum(use.current for use in stats.uses if (use.pool, use.device) == (pool.name, name))

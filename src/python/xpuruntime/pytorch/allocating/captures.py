@@ -89,7 +89,7 @@ def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
         _paused.entries.append((graph, scope))
     finally:
         if own is not None:
-            retire(*own)
+            retire(*own, captured=True)
 
 
 def _end(graph: Any) -> None:

@@ -19,7 +19,7 @@ _PLUGGABLE: dict[int, Any] = {}
 _lock = threading.RLock()
 _lenders: list[Lender] = []
 #: Pools of PyTorch that something else still uses: a graph, or a capture that goes on.
-_retired: list[tuple[Any, Lender]] = []
+_retired: list[tuple[Any, Lender, bool]] = []
 
 
 def pluggable(allocator: TorchAllocator) -> Any:
@@ -83,7 +83,7 @@ class Lender:
 
     def take_failure(self) -> str | None:
         """Return why the last allocation since the last call was refused, and keep it in `last_failure`."""
-        reason = self.allocator.take_failure()
+        reason = None if self.allocator.closed else self.allocator.take_failure()
         if reason is not None:
             self.last_failure = reason
         return reason
@@ -124,10 +124,18 @@ def release(lender: Lender) -> None:
         lender.users -= 1
 
 
-def retire(pool: Any, lender: Lender) -> None:
-    """Take over a pool of PyTorch, and one user of its lender, and let go of both when nothing uses the pool."""
+def retire(pool: Any, lender: Lender, *, captured: bool) -> None:
+    """Take over a pool of PyTorch, and one user of its lender, and let go of both when nothing uses the pool.
+
+    Parameters
+    ----------
+    pool : torch.cuda.MemPool
+    lender : Lender
+    captured : bool
+        Whether CUDA graphs work on its memory.
+    """
     with _lock:
-        _retired.append((pool, lender))
+        _retired.append((pool, lender, captured))
     del pool
     sweep()
 
@@ -139,8 +147,9 @@ def sweep() -> None:
             unused = [entry for entry in _retired if entry[0].use_count() == 1]
             _retired[:] = [entry for entry in _retired if entry not in unused]
         while unused:
-            pool, lender = unused.pop()
-            _wait_for(lender.device)
+            pool, lender, captured = unused.pop()
+            if captured:
+                _wait_for(lender.device)
             del pool
             release(lender)
     with _lock:

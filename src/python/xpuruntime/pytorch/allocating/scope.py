@@ -161,6 +161,32 @@ class AllocatorScope:
         routing.__enter__()
         self._routing = routing
 
+    def empty_cache(self) -> int:
+        """Give what PyTorch keeps for its next tensors back to the pool. Return the bytes.
+
+        ``torch.cuda.empty_cache()`` leaves this memory alone while the scope is open. What live tensors lie in is given
+        back by it after they are gone. To give memory back to the device, call ``pool.empty_cache()`` afterwards.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The scope is closed or another thread's, or a CUDA graph is being captured.
+        """
+        self._check_usable()
+        assert self._lender is not None
+        if torch.cuda.is_current_stream_capturing():
+            msg = f"{self!r} cannot give memory back while a CUDA graph is captured: call empty_cache() before or after"
+            raise UnsupportedOperationError(msg, device=self.device)
+        before = self._lender.allocator.stats().current
+        routed = self._routing is not None
+        self.pause()
+        # PyTorch gives the memory of a pool back when the pool goes.
+        self._torch_pool, entry = self._lender.make_pool(), [self._torch_pool]
+        retire(entry.pop(), lender_of(self._lender.pool), captured=False)
+        if routed:
+            self.resume()
+        return before - self._lender.allocator.stats().current
+
     def close(self) -> None:
         """Let new tensors come from where they came from before. Idempotent.
 
@@ -210,15 +236,13 @@ class AllocatorScope:
             return
         entry = [self._torch_pool]
         self._torch_pool = None
-        retire(entry.pop(), lender)
+        retire(entry.pop(), lender, captured=False)
 
     # --- a context manager ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> AllocatorScope:
-        if self.pool is not None and (self.closed or threading.get_ident() != self._thread):
-            what = "is closed" if self.closed else "belongs to another thread"
-            msg = f"{self!r} {what}: call set_allocator() where it is used, for each use"
-            raise UnsupportedOperationError(msg, device=self.device)
+        if self.pool is not None:
+            self._check_usable()
         return self
 
     def __exit__(
@@ -229,6 +253,12 @@ class AllocatorScope:
             if reason is not None:
                 error.args = (f"{error}\nThe memory comes from a pool of xpuruntime: {reason}",)
         self.close()
+
+    def _check_usable(self) -> None:
+        if self.closed or threading.get_ident() != self._thread:
+            what = "is closed" if self.closed else "belongs to another thread"
+            msg = f"{self!r} {what}: call set_allocator() where it is used, for each use"
+            raise UnsupportedOperationError(msg, device=self.device)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
