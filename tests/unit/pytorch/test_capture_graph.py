@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xrt_torch  # noqa: E402 - needs torch
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.pytorch.capture.accumulators import forget_accumulators  # noqa: E402
 from xpuruntime.pytorch.capture.capturable import make_capturable, obstacles, scaler_obstacle  # noqa: E402
 from xpuruntime.pytorch.capture.used import used_by  # noqa: E402
 
@@ -82,7 +83,7 @@ def test_replay_of_nothing():
 
 @pytest.mark.parametrize("arguments", [{"warmup_iters": 5}, {"warmup_iters": 0}])
 def test_warmup_of_a_block(arguments):
-    with pytest.raises(InputError, match="means nothing for a block.*run its work"):
+    with pytest.raises(InputError, match=r"means nothing for a block.*run its work"):
         xrt_torch.capture_graph(**arguments)
 
 
@@ -135,6 +136,25 @@ def test_a_model_that_is_not_found():
         warnings.simplefilter("ignore", XpuRuntimeWarning)
         step = xrt_torch.capture_graph(fn, optimizer=optimizer, modules=[net])
     step(torch.ones(1, 3))
+
+
+def test_nodes_that_add_up_gradients_are_made_anew():
+    net, _ = make()
+    edge = torch.autograd.graph.get_gradient_edge
+    loss = net(torch.ones(2, 3)).sum()
+    kept = [edge(p).node for p in net.parameters()]
+    assert [edge(p).node for p in net.parameters()] == kept, "nothing is tested"
+    places, seen = [p.data_ptr() for p in net.parameters()], []
+    net.weight.register_hook(lambda gradient: seen.append(1))
+    forget_accumulators(net.parameters())
+    assert all(edge(p).node is not old for p, old in zip(net.parameters(), kept, strict=True))
+    assert [p.data_ptr() for p in net.parameters()] == places
+    assert all(p.requires_grad and p.is_leaf and p.dtype is torch.float32 for p in net.parameters())
+    net(torch.ones(2, 3)).sum().backward()
+    once = net.weight.grad.clone()
+    loss.backward()
+    assert torch.equal(net.weight.grad, 2 * once), "what was recorded before adds to the same gradients"
+    assert seen == [1, 1], "hooks stay"
 
 
 class Trainer:

@@ -13,6 +13,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import held
+from xpuruntime.pytorch.capture.accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.recording import CudaRecorder
 from xpuruntime.pytorch.capture.snapshot import RandomState
 from xpuruntime.pytorch.capture.work import uncached_autocast
@@ -69,7 +70,10 @@ class GraphBlock:
         device = torch.device("cuda", torch.cuda.current_device())
         self._recorder = CudaRecorder(device, self._pool_given)
         self._random = RandomState(device, [])
-        self._before = {id(tensor): tensor.grad for tensor in _leaves(device)}
+        leaves = _leaves(device)
+        forget_accumulators(leaves)
+        self._before = {id(leaf): leaf.grad for leaf in leaves}
+        del leaves
         self._cleanup.enter_context(uncached_autocast())
         try:
             self._held_before = self._recorder.begin([])

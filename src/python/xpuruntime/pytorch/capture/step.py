@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import held
+from xpuruntime.pytorch.capture.accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
 from xpuruntime.pytorch.capture.snapshot import Snapshot
@@ -176,6 +177,7 @@ class CapturedStep:
         assert self._recorder is not None
         inputs = StaticInputs(leaves, structure, self._device)
         work = self._work
+        forget_accumulators(work.parameters)
 
         def run() -> Any:
             inputs.forget_gradients()
