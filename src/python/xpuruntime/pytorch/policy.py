@@ -30,15 +30,17 @@ class InForce:
     Parameters
     ----------
     held : Held
+    again : bool
+        Whether it has been in force before, so that what PyTorch cannot do of it has been said.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, *, again: bool = False) -> None:
         from xpuruntime.pytorch.switches import set_switches
 
         self.held = held
         self._ops: tuple[str, ...] = ()
         self._follows = False
-        self._switches = set_switches(held.policy)
+        self._switches = set_switches(held.policy, quiet=again)
         try:
             if held.by_module:
                 module_paths.require()
@@ -61,8 +63,11 @@ class InForce:
 _in_force: InForce | None = None
 
 
-def put_in_force(policy: Policy | None) -> InForce | None:
-    """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered."""
+def put_in_force(policy: Policy | Held | None) -> InForce | None:
+    """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered.
+
+    Its `Held` can be given here later, to have it back with the routes that it has found.
+    """
     global _in_force
     from xpuruntime.pytorch.compiling import policy_changed
 
@@ -74,14 +79,16 @@ def put_in_force(policy: Policy | None) -> InForce | None:
             before.release()
             _in_force = None
         try:
-            _in_force = None if policy is None else InForce(Held(policy))
+            if policy is not None:
+                again = isinstance(policy, Held)
+                _in_force = InForce(policy if isinstance(policy, Held) else Held(policy), again=again)
         except BaseException:
             if before is not None:
-                _in_force = InForce(before.held)
+                _in_force = InForce(before.held, again=True)
                 holds.set_global(before.held)
             raise
         holds.set_global(None if _in_force is None else _in_force.held)
-        policy_changed(policy)
+        policy_changed(None if _in_force is None else _in_force.held.policy)
         return before
 
 
@@ -156,11 +163,11 @@ class kernel_policy:  # noqa: N801 - used like a function
         **kernels: Any,
     ) -> None:
         self._policy = _policy_of(policy, kernels)
-        self._before: list[Policy | None] = []
+        self._before: list[Held | None] = []
 
     def __enter__(self) -> KernelPolicy | None:
         former = put_in_force(self._policy)
-        self._before.append(None if former is None else former.held.policy)
+        self._before.append(None if former is None else former.held)
         return None if self._policy is None else self._policy.kernels
 
     def __exit__(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -64,13 +65,19 @@ class Switches:
             self._undo.pop()()
 
 
-def set_switches(policy: Policy) -> Switches:
+def set_switches(policy: Policy, *, quiet: bool = False) -> Switches:
     """Set what `policy` settles by switches.
 
     These are the BLAS library and the SDPA backends of the short forms (see `settled_by_switches`); of ``execution``,
     ``tf32`` and ``precision: tf32`` or ``fp32``, for products and convolutions on CUDA; ``precision: fp32`` also keeps
     the sums of 16-bit products in float32; ``determinism: run_to_run`` turns deterministic algorithms on and cuDNN's
     benchmark off, where a mode of ``prefer`` warns of an operation that has no such algorithm and ``strict`` refuses.
+
+    Parameters
+    ----------
+    policy : Policy
+    quiet : bool
+        Whether to say nothing of what cannot be done, which has been said.
 
     Returns
     -------
@@ -84,10 +91,13 @@ def set_switches(policy: Policy) -> Switches:
     """
     switches = Switches()
     try:
-        switches.add(_hold(policy, {"blas_library": _blas_library(policy)}))
-        switches.add(_hold(policy, _precision(policy)))
-        switches.add(_hold(policy, _determinism(policy)))
-        switches.add(attention_switch(policy))
+        with warnings.catch_warnings() if quiet else contextlib.nullcontext():
+            if quiet:
+                warnings.simplefilter("ignore", XpuRuntimeWarning)
+            switches.add(_hold(policy, {"blas_library": _blas_library(policy)}))
+            switches.add(_hold(policy, _precision(policy)))
+            switches.add(_hold(policy, _determinism(policy)))
+            switches.add(attention_switch(policy))
     except BaseException:
         switches.release()
         raise

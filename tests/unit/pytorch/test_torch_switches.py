@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's process-wide switches under a policy: set, read back, given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+pytestmark = pytest.mark.torch
+
+
+def policy(mode="prefer", kernels=None, **execution):
+    return {"schema": "xpuruntime.policy/1", "mode": mode, "execution": execution, "kernels": kernels or {}}
+
+
+def precisions():
+    """Everything that PyTorch says of TF32, in both of its ways."""
+    try:
+        old = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:
+        old = None
+    return (
+        old,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cudnn.rnn.fp32_precision,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _switches_are_as_they_were():
+    from xpuruntime.pytorch.switch_board import SWITCHES
+
+    xt.clear_kernel_policy()
+    names = [name for name in SWITCHES if name != "blas_library"]
+    before = {name: SWITCHES[name].save() for name in names}
+    yield
+    xt.clear_kernel_policy()
+    for name in names:
+        SWITCHES[name].restore(before[name])
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("start", ["highest", "high", "medium", "new", "untouched"])
+def test_tf32_is_set_and_given_back(start, tf32):
+    if start == "new":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    elif start != "untouched":
+        torch.set_float32_matmul_precision(start)
+    before = precisions()
+    with xt.kernel_policy(policy(tf32=tf32)):
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee") or not tf32
+        assert (torch.backends.cuda.matmul.fp32_precision == "tf32") is tf32
+        assert (torch.backends.cudnn.conv.fp32_precision == "tf32") is tf32
+        assert torch.backends.cudnn.allow_tf32 is tf32
+        if start != "new":  # PyTorch itself cannot read one way where the other was set
+            assert torch.backends.cuda.matmul.allow_tf32 is tf32
+    assert precisions() == before
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("fp32", False)])
+def test_precision_says_tf32_too(precision, tf32):
+    with xt.kernel_policy(policy(precision=precision)):
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
+        assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction is tf32
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction is True
+
+
+def test_a_policy_without_them_leaves_them():
+    before = precisions()
+    with xt.kernel_policy(matmul="cpu.blas"):
+        assert precisions() == before
+
+
+@pytest.mark.parametrize(("mode", "warns"), [("prefer", True), ("strict", False)])
+def test_determinism(mode, warns):
+    torch.backends.cudnn.benchmark = True
+    with xt.kernel_policy(policy(mode, determinism="run_to_run")):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is warns
+        assert not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+
+
+def test_blocks_nest():
+    with xt.kernel_policy(policy(tf32=True)):
+        with xt.kernel_policy(policy(tf32=False)):
+            assert torch.backends.cuda.matmul.allow_tf32 is False
+        assert torch.backends.cuda.matmul.allow_tf32 is True
+        with xt.kernel_policy():
+            assert torch.backends.cuda.matmul.allow_tf32 is False
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
+def test_what_the_program_sets_in_the_meantime_stays():
+    with xt.kernel_policy(policy(tf32=False, determinism="run_to_run")):
+        torch.set_float32_matmul_precision("high")
+        torch.use_deterministic_algorithms(False)
+    assert torch.get_float32_matmul_precision() == "high"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="what a PyTorch without CUDA cannot do")
+@pytest.mark.parametrize("kernel", ["cublas", "cublasLt"])
+def test_a_blas_library_needs_a_pytorch_with_cuda(kernel):
+    with pytest.warns(XpuRuntimeWarning, match=f"asks for {kernel}, and this PyTorch .* is built without CUDA"):
+        xt.set_kernel_policy(matmul=kernel)
+    with pytest.raises(PolicyError, match="built without CUDA"):
+        xt.set_kernel_policy(policy("strict", {"matmul": kernel}))
+    assert xt.get_kernel_policy().matmul == kernel
+
+
+def test_a_blas_library_with_a_free_second_choice_says_nothing():
+    with xt.kernel_policy(matmul=["cublasLt", "auto"]):
+        pass
+
+
+@pytest.mark.parametrize("kernel", ["torch", "torch.mm", "cublasLt", ["cublasLt", "auto"]])
+def test_what_a_switch_settles_overrides_nothing(kernel):
+    import warnings
+
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        xt.set_kernel_policy(matmul=kernel)
+    assert installed() == ()
+
+
+def test_two_holders_share_a_switch():
+    from xpuruntime.pytorch.switch_board import SwitchTakenError, hold
+
+    first = hold({"matmul.allow_tf32": True})
+    second = hold({"matmul.allow_tf32": True, "num_threads": 1})
+    with pytest.raises(SwitchTakenError, match=r"matmul\.allow_tf32 is one for the whole process"):
+        hold({"cudnn.benchmark": True, "matmul.allow_tf32": False})
+    assert not torch.backends.cudnn.benchmark
+    first.release()
+    assert second.values() == {"matmul.allow_tf32": True, "num_threads": 1}
+    second.release()
+    second.release()
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
+def test_a_switch_that_a_session_holds_is_said_or_refused():
+    from xpuruntime.pytorch.switch_board import hold
+
+    session = hold({"matmul.allow_tf32": True})
+    with pytest.warns(XpuRuntimeWarning, match="an open session or a policy holds it at True"):
+        xt.set_kernel_policy(policy(tf32=False))
+    assert torch.backends.cuda.matmul.allow_tf32 is True
+    with pytest.raises(PolicyError, match="Fix: close that session"):
+        xt.set_kernel_policy(policy("strict", tf32=False))
+    session.release()
