@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xrt_torch  # noqa: E402 - needs torch
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.pytorch.capture import plain_graphs  # noqa: E402
 from xpuruntime.pytorch.capture.accumulators import forget_accumulators  # noqa: E402
 from xpuruntime.pytorch.capture.capturable import make_capturable, obstacles, scaler_obstacle  # noqa: E402
 from xpuruntime.pytorch.capture.used import used_by  # noqa: E402
@@ -155,6 +156,17 @@ def test_nodes_that_add_up_gradients_are_made_anew():
     loss.backward()
     assert torch.equal(net.weight.grad, 2 * once), "what was recorded before adds to the same gradients"
     assert seen == [1, 1], "hooks stay"
+
+
+def test_plain_captures_are_helped_while_somebody_asks():
+    original = torch.cuda.graph.__enter__
+    plain_graphs.require()
+    plain_graphs.require()
+    assert torch.cuda.graph.__enter__ is not original
+    plain_graphs.give_back()
+    assert torch.cuda.graph.__enter__.__wrapped__ is original
+    plain_graphs.give_back()
+    assert torch.cuda.graph.__enter__ is original
 
 
 class Trainer:

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["forget_accumulators"]
+__all__ = ["forget_accumulators", "leaves_on"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -37,3 +40,17 @@ def forget_accumulators(leaves: Iterable[Any]) -> None:
         leaf.data = torch.empty(0, dtype=other, device=leaf.device)
         leaf.data = data
         leaf.grad = gradient
+
+
+def leaves_on(device: torch.device) -> list[Any]:
+    """Return all tensors on a device that backward may write gradients of, since nothing says which a block uses."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for value in gc.get_objects():
+            if not issubclass(type(value), torch.Tensor):
+                continue
+            with contextlib.suppress(Exception):  # a tensor that is none any more
+                if value.requires_grad and value.is_leaf and value.device == device:
+                    found.append(value)
+    return found

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import held
-from xpuruntime.pytorch.capture.accumulators import forget_accumulators
+from xpuruntime.pytorch.capture.accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.recording import CudaRecorder
 from xpuruntime.pytorch.capture.snapshot import RandomState
 from xpuruntime.pytorch.capture.work import uncached_autocast
@@ -70,7 +68,7 @@ class GraphBlock:
         device = torch.device("cuda", torch.cuda.current_device())
         self._recorder = CudaRecorder(device, self._pool_given)
         self._random = RandomState(device, [])
-        leaves = _leaves(device)
+        leaves = leaves_on(device)
         forget_accumulators(leaves)
         self._before = {id(leaf): leaf.grad for leaf in leaves}
         del leaves
@@ -102,7 +100,7 @@ class GraphBlock:
                 self._random.restore()
         before = self._before
         self._gradients = [
-            (leaf, leaf.grad) for leaf in _leaves(self._recorder.device) if leaf.grad is not before.get(id(leaf))
+            (leaf, leaf.grad) for leaf in leaves_on(self._recorder.device) if leaf.grad is not before.get(id(leaf))
         ]
         self._before = {}
         self._policy = held.current()  # whose kernels and workspaces the graph refers to
@@ -141,20 +139,6 @@ class GraphBlock:
         self._policy = None
         if graph is not None:
             graph.reset()
-
-
-def _leaves(device: torch.device) -> list[Any]:
-    """Return all tensors on a device that backward may write gradients of, since nothing says which a block uses."""
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for value in gc.get_objects():
-            if not issubclass(type(value), torch.Tensor):
-                continue
-            with contextlib.suppress(Exception):  # a tensor that is none any more
-                if value.requires_grad and value.is_leaf and value.device == device:
-                    found.append(value)
-    return found
 
 
 def _refusal(error: BaseException) -> UnsupportedOperationError:
