@@ -115,6 +115,7 @@ class _Watch:
         self.kernels.at(name)
         with torch.profiler.record_function(_MARK + name):
             result = function()
+        self.kernels.at("")
         kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
         self.precision[name] = "->".join(sorted(kinds))
         return result

@@ -48,6 +48,7 @@ class Recorder:
         self._names: Counter[str] = Counter()
         self._made: dict[int, str] = {}
         self._alive: list[Any] = []
+        self._whole = False
 
     @contextlib.contextmanager
     def paths(self) -> Iterator[None]:
@@ -66,23 +67,51 @@ class Recorder:
         self._stack.pop()
 
     def mode(self) -> Any:
-        """Return the context in which operators are recorded."""
+        """Return the context in which operators are recorded.
+
+        Attention is one operator, whatever it is made of: which operators those are depends on the kernel.
+        """
+        from torch.nn.functional import scaled_dot_product_attention
+        from torch.overrides import TorchFunctionMode
         from torch.utils._python_dispatch import TorchDispatchMode
 
         recorder = self
+        stack = contextlib.ExitStack()
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 return recorder.run(func, args, kwargs or {})
 
-        return Mode()
+        class Functions(TorchFunctionMode):  # type: ignore[misc]
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is scaled_dot_product_attention:
+                    return recorder.whole("aten.scaled_dot_product_attention", func, args, kwargs or {})
+                return func(*args, **(kwargs or {}))
+
+        stack.enter_context(Mode())
+        stack.enter_context(Functions())
+        return stack
+
+    def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function as one operator, and note none of those that it is made of."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._whole = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._whole = False
+
+        return self._noted(op, run, args, kwargs)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator and note it."""
+        return func(*args, **kwargs) if self._whole else self._noted(op_name(func), func, args, kwargs)
+
+    def _noted(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         import torch
         from torch.utils import _pytree as pytree
 
-        op = op_name(func)
         short = op.rpartition(".")[2]
         base = f"{self._stack[-1]}/{short}" if self._stack[-1] else short
         count = self._names[base]
