@@ -13,14 +13,14 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
+from xpuruntime._core import Event, Stream, Tensor
 from xpuruntime.distributed.call import group, in_group
 from xpuruntime.distributed.collectives import Collectives
-from xpuruntime.distributed.environment import outer_environment, variables_set
-from xpuruntime.distributed.init_methods import environment_number, local_rank, rendezvous
-from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, UniqueId, nccl_library, version_text
+from xpuruntime.distributed.environment import variables_set
+from xpuruntime.distributed.init_methods import environment_number
+from xpuruntime.distributed.meeting import FIXES, meet
+from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, version_text
 from xpuruntime.distributed.policy import CollectivePolicy
-from xpuruntime.distributed.rendezvous.member import Member, machine_words
 from xpuruntime.distributed.waiting import run_within, wait_for
 from xpuruntime.errors import EngineError, InputError
 
@@ -34,14 +34,6 @@ __all__ = ["Communicator", "init_from_env"]
 
 #: Seconds that ending a communicator by force may take before it goes on in the background.
 _ABORT_SECONDS = 10.0
-_FIXES = {
-    1: "look for an earlier CUDA error in this process, and whether the GPU still answers",
-    2: "see whether shared memory, file handles and the network suffice; NCCL_DEBUG=INFO shows where it failed",
-    3: "NCCL_DEBUG=INFO shows where it failed",
-    4: "make the same call with the same shapes and dtypes on every rank; NCCL_DEBUG=WARN names the argument",
-    5: "make the same call with the same policy on every rank, and state no algorithm that this machine lacks",
-    6: "a peer ended or cannot be reached: make a new communicator with the ranks that live",
-}
 
 
 class Communicator(Collectives):
@@ -129,7 +121,7 @@ class Communicator(Collectives):
         device : str or Device, optional
             Default: with ``"env://"`` and LOCAL_RANK set, that GPU; else the current one.
         timeout : float
-            Seconds to meet, and for each call after that.
+            Seconds to meet, then to be connected by NCCL, and for each call after that.
         config : CollectivePolicy, optional
             The same on every rank.
 
@@ -144,59 +136,25 @@ class Communicator(Collectives):
         UnsupportedOperationError
             The policy asks for what this NCCL, or its environment, does not allow.
         """
-        _check_ranks(rank, world_size, timeout)
         if config is not None and not isinstance(config, CollectivePolicy):
             raise InputError(f"config is {config!r}; expected a CollectivePolicy")
         policy = CollectivePolicy() if config is None else config
-        name = _device_name(device, init_method)
-        facts = DeviceManager.instance().get_device_info(name)
-        library = nccl_library()
-        outer = outer_environment()
-        variables, setup = policy.variables(library, outer), policy.config(library, outer)
-        deadline = time.monotonic() + timeout
-        if world_size == 1:
-            made = library.make_id()
-        else:
-            member = Member(
+        met = meet(rank, world_size, init_method=init_method, device=device, timeout=timeout, policy=policy)
+        # NCCL reads these from the environment until the ranks are connected.
+        with variables_set(met.variables, met.left()):
+            handle, result = met.start()
+            made = cls(
+                met.library,
+                handle,
+                met.config,
                 rank=rank,
                 world_size=world_size,
-                gpu=f"{machine_words()}/{facts.pci_id}",
-                library=version_text(library.version),
-                policy=repr(policy),
-            )
-            made = rendezvous(init_method, timeout).exchange(member, library.make_id, timeout)
-        handle = ctypes.c_void_p()
-        unique = UniqueId.from_buffer_copy(made)
-
-        def start() -> int:
-            with DeviceScope(name):
-                result: int = library.ncclCommInitRankConfig(
-                    ctypes.byref(handle), world_size, unique, rank, ctypes.byref(setup)
-                )
-                return result
-
-        where = f"rank {rank} of {world_size} on {name}"
-        with variables_set(variables, deadline - time.monotonic()):
-            # NCCL answers within microseconds, unless it is told to block.
-            done, result = run_within(start, max(1.0, deadline - time.monotonic()), "xpuruntime-nccl-init")
-            if not done:
-                raise EngineError(
-                    f"{where}: NCCL did not connect the ranks within {timeout:g} s, and goes on trying in the "
-                    "background, as it was told to block. Fix: see whether every rank is alive; end the process",
-                    device=name, engine="nccl",
-                )  # fmt: skip
-            if not handle.value:
-                raise EngineError(
-                    f"{where}: NCCL cannot begin: {library.explain(result)}. Fix: {_FIXES.get(result, _FIXES[3])}",
-                    device=name, engine="nccl", status=int(result),
-                )  # fmt: skip
-            made_one = cls(
-                library, handle.value, setup, rank=rank, world_size=world_size, device=name, policy=policy,
+                device=met.device,
+                policy=policy,
                 timeout=timeout,
-            )  # fmt: skip
-            if result != SUCCESS:
-                made_one._settle(result, "init", max(0.0, deadline - time.monotonic()))
-        return made_one
+            )
+            made._settle(result, "init", met.left())
+        return made
 
     def group(self) -> AbstractContextManager[None]:
         """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
@@ -375,18 +333,20 @@ class Communicator(Collectives):
 
     def _fail(self, op: str, reason: str, status: int | None) -> None:
         """Abort, and raise what failed."""
-        fix = _FIXES.get(
+        fix = FIXES.get(
             status or 0, "see whether every rank is alive and makes the same calls; make a new communicator"
         )
-        text = f"{op} on rank {self.rank} of {self.world_size} on {self.device}: {reason}"
+        text = f"{op} on rank {self.rank} of {self.world_size} on {self.device}: {reason.rstrip('.')}"
         ended = self._abort(text)
         rest = "" if ended else f" NCCL has not ended it within {_ABORT_SECONDS:g} s and goes on in the background."
         raise EngineError(
-            f"{text} The communicator was aborted.{rest} Fix: {fix}".replace("..", "."),
-            device=self.device, engine="nccl", status=status,
-        )  # fmt: skip
+            f"{text}. The communicator was aborted.{rest} Fix: {fix}",
+            device=self.device,
+            engine="nccl",
+            status=status,
+        )
 
-    def _abort(self, failure: str, wait: float = _ABORT_SECONDS) -> bool:
+    def _abort(self, failure: str, wait: float | None = None) -> bool:
         with self._handle_lock:
             handle, self._handle = self._handle, None
         if handle is None:
@@ -394,7 +354,8 @@ class Communicator(Collectives):
         self._failure = failure
         self._release()
         library = self._library
-        done, _ = run_within(lambda: library.ncclCommAbort(handle), wait, "xpuruntime-nccl-abort")
+        seconds = _ABORT_SECONDS if wait is None else wait
+        done, _ = run_within(lambda: library.ncclCommAbort(handle), seconds, "xpuruntime-nccl-abort")
         return done
 
     def _release(self) -> None:
@@ -447,7 +408,7 @@ def init_from_env(*, device: Any = None, timeout: float = 60.0, config: Collecti
     device : str or Device, optional
         Default: the GPU LOCAL_RANK, or the current one where that is not set.
     timeout : float
-        Seconds to meet, and for each call after that.
+        Seconds to meet, then to be connected by NCCL, and for each call after that.
     config : CollectivePolicy, optional
 
     Raises
@@ -457,26 +418,3 @@ def init_from_env(*, device: Any = None, timeout: float = 60.0, config: Collecti
     """
     rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
     return Communicator.init(rank, world_size, device=device, timeout=timeout, config=config)
-
-
-def _check_ranks(rank: Any, world_size: Any, timeout: Any) -> None:
-    for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} is {value!r}; expected a whole number from {least}")
-    if rank >= world_size:
-        raise InputError(f"rank is {rank}, and world_size {world_size}; expected a rank from 0 to {world_size - 1}")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise InputError(f"timeout is {timeout!r}; expected seconds, more than 0")
-
-
-def _device_name(device: Any, init_method: Any) -> str:
-    manager = DeviceManager.instance()
-    if device is None:
-        index = local_rank() if isinstance(init_method, str) and init_method == "env://" else None
-        device = f"cuda:{index}" if index is not None else manager.get_current_device()
-        if device == "cpu":
-            device = "cuda:0"  # which says why there is none
-    name = manager.get_device_info(device).device
-    if not name.startswith("cuda:"):
-        raise InputError(f"device is {name}, and NCCL works on GPUs only. Fix: pass device='cuda:0', or another GPU")
-    return name
