@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.ambient import Place
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "whole"]
+__all__ = ["AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "traits", "whole"]
 
 #: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
 DEFAULT_WORDS = ("cuda_raw.flash_attention_v2", "torch")
@@ -83,6 +83,21 @@ def whole(size: Any) -> int:
         return size
     hint = getattr(size.node, "hint", None)
     return int(hint) if isinstance(hint, int) else 1024
+
+
+def traits(x: Tensor | None) -> Any:
+    """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
+    if x is None:
+        return None
+    return (x.dtype, x.device, _sizes(x.shape), None if x.is_nested else _sizes(x.stride()))
+
+
+def _sizes(sizes: Any) -> Any:
+    """Return sizes as what a key can hold, also where they are symbols."""
+    for n in sizes:
+        if type(n) is not int:
+            return tuple(whole(n) for n in sizes)
+    return sizes
 
 
 def deterministic(held: Held) -> bool:
@@ -170,7 +185,7 @@ def find_route(
 
 
 def four(x: Tensor) -> Tensor:
-    """Return a view of 4 dimensions, ``[batch, heads, length, head_dim]``. Raises `RuntimeError` where there is none."""
+    """Return a view of 4 dimensions, ``[batch, heads, length, head_dim]``; `RuntimeError` where there is none."""
     if x.dim() == 4:
         return x
     if x.dim() < 4:
@@ -262,14 +277,12 @@ def _description(op: str, call: AttentionCall, exact: bool) -> dict[str, Any]:
     }
 
 
-def _settle(
-    held: Held, key: Any, route: Route, call: AttentionCall, natively: Callable[[], Any], exact: bool
-) -> Route:
+def _settle(held: Held, key: Any, route: Route, call: AttentionCall, natively: Callable[[], Any], exact: bool) -> Route:
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
     shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in call[:3])
     mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
     text = f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
-    plain = [four(x.detach()) for x in call[:3]]
+    q, k, v = (four(x.detach()) for x in call[:3])
 
     def native() -> None:
         if not call.needs_grad:
@@ -285,12 +298,12 @@ def _settle(
         causal = "top_left" if call.is_causal else False
         with torch.no_grad():
             found = _core.op_attention(
-                place, *plain, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
+                place, q, k, v, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
             )
             if call.needs_grad:
                 out, lse = found
                 _core.op_attention_backward(
-                    place, torch.ones_like(out), *plain, out, lse, call.mask, None, None, None, None, causal,
+                    place, torch.ones_like(out), q, k, v, out, lse, call.mask, None, None, None, None, causal,
                     call.scale, 0.0, None,
                 )  # fmt: skip
 

@@ -45,7 +45,7 @@ def _fused_attention(
 
     def natively() -> Tensor:
         with holding(None):
-            return torch.ops.aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
+            return torch.ops.aten.scaled_dot_product_attention.default(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
@@ -68,7 +68,8 @@ def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(cast(x) for x in tensors)
 
 
-LIBRARY.impl("fused_attention", _fused_attention, "CompositeImplicitAutograd")
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    LIBRARY.impl("fused_attention", _fused_attention, _key)
 
 _operator = torch.ops.xpuruntime.fused_attention.default
 
@@ -94,8 +95,8 @@ def fused_attention(
     key, value : Tensor [batch, kv_heads, kv_length, head_dim]
         Of the dtype and device of `query`.
     attn_mask : Tensor, optional
-        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Floating point: added
-        to the scores.
+        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Floating point:
+        added to the scores.
     dropout_p : float
         Probability with which each weight is dropped. The random numbers come from PyTorch's generator of the device;
         they are not those that ``scaled_dot_product_attention`` draws.
@@ -141,7 +142,7 @@ def fused_attention(
     >>> fused_attention(q, q, q, is_causal=True, kernel="cpu.reference")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    return _operator(  # type: ignore[no-any-return]
+    return _operator(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=_joined(kernel)
     )
 

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch.held import current
@@ -15,13 +16,34 @@ from xpuruntime.pytorch.ops import attention_operator as operator
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY, by_torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = ["attention"]
 
 _forward_op = torch.ops.xpuruntime.attention.default
 _backward_op = torch.ops.xpuruntime.attention_backward.default
-_transforming = torch._C._are_functorch_transforms_active
+
+
+#: Whether a tensor is mapped by ``is_grads_batched=True``, which is no transform of ``torch.func``.
+_mapped = torch._C._functorch.is_legacy_batchedtensor
+
+
+def _watched() -> bool:
+    """Say whether modes or transforms of PyTorch want to see the operators."""
+    return bool(torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active())
+
+
+def attention(*args: Any) -> tuple[Tensor, Tensor | None]:
+    """Call ``xpuruntime::attention`` on tensors that are nothing but tensors, where no mode and no transform looks on.
+
+    All arguments by place. What the operator would do, without the dispatcher, which costs more than the rest.
+    """
+    if args[9]:
+        found: tuple[Tensor, Tensor] = _Attention.record(None, *args)
+        return found
+    return operator.run_forward(*args)
 
 
 def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -39,10 +61,11 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Any) -> tuple[Any, ..
     if grad_out is None:
         return (None,) * 12
     query, key, value, out, lse, mask, rng = ctx.saved_tensors
-    run = _Gradient.apply if _transforming() else _backward_op
+    # Where nothing looks on, without a detour through the dispatcher.
+    plain = not (torch.is_grad_enabled() or type(grad_out) is not torch.Tensor or _mapped(grad_out) or _watched())
+    run = operator.run_backward if plain else _backward_op
     gradients = run(grad_out, query, key, value, out, lse, mask, rng, *ctx.options)
-    wanted = [gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)]
-    return (*wanted, *(None,) * 9)
+    return (*gradients, *(None,) * 9)
 
 
 def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -63,7 +86,7 @@ def _backward_again(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     with torch.enable_grad():
         operands = [x if further and x.requires_grad else x.detach().requires_grad_() for x in saved[:4]]
         grad_out, *inputs = operands
-        out = by_torch("torch.math", *inputs, mask, 0.0, is_causal, scale)  # type: ignore[call-arg, arg-type]
+        out = by_torch("torch.math", *inputs, mask, 0.0, is_causal, scale)  # type: ignore[call-arg]
         first = torch.autograd.grad(out, inputs, grad_out, create_graph=True)
         given = [(gradient, grad) for gradient, grad in zip(first, grads, strict=True) if grad is not None]
         if not given:
@@ -81,96 +104,116 @@ def _say_that_math_serves(dropout_p: float, kernel: str) -> None:
     held = current()
     if dropout_p > 0:
         msg = (
-            "the gradient of the gradient of attention with dropout is nowhere to be had: none of our kernels has it, and"
-            " PyTorch's draw other random numbers. Fix: leave dropout out, or ask for torch.math from the start"
+            "the gradient of the gradient of attention with dropout is nowhere to be had: none of our kernels has it,"
+            " and PyTorch's draw other random numbers. Fix: leave dropout out, or ask for torch.math from the start"
         )
         raise UnsupportedOperationError(msg, engine="torch")
     if kernel or (held is not None and held.strict and "attention" in held.ops):
         msg = (
-            "the gradient of the gradient of attention has no kernel but torch.math, which the policy or the call does not"
-            " ask for. Fix: ask for torch.math where gradients are differentiated again, or use mode: prefer"
+            "the gradient of the gradient of attention has no kernel but torch.math, which the policy or the call does"
+            " not ask for. Fix: ask for torch.math where gradients are differentiated again, or use mode: prefer"
         )
         raise UnsupportedOperationError(msg, engine="torch")
     number = 0 if held is None else held.number
     if number not in _said:
         _said.add(number)
         msg = (
-            "the gradient of the gradient of attention runs by torch.math, whatever the policy asks for: no other kernel"
-            " has it"
+            "the gradient of the gradient of attention runs by torch.math, whatever the policy asks for: no other"
+            " kernel has it"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
-torch.library.register_autograd("xpuruntime::attention", _backward, setup_context=_keep_forward, lib=LIBRARY)
-torch.library.register_autograd(
-    "xpuruntime::attention_backward", _backward_again, setup_context=_keep_backward, lib=LIBRARY
-)
+class _Recorded(torch.autograd.Function):  # type: ignore[misc]
+    """What an operator leaves with autograd, also inside the transforms of ``torch.func``.
+
+    These hand a level of theirs to the operator as they do to PyTorch's own, whose nodes know nothing of them; so does
+    this one, by not going through ``Function.apply``, which takes it for a function that the user calls.
+    """
+
+    @classmethod
+    def record(cls, *args: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return super(torch.autograd.Function, cls).apply(*args)
+        with enable_single_level_autograd_function():
+            return super(torch.autograd.Function, cls).apply(*args)
 
 
-def _folded(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], mask_at: int, rng_at: int) -> list[Any]:
-    """Return the tensors of a call under ``vmap`` with the mapped dimension folded into the batch."""
+class _Attention(_Recorded):
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        if keyset is None:
+            found = operator.run_forward(*args)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                found = _forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        _keep_forward(ctx, args, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None, *_backward(ctx, *grads))
+
+
+class _Gradient(_Recorded):
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            found = _backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        _keep_backward(ctx, args, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None, *_backward_again(ctx, *grads))
+
+
+def _autograd(op: Any, node: type[_Recorded]) -> Callable[..., Any]:
+    def run(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return node.record(keyset, *args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return run
+
+
+LIBRARY.impl("attention", _autograd(_forward_op, _Attention), "Autograd", with_keyset=True)
+LIBRARY.impl("attention_backward", _autograd(_backward_op, _Gradient), "Autograd", with_keyset=True)
+
+
+def _folded(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], mask_at: int) -> list[Any]:
+    """Return the tensors of a call under ``vmap``, the mapped dimension folded into the batch; the last is `rng`."""
     n = info.batch_size
-    assert in_dims[rng_at] is None, "a call with dropout is not mapped"
     folded: list[Any] = []
-    for number, (tensor, dim) in enumerate(zip(tensors, in_dims, strict=False)):
-        if tensor is None or number == rng_at:
-            folded.append(tensor)
-            continue
-        x = tensor
-        if number == mask_at:
-            if dim is None and (x.dim() < 4 or x.shape[0] == 1):
-                folded.append(x)  # it broadcasts over the batch
-                continue
-            x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-            while x.dim() < 5:
-                x = x.unsqueeze(1)
+    for number, (x, dim) in enumerate(zip(tensors, in_dims, strict=False)):
+        if x is None or number == len(tensors) - 1:
+            folded.append(x)
+        elif number != mask_at:
+            folded.append((x.unsqueeze(0).expand(n, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1))
+        elif dim is None and (x.dim() < 4 or x.shape[0] == 1):
+            folded.append(x)  # it broadcasts over the batch
+        else:
+            whole = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+            while whole.dim() < 5:
+                whole = whole.unsqueeze(1)
             first, at = tensors[0], in_dims[0]
             batch = first.shape[0] if at is None else first.movedim(at, 0).shape[1]
-            folded.append(x.expand(n, batch, *x.shape[2:]).flatten(0, 1))
-            continue
-        x = x.unsqueeze(0).expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
-        folded.append(x.flatten(0, 1))
+            folded.append(whole.expand(n, batch, *whole.shape[2:]).flatten(0, 1))
     return folded
 
 
-class _Attention(torch.autograd.Function):
-    """``xpuruntime::attention`` for the transforms of ``torch.func``, which do not take it as an operator."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return _forward_op(*args)
-
-    setup_context = staticmethod(_keep_forward)  # type: ignore[assignment]
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        folded = _folded(info, in_dims, args[:5], 3, 4)
-        out, lse = _Attention.apply(*folded, *args[5:])  # type: ignore[no-untyped-call]
-        n = info.batch_size
-        lse = lse.unflatten(0, (n, -1)) if args[9] else lse.unsqueeze(0).expand(n, 0)
-        return (out.unflatten(0, (n, -1)), lse), (0, 0)
+def _mapped_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    n = info.batch_size
+    out, lse = _forward_op(*_folded(info, in_dims, args[:5], 3), *args[5:])
+    lse = lse.unflatten(0, (n, -1)) if lse.dim() == 3 else lse.unsqueeze(0).expand(n, 0)
+    return (out.unflatten(0, (n, -1)), lse), (0, 0)
 
 
-class _Gradient(torch.autograd.Function):
-    """``xpuruntime::attention_backward`` likewise."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return _backward_op(*args)
-
-    setup_context = staticmethod(_keep_backward)  # type: ignore[assignment]
-    backward = staticmethod(_backward_again)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        folded = _folded(info, in_dims, args[:8], 6, 7)
-        gradients = _Gradient.apply(*folded, *args[8:])  # type: ignore[no-untyped-call]
-        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in gradients), (0, 0, 0)
+def _mapped_backward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    gradients = _backward_op(*_folded(info, in_dims, args[:8], 6), *args[8:])
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in gradients), (0, 0, 0)
 
 
-def attention(*args: Any) -> tuple[Tensor, Tensor]:
-    """Call ``xpuruntime::attention``, all arguments by place, in the way that the transforms in force can take."""
-    if _transforming():
-        return _Attention.apply(*args)  # type: ignore[no-untyped-call, no-any-return]
-    return _forward_op(*args)  # type: ignore[no-any-return]
+torch.library.register_vmap("xpuruntime::attention", _mapped_forward, lib=LIBRARY)
+torch.library.register_vmap("xpuruntime::attention_backward", _mapped_backward, lib=LIBRARY)

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """``xpuruntime::attention`` and ``xpuruntime::attention_backward``: attention as operators of PyTorch's dispatcher.
 
-The kernel is chosen whenever they run, by the policy in force then: a compiled graph that has them obeys a policy that it
-was not compiled for. They differ from ``aten::scaled_dot_product_attention`` in what they return, the logarithm of the sum
-of exponentials beside the output, and in that dropout is a function of `rng`, which is an argument.
+The kernel is chosen whenever they run, by the policy in force then: a compiled graph that has them obeys a policy that
+it was not compiled for. They differ from ``aten::scaled_dot_product_attention`` in what they return, the logarithm of
+the sum of exponentials beside the output, and in that dropout is a function of `rng`, which is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, held_of_ours
+from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, held_of_ours, traits
+from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, holding
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, by_backend
 
@@ -41,6 +42,8 @@ LIBRARY.define(
     f" {_OPTIONS}, str module) -> (Tensor, Tensor, Tensor)"
 )
 
+_keys = torch._C.DispatchKey
+_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
 _op_attention = _core.op_attention
 _op_attention_backward = _core.op_attention_backward
 
@@ -52,11 +55,11 @@ def by_torch(
     """Return attention by PyTorch's own kernel: by the one of an id, or by its own choice for any other id."""
     grouped = q.shape[1] != k.shape[1]
     attend = torch.ops.aten.scaled_dot_product_attention.default
-    with holding(None):
+    with holding(None), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         if kernel not in BACKENDS:
-            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)  # type: ignore[no-any-return]
+            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
         with by_backend(kernel):
-            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)  # type: ignore[no-any-return]
+            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
 
 
 def run_forward(
@@ -72,7 +75,7 @@ def run_forward(
     want_lse: bool,
     phase: str,
     module: str,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Compute attention now, by the kernel that the policy in force gives it.
 
     Parameters
@@ -96,15 +99,13 @@ def run_forward(
     -------
     out : Tensor
         In the shape and dtype of `query`, and in its order of dimensions in memory.
-    lse : Tensor
-        float32 ``[batch, heads, q_length]``; empty where it is not wanted.
+    lse : Tensor or None
+        float32 ``[batch, heads, q_length]``, where it is wanted.
     """
     held = held_of_ours(kernel)
-    mark = None if mask is None else (mask.shape, mask.stride(), mask.dtype)
-    known = (
-        "xpuruntime::attention", query.shape, key.shape, query.stride(), key.stride(), value.stride(), query.dtype,
-        query.device, mark, dropout_p > 0, is_causal, want_lse, phase, module, deterministic(held),
-    )  # fmt: skip
+    arrays = (query, key, value) if mask is None else (query, key, value, mask)
+    seen = call_key("attention", *arrays) or ("attention", *(traits(x) for x in arrays))
+    known = (seen, dropout_p > 0, is_causal, want_lse, phase, module, deterministic(held))
     route = held.routes.get(known)
     if route is None:
         route = _find(held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module)
@@ -113,7 +114,7 @@ def run_forward(
             return _forward_by_torch(route, query, key, value, mask, dropout_p, is_causal, scale, want_lse)
         out = torch.empty_like(query)
         args = (
-            route.place, query.detach(), key.detach(), value.detach(), None if mask is None else mask.detach(), rng, out,
+            route.place, query, key, value, mask, rng, out,
             want_lse, "top_left" if is_causal else False, scale, dropout_p, _phase(phase), None,
         )  # fmt: skip
         try:
@@ -124,8 +125,7 @@ def run_forward(
                 held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module, skip
             )
             continue
-        lse = found[1] if want_lse else query.new_empty((0,), dtype=torch.float32)
-        return out, lse
+        return out, found[1] if want_lse else None
 
 
 def run_backward(
@@ -150,12 +150,10 @@ def run_backward(
     A `grad_out` whose last dimension is not contiguous is copied, as PyTorch's own kernels do.
     """
     held = held_of_ours(kernel)
-    mark = None if mask is None else (mask.shape, mask.stride(), mask.dtype)
     phase = "backward"
-    known = (
-        "xpuruntime::attention_backward", query.shape, key.shape, query.stride(), key.stride(), value.stride(),
-        query.dtype, query.device, mark, dropout_p > 0, is_causal, module, deterministic(held),
-    )  # fmt: skip
+    arrays = (query, key, value) if mask is None else (query, key, value, mask)
+    seen = call_key("attention_backward", *arrays) or ("attention_backward", *(traits(x) for x in arrays))
+    known = (seen, dropout_p > 0, is_causal, module, deterministic(held))
     route = held.routes.get(known)
     if route is None:
         route = _find(held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module)
@@ -165,8 +163,8 @@ def run_backward(
             return _backward_by_torch(route, grad_out, query, key, value, mask, dropout_p, is_causal, scale)
         gradients = tuple(torch.empty_like(x) for x in (query, key, value))
         args = (
-            route.place, dense.detach(), query.detach(), key.detach(), value.detach(), out.detach(), lse.detach(),
-            None if mask is None else mask.detach(), rng, *gradients, "top_left" if is_causal else False, scale,
+            route.place, dense, query, key, value, out, lse,
+            mask, rng, *gradients, "top_left" if is_causal else False, scale,
             dropout_p, None,
         )  # fmt: skip
         try:
@@ -177,7 +175,7 @@ def run_backward(
                 held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module, skip
             )
             continue
-        return gradients  # type: ignore[return-value]
+        return gradients
 
 
 def _find(
@@ -213,8 +211,8 @@ def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]
 
 def _no_dropout(route: Route, what: str) -> UnsupportedOperationError:
     msg = (
-        f"{what} of attention with dropout cannot run by {route.kernel}: which weights are dropped is an argument of this"
-        " operator, and PyTorch's kernels draw their own"
+        f"{what} of attention with dropout cannot run by {route.kernel}: which weights are dropped is an argument of"
+        " this operator, and PyTorch's kernels draw their own"
     )
     if route.passed_over:
         msg += f". {route.source} asks for {', '.join(route.asked)}: {route.reasons}"
@@ -224,18 +222,18 @@ def _no_dropout(route: Route, what: str) -> UnsupportedOperationError:
 def _forward_by_torch(
     route: Route, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
     scale: float | None, want_lse: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if dropout_p > 0:
         raise _no_dropout(route, "the forward")
     out = torch.empty_like(q)
     with torch.no_grad():
         out.copy_(_run("attention", route, by_torch, (route.kernel, q, k, v, mask, 0.0, is_causal, scale)))
-        lse = _lse(q, k, mask, is_causal, scale) if want_lse else q.new_empty((0,), dtype=torch.float32)
+        lse = _lse(q, k, mask, is_causal, scale) if want_lse else None
     return out, lse
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the logarithm of the sum of exponentials of the scores, for a gradient by another kernel than PyTorch's."""
+    """Return the logarithm of the sum of exponentials of the scores, for a gradient by a kernel of ours."""
     group = q.shape[1] // max(k.shape[1], 1)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     keys = k.to(wide).repeat_interleave(group, 1) if group > 1 else k.to(wide)
@@ -257,34 +255,48 @@ def _backward_by_torch(
         raise _no_dropout(route, "the gradient")
 
     def again() -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            operands = [x.detach().requires_grad_() for x in (q, k, v)]
-            out = by_torch(route.kernel, *operands, mask, 0.0, is_causal, scale)  # type: ignore[misc]
-            return torch.autograd.grad(out, operands, grad_out)
+        with _autograd_here(), torch.enable_grad():
+            a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
+            out = by_torch(route.kernel, a, b, c, mask, 0.0, is_causal, scale)
+            found: tuple[Tensor, ...] = torch.autograd.grad(out, (a, b, c), grad_out)
+            return found
 
     found = _run("attention_backward", route, again, ())
     gradients = tuple(torch.empty_like(x) for x in (q, k, v))
     for gradient, value in zip(gradients, found, strict=True):
         gradient.copy_(value)
-    return gradients  # type: ignore[return-value]
+    return gradients
 
 
-def _forward_of_fake(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rng: Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None, kernel: str, want_lse: bool, phase: str, module: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    lse = query.new_empty(query.shape[:3] if want_lse else (0,), dtype=torch.float32)
-    return torch.empty_like(query), lse
+def _autograd_here() -> Any:
+    """Let autograd work inside of a kernel, which is called below it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (_keys.AutogradCPU, _keys.AutogradCUDA, _keys.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
-def _backward_of_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def _forward_of_fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    want_lse = rest[8]
+    return torch.empty_like(query), _lse_of(query, want_lse)
+
+
+def _lse_of(query: Tensor, wanted: bool) -> Tensor:
+    return query.new_empty(query.shape[:3] if wanted else (0,), dtype=torch.float32)
+
+
+def _backward_of_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    del grad_out
+    return torch.empty_like(rest[0]), torch.empty_like(rest[1]), torch.empty_like(rest[2])
+
+
+def _forward(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    out, lse = run_forward(query, *rest)
+    return out, _lse_of(query, False) if lse is None else lse
 
 
 for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("attention", run_forward, _key)
+    LIBRARY.impl("attention", _forward, _key)
     LIBRARY.impl("attention_backward", run_backward, _key)
 torch.library.register_fake("xpuruntime::attention", _forward_of_fake, lib=LIBRARY)
 torch.library.register_fake("xpuruntime::attention_backward", _backward_of_fake, lib=LIBRARY)
@@ -293,5 +305,5 @@ torch.library.register_fake("xpuruntime::attention_backward", _backward_of_fake,
 def check(want_lse: bool) -> None:
     """Raise `InputError` where a gradient is to be recorded of a forward that does not keep what it needs."""
     if not want_lse:
-        msg = "xpuruntime::attention is called with want_lse=False where gradients are recorded; fix: pass want_lse=True"
+        msg = "xpuruntime::attention is called with want_lse=False where gradients are recorded: pass want_lse=True"
         raise InputError(msg)

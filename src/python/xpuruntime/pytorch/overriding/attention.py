@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Attention: ``scaled_dot_product_attention``, given to the kernel that a policy asks for.
 
-It is replaced above autograd, where PyTorch chooses among its own kernels. A call goes on to one of those, with their own
-gradients, or to ``xpuruntime::attention``, whose gradient the policy decides again.
+It is replaced above autograd, where PyTorch chooses among its own kernels. A call goes on to one of those, with their
+own gradients, or to ``xpuruntime::attention``, whose gradient the policy decides again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, four, whole
+from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, four, traits, whole
 from xpuruntime.pytorch.attention_limits import reason_against_all_of_ours, transforms
+from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.overriding.native import Native, Override
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERRIDES", "attend"]
 
+_operator = torch.ops.xpuruntime.attention.default
+_modes = torch._C._len_torch_dispatch_stack
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Seeds of the dropout are below this.
 _RANDOM_BOUND = 1 << 62
 
@@ -49,13 +53,13 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any]:
         enable_gqa: bool = False,
     ) -> Any:
         def natively() -> Tensor:
-            return native(  # type: ignore[no-any-return]
+            return native(
                 keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
         held = current()
         if held is None or "attention" not in held.ops:
-            return _natively(None, natively)
+            return _natively(None, natively, not _modes())
         return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return scaled_dot_product_attention
@@ -96,52 +100,69 @@ def attend(
     phase = calls.phase() if held.by_phase else ""
     module = module_paths.current() if held.by_module else ""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    call = AttentionCall(
-        query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
-    )
-    known = _key_of(held, call)
+    layers = transforms()
+    plain = (
+        not layers and not _modes() and type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN
+        and (mask is None or type(mask) in _PLAIN)
+    )  # fmt: skip
+    seen: Any = None
+    if plain:
+        seen = call_key("sdpa", query, key, value) if mask is None else call_key("sdpa", query, key, value, mask)
+    if seen is None:
+        tensors = (query, key, value, mask)
+        seen = ("sdpa", layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
+    dropout = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
+    learns = mask is not None and mask.requires_grad
+    known = (seen, dropout, is_causal, enable_gqa, needs_grad, learns, phase, module, deterministic(held))
     route = held.routes.get(known)
+    call: AttentionCall | None = None
+    if route is None or route.place is None or held.by_phase:
+        call = AttentionCall(
+            query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
+        )
     if route is None:
+        assert call is not None
         call = call._replace(unfit=reason_against_all_of_ours(call))
         route = find_route(held, known, call, natively)
+    elif call is not None and held.by_phase:
+        call = call._replace(unfit=reason_against_all_of_ours(call))
     while True:
-        if route.place is None and not (held.by_phase and needs_grad and _gradient_is_apart(held, route, known, call)):
-            return _natively(route, natively)
-        if held.by_phase and needs_grad and dropout_p > 0:
-            _one_kernel_for_both(held, route, known, call)
+        if held.by_phase and needs_grad:
+            assert call is not None
+            apart = _gradient_is_apart(held, route, known, call)
+        else:
+            apart = False
+        if route.place is None and not apart:
+            return _natively(route, natively, plain)
+        rng = None
+        name = kernel
+        if dropout:
+            # From PyTorch's generator of the device: repeatable by its seed, and anew in each replay of a CUDA graph.
+            rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=query.device)
+            name = route.kernel  # the backward has to drop what the forward has dropped
+        run = attention if plain else _operator
         try:
-            return _ours(route, call, kernel)
-        except UnsupportedOperationError as error:
+            out = run(
+                four(query), four(key), four(value), mask, rng, dropout_p, is_causal, scale, name, needs_grad, phase,
+                module,
+            )[0]  # fmt: skip
+        except (UnsupportedOperationError, InputError) as error:
             if route.place is None:
                 raise
-            route = find_route(held, known, call, natively, skip=held.refused(route, error))
-        except InputError as error:
-            # PyTorch says in its own words what is wrong; where it finds nothing, our kernel has not served.
-            out = _natively(route, natively)
-            find_route(held, known, call, natively, skip=(*route.passed_over, (route.kernel, str(error))))
-            return out
+            # Of wrong arguments PyTorch says in its own words what is wrong; otherwise our kernel has not served.
+            served = _natively(route, natively, plain) if isinstance(error, InputError) else None
+            skip = (*route.passed_over, (route.kernel, str(error)))
+            call = AttentionCall(
+                query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
+            )
+            route = find_route(held, known, call, natively, skip=skip)
+            if served is not None:
+                return served
+            continue
+        return out if query.dim() == 4 else out.reshape(query.shape)
 
 
-def _key_of(held: Held, call: AttentionCall) -> Any:
-    query, key, value, mask = call[:4]
-    mark = None if mask is None else (_sizes(mask.shape), _sizes(mask.stride()), mask.dtype, mask.requires_grad)
-    return (
-        "sdpa", type(query), _sizes(query.shape), _sizes(key.shape), _sizes(value.shape), _sizes(query.stride()),
-        _sizes(key.stride()), _sizes(value.stride()), query.dtype, key.dtype, value.dtype, query.device, mark,
-        call.dropout_p > 0, call.dropout_p < 1, call.is_causal, call.enable_gqa, call.needs_grad, call.phase,
-        call.module, deterministic(held), transforms(),
-    )  # fmt: skip
-
-
-def _sizes(sizes: Any) -> Any:
-    """Return sizes as what a key can hold, also where they are symbols."""
-    for n in sizes:
-        if type(n) is not int:
-            return tuple(whole(n) for n in sizes)
-    return sizes
-
-
-def _natively(route: Route | None, natively: Callable[[], Tensor]) -> Tensor:
+def _natively(route: Route | None, natively: Callable[[], Tensor], plain: bool) -> Tensor:
     run = natively
     if route is not None and route.kernel in BACKENDS:
         kernel = route.kernel
@@ -150,17 +171,10 @@ def _natively(route: Route | None, natively: Callable[[], Tensor]) -> Tensor:
             with by_backend(kernel):
                 return natively()
 
-    if calls.recorder is None or _tracing():
+    if calls.recorder is None or not plain:  # of what is traced, nothing is computed now
         return run()
     found: Tensor = calls.recorder.call("scaled_dot_product_attention", "attention", route, run, (), {})
     return found
-
-
-def _tracing() -> bool:
-    """Say whether nothing is computed now: code is traced, for `torch.compile` or an export."""
-    mode = torch._C._get_dispatch_mode
-    keys = torch._C._TorchDispatchModeKey
-    return mode(keys.FAKE) is not None or mode(keys.FUNCTIONAL) is not None
 
 
 def _gradient_is_apart(held: Held, route: Route, known: Any, call: AttentionCall) -> bool:
@@ -193,22 +207,12 @@ def _one_kernel_for_both(held: Held, route: Route, known: Any, call: AttentionCa
     held.route(mark, "attention", skip=tuple((word, why) for word in asked.asked), **facts)
 
 
-def _ours(route: Route, call: AttentionCall, kernel: str) -> Tensor:
-    query, mask = call.q, call.mask
-    rng = None
-    if call.dropout_p > 0:
-        # From PyTorch's generator of the device: repeatable by its seed, and anew in each replay of a CUDA graph.
-        rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=query.device)
-        kernel = route.kernel  # the backward has to drop what the forward has dropped
-    out, _ = attention(
-        four(query), four(call.k), four(call.v), mask, rng, call.dropout_p, call.is_causal, call.scale, kernel,
-        call.needs_grad, call.phase, call.module,
-    )  # fmt: skip
-    return out if query.dim() == 4 else out.reshape(query.shape)
-
-
 OVERRIDES = (
     Override(
-        "scaled_dot_product_attention", "attention", ("CompositeImplicitAutograd",), _scaled_dot_product_attention
+        "scaled_dot_product_attention",
+        "attention",
+        # vmap has a kernel of its own at each of the last two, which goes around the first.
+        ("CompositeImplicitAutograd", "FuncTorchBatched", "FuncTorchVmapMode"),
+        _scaled_dot_product_attention,
     ),
 )
