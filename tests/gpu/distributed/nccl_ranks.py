@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 WORK = Path(__file__).with_name("nccl_work.py")
 
 
@@ -22,6 +24,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it started; torchrun gives its workers sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def run_commands(
@@ -50,9 +63,7 @@ def run_commands(
         late = [rank for rank, process in enumerate(processes) if process.poll() is None]
     finally:
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
     said = []
     for file in files:
         file.seek(0)

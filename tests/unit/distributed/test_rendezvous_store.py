@@ -53,6 +53,15 @@ def test_they_meet_again_and_again():
         assert meet([Member(rank=rank, world_size=3) for rank in range(3)], store) == [ID] * 3
 
 
+def test_each_with_a_store_of_its_own_on_one_file(tmp_path: Path):
+    def run(rank: int) -> bytes:
+        store = distributed.FileStore(str(tmp_path / "store"), 2)
+        return StoreRendezvous(store).exchange(Member(rank=rank, world_size=2), lambda: ID, 20)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [ID] * 2
+
+
 def test_both_sides_hear_why_they_do_not_fit():
     found = meet(
         [Member(rank=0, world_size=2, policy="a"), Member(rank=1, world_size=2, policy="b")], distributed.HashStore()

@@ -22,7 +22,7 @@ from xpuruntime.distributed.meeting import FIXES, meet
 from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, version_text
 from xpuruntime.distributed.policy import CollectivePolicy
 from xpuruntime.distributed.waiting import run_within, wait_for
-from xpuruntime.errors import EngineError, InputError
+from xpuruntime.errors import CudaError, EngineError, InputError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -196,6 +196,8 @@ class Communicator(Collectives):
         ------
         EngineError
             A peer failed, or the work did not end in time.
+        CudaError
+            What ran there failed. The communicator is aborted.
         """
         self._wait_for_work("synchronize", timeout, stream)
 
@@ -384,8 +386,12 @@ class Communicator(Collectives):
             events.append(given.record())
 
         def ended() -> bool:
-            if all(event.query() for event in events):
-                return True
+            try:
+                if all(event.query() for event in events):
+                    return True
+            except CudaError as error:  # of whatever ran there; no later call can do any better
+                self._abort(f"{op} on rank {self.rank} of {self.world_size} on {self.device}: {error}")
+                raise
             state = self._state()
             if state not in (SUCCESS, IN_PROGRESS):
                 self._fail(op, self._library.explain(state), state)
