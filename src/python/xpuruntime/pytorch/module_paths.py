@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,9 @@ def require() -> None:
     global _users
     with _lock:
         _users += 1
+        # torch.compile says at each call of a compiled module that such hooks run once more, for the module around it.
+        # That is as it should be, and the last entry wins, so it is made each time.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         if _users == 1:
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
             _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
@@ -75,10 +80,8 @@ def current() -> str:
         # The node of this call was made just before it; its number is the one before the next.
         _nodes[torch.autograd._get_sequence_nr() - 1] = path
         if len(_nodes) > _MOST:
-            try:
+            with contextlib.suppress(KeyError):  # another thread has cleared it
                 _nodes.popitem(last=False)
-            except KeyError:  # another thread has cleared it
-                pass
     return path
 
 
@@ -108,10 +111,11 @@ class inside:  # noqa: N801 - used like a function
         _stack.paths.pop()
 
 
-def _enter(module: torch.nn.Module, args: Any) -> None:
-    del args
+# torch.compile traces into hooks. In code that it compiles they do nothing, and do not even touch their arguments: the
+# module that was called stands for all inside it.
+def _enter(module: torch.nn.Module, _args: Any) -> None:
     if torch.compiler.is_compiling():
-        return  # torch.compile traces into hooks; in code that it compiles, the module that was called stands for all
+        return
     stack = _stack
     if not stack.paths:
         stack.root = module
@@ -127,8 +131,7 @@ def _enter(module: torch.nn.Module, args: Any) -> None:
     stack.paths.append(name)
 
 
-def _leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-    del module, args, output
+def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
     if not torch.compiler.is_compiling() and _stack.paths:
         _stack.paths.pop()
 

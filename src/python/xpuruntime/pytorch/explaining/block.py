@@ -114,8 +114,6 @@ class explain:  # noqa: N801 - used like a function
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
                 "be in use by another tool, or not permitted"
             )
-        if any(row.operator == "torch.compile" for row in rows):
-            notes.append("norms that torch.compile has fused into C++ are not seen as norms")
         self._found.finish(
             Found(
                 rows=rows,
@@ -150,17 +148,16 @@ def _module_ranges() -> list[Any]:
     """Put a range with its path around each module's forward; returns what takes the hooks away."""
     open_ = _Open()
 
-    def enter(module: Any, args: Any) -> None:
-        del module, args
+    # Arguments are left untouched; see the hooks of module_paths.
+    def enter(_module: Any, _args: Any) -> None:
         if torch.compiler.is_compiling():
             return
         opened = _RecordFunctionFast(f"{MODULE}{module_paths.running()}")
         opened.__enter__()
         open_.ranges.append(opened)
 
-    def leave(module: Any, args: Any, output: Any) -> None:
-        del module, args, output
-        if open_.ranges and not torch.compiler.is_compiling():
+    def leave(_module: Any, _args: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and open_.ranges:
             open_.ranges.pop().__exit__(None, None, None)
 
     return [

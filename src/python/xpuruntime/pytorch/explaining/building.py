@@ -30,7 +30,7 @@ _ATTENTION = {
     "torch.math": ("_attention_math",),
 }
 _REPLAY = "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture"
-_COMPILED = "torch.compile made C++ of it, in which operations cannot be told apart"
+_COMPILED = "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them"
 _FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
 #: Operators that make or view tensors; they are not what a call is about.
 _MINOR = frozenset(
@@ -121,7 +121,7 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
         observed=observed,
         status=status,
         reason="; ".join(notes),
-        count=share.count,
+        count=min(share.count, seen.count),
         time_us=share.ns / 1000,
     )
 

@@ -139,6 +139,9 @@ class _Joining:
     def _take(self, node: Node, *, timed: bool) -> None:
         """Take one operator or range of the CPU."""
         if node.call is not None:
+            if not self._kinds[node.call.kind].count:
+                self._overhead += node.own  # a kernel that refused, so that another one was taken
+                return
             share = self._share(node.call)
             # The native kernel runs in the range itself, without an event of its own: it is the operator's around it.
             runs = node.parent if node.kind >= 0 and node.parent is not None else node
@@ -155,6 +158,12 @@ class _Joining:
         if preparing is not None:
             if timed:
                 self._share(preparing).add(node.name, node.own)
+            return
+        if node.compiling:
+            if timed:
+                share = self._other("torch.compile, compiling")
+                share.add("torch.compile", node.own)
+                share.count += node.parent is None or not node.parent.compiling
             return
         escape = self._escape(node)
         if escape is not None:
@@ -188,6 +197,11 @@ class _Joining:
                 if call is not None:
                     self._share(call).add(work.name, work.duration)
                     return
+            if node.compiling:
+                share = self._other("torch.compile, compiling")
+                share.add(work.name, work.duration)
+                share.count += 1
+                return
             escape = self._escape(node)
             if escape is not None:
                 self._rest[self._key(*escape)].add(work.name, work.duration)
@@ -234,7 +248,9 @@ class _Joining:
         found = None if node.parent is None else self._escape(node.parent)
         if found is None:
             escape = escape_of_operator(node.name) or _compiled(node.name)
-            found = None if escape is None else (node, escape)
+            # An operator that only leads to one that was recorded has not escaped.
+            through = escape is not None and any(self._kinds[kind].op == escape.op for kind in node.below or ())
+            found = None if escape is None or through else (node, escape)
         self._escapes[id(node)] = found
         return found
 

@@ -22,6 +22,7 @@ MODULE = "xpuruntime@"
 
 #: CUPTI's records of calls into the CUDA runtime and driver. PyTorch 2.13 has a type for them, 2.11 has not.
 _API = re.compile(r"(cuda|cu|hip)[A-Z]")
+_COMPILING = ("dynamo", "entire_frame_compile", "entire_backward_compile")
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 
@@ -40,6 +41,10 @@ class Node:
         The range of the call that this is or runs in.
     kind : int
         Of a range: number of the kind of calls; otherwise -1.
+    below : set of int or None
+        Kinds of calls whose ranges are inside.
+    compiling : bool
+        Whether torch.compile compiles in it: operators are traced then, and compute nothing.
     inner_call : Node or None
         Of an operator: the range of a call that is directly inside; the first, if there are several.
     shapes, dtypes : list
@@ -49,8 +54,8 @@ class Node:
     """
 
     __slots__ = (
-        "annotation", "call", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module", "name", "parent",
-        "sequence", "shapes", "start",
+        "annotation", "below", "call", "compiling", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module",
+        "name", "parent", "sequence", "shapes", "start",
     )  # fmt: skip
 
     def __init__(self, event: Any) -> None:
@@ -67,6 +72,8 @@ class Node:
         self.kind = int(self.name[len(RANGE) :]) if self.name.startswith(RANGE) else -1
         self.call: Node | None = self if self.kind >= 0 else None
         self.inner_call: Node | None = None
+        self.below: set[int] | None = None
+        self.compiling = self.name in _COMPILING or self.name.endswith("(dynamo_timed)")
         self.module: str | None = None
         if self.name.startswith(MODULE):
             self.annotation = True
@@ -210,10 +217,15 @@ def _nest(nodes: list[Node]) -> None:
             parent = open_[-1]
             node.parent = parent
             parent.inner += node.end - node.start
+            node.compiling = node.compiling or parent.compiling
             if node.call is None:
                 node.call = parent.call
-            elif "::" in parent.name and parent.inner_call is None:
+                open_.append(node)
+                continue
+            if "::" in parent.name and parent.inner_call is None:
                 parent.inner_call = node
+            for outer in open_:
+                outer.below = (outer.below or set()) | {node.kind}
         open_.append(node)
 
 

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`explain`: which kernels ran, who asked for them, how often, and in which share of the time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import InputError, UnsupportedOperationError
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_given_back():
+    from torch.nn.modules import module as torch_module
+
+    from xpuruntime.pytorch import calls
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    xt.clear_kernel_policy()
+    hooks = len(torch_module._global_forward_pre_hooks)
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+    assert calls.recorder is None
+    assert len(torch_module._global_forward_pre_hooks) == hooks
+    assert not torch._C._autograd._profiler_enabled()
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16, bias=False)
+        self.norm = torch.nn.LayerNorm(16)
+        self.down = torch.nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.norm(self.up(x)))
+
+
+def step(model: Any, x: Any) -> Any:
+    # The square keeps the gradient from having strides of zero, which no kernel of ours takes.
+    loss = model(x).square().sum()
+    loss.backward()
+    return loss
+
+
+def of(found: Any, op: str, **values: Any) -> list[Any]:
+    return [row for row in found.rows if row.op == op and all(getattr(row, k) == v for k, v in values.items())]
+
+
+def test_a_step_under_a_policy_is_told_by_operator_module_phase_and_shape():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    rows = of(found, "matmul")
+    assert {(row.module, row.phase) for row in rows} == {
+        ("up", "train"), ("down", "train"), ("up", "backward"), ("down", "backward"),
+    }  # fmt: skip
+    # Forward of both, and two gradients of `down`, one of `up`: the input needs none.
+    assert sum(row.count for row in rows) == 5
+    for row in rows:
+        assert (row.requested, row.source) == (("cpu.reference",), "kernels.matmul")
+        assert (row.resolved, row.observed) == ("cpu.reference", ("cpu.reference",))
+        assert (row.status, row.device, row.dtypes) == ("honoured", "cpu", ("fp32",))
+        assert row.time_us > 0
+    forward = of(found, "matmul", module="up", phase="train")
+    assert [row.shapes for row in forward] == [((4, 8), (8, 16))]
+    norm = of(found, "layer_norm", phase="train")
+    assert [(row.module, row.status, row.resolved) for row in norm] == [("norm", "default", "torch.layer_norm")]
+
+
+def test_shares_sum_to_one_and_times_are_those_of_the_profiler():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    shares = found.coverage
+    parts = (shares.honoured, shares.substituted, shares.default, shares.bypassed, shares.opaque, shares.other)
+    assert sum(parts) == pytest.approx(1)
+    assert shares.rule == shares.honoured > 0
+    assert shares.default > 0
+    assert shares.other > 0
+    assert found.time_kind == "cpu"
+    assert found.total_us == pytest.approx(sum(row.time_us for row in found.rows))
+    by_rule = sum(row.time_us for row in found.rows if row.status == "honoured")
+    assert shares.honoured == pytest.approx(by_rule / found.total_us)
+
+
+def test_without_a_policy_everything_is_default():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.explain() as found:
+        step(model, x)
+    assert found.policy is None
+    assert {row.status for row in found.rows} == {"default", "other"}
+    mm = of(found, "matmul", module="up", phase="train")
+    assert [(row.operator, row.requested, row.source, row.resolved, row.observed[0]) for row in mm] == [
+        ("aten::mm", (), "default", "torch.mm", "aten::mm")
+    ]
+
+
+def test_calls_of_one_kind_are_counted_in_one_row():
+    a = torch.randn(3, 3)
+    with xt.explain() as found:
+        for _ in range(7):
+            torch.mm(a, a)
+        torch.mm(a[:2], a)
+    assert sorted((row.shapes, row.count) for row in of(found, "matmul")) == [
+        (((2, 3), (3, 3)), 1),
+        (((3, 3), (3, 3)), 7),
+    ]
+
+
+def test_a_rule_for_one_module_is_named_where_it_holds():
+    model, x = Block(), torch.randn(4, 8)
+    rules = [{"match": {"op": "matmul", "module": "down", "phase": "backward"}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules), xt.explain() as found:
+        step(model, x)
+    ruled = [row for row in found.rows if row.requested]
+    assert {(row.module, row.phase, row.source) for row in ruled} == {("down", "backward", "kernels.rules[0]")}
+    assert sum(row.count for row in ruled) == 2
+    assert {row.status for row in of(found, "matmul") if row not in ruled} == {"default"}
+
+
+def test_what_cannot_serve_is_a_substitution_with_its_reason():
+    a = torch.randn(4, 4)
+    with (
+        warnings.catch_warnings(),
+        xt.kernel_policy(matmul="cublas.cublasLt"),
+        xt.explain() as found,
+    ):
+        warnings.simplefilter("ignore")
+        torch.mm(a, a)
+    (row,) = of(found, "matmul")
+    assert (row.status, row.resolved, row.requested) == ("substituted", "torch.mm", ("cublas.cublasLt",))
+    assert "cuda" in row.reason
+    assert found.coverage.substituted == pytest.approx(found.coverage.rule)
+    with pytest.raises(UnsupportedOperationError, match=r"another kernel than was asked for[\s\S]*aten::mm \[4, 4\]"):
+        found.require()
+
+
+def test_a_recurrent_layer_bypasses_a_policy_for_products():
+    lstm, x = torch.nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    with torch.no_grad(), xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        lstm(x)
+    rows = [row for row in found.rows if row.status == "bypassed"]
+    assert rows
+    assert {(row.op, row.source) for row in rows} == {("matmul", "kernels.matmul")}
+    assert any("recurrent" in row.reason or "no override" in row.reason for row in rows)
+    assert found.coverage.bypassed > 0
+    with pytest.raises(UnsupportedOperationError, match="escaped the policy"):
+        found.require()
+    # The same layer escapes nobody where no policy speaks of products.
+    with torch.no_grad(), xt.explain() as free:
+        lstm(x)
+    assert free.coverage.bypassed == 0
+    assert free.require() is free
+
+
+def test_matrix_times_vector_bypasses_a_rule_only_where_it_is_meant():
+    a, v = torch.randn(4, 4), torch.randn(4)
+    rules = [{"match": {"op": "matmul", "dtype": "fp16"}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules), xt.explain() as found:
+        torch.mv(a, v)
+    assert [row.status for row in of(found, "matmul")] == ["default"]
+    rules = [{"match": {"op": "matmul", "m": ">=2"}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules), xt.explain() as found:
+        torch.mv(a, v)
+    (row,) = of(found, "matmul")
+    assert row.status == "bypassed"
+    assert "cannot be told" in row.reason
+
+
+def test_require_names_what_is_against_it():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    assert found.require(coverage=found.coverage.covered) is found
+    with pytest.raises(UnsupportedOperationError, match=r"100\.0% is required[\s\S]*default: aten::native_layer_norm"):
+        found.require(coverage=1.0)
+    with pytest.raises(InputError, match="share from 0 to 1"):
+        found.require(coverage=90)
+
+
+def test_products_inside_unfused_attention_belong_to_it():
+    q = torch.randn(1, 2, 8, 4)
+    mask = torch.zeros(8, 8, requires_grad=True)  # PyTorch has no fused kernel for it
+    with xt.explain() as found:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    (row,) = of(found, "attention")
+    assert row.shapes[0] == (1, 2, 8, 4)
+    assert row.count == 1
+    assert of(found, "matmul") == []
+    assert any("bmm" in name or "softmax" in name for name in row.observed)
+
+
+def test_attention_by_a_kernel_of_ours_tells_forward_and_backward():
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+    with xt.kernel_policy(attention="cpu.reference"), xt.explain() as found:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q).square().sum().backward()
+    rows = of(found, "attention")
+    assert {(row.phase, row.status, row.resolved) for row in rows} == {
+        ("train", "honoured", "cpu.reference"),
+        ("backward", "honoured", "cpu.reference"),
+    }
+
+
+def test_threads_that_the_profiler_does_not_watch_are_counted():
+    a = torch.randn(3, 3)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        thread = threading.Thread(target=lambda: [torch.mm(a, a) for _ in range(4)])
+        thread.start()
+        thread.join()
+    rows = of(found, "matmul")
+    assert sum(row.count for row in rows) == 4
+    assert {row.resolved for row in rows} == {"cpu.reference"}
+    assert all("does not watch" in row.reason for row in rows if not row.time_us)
+
+
+def test_a_compiled_function_is_seen_operator_by_operator():
+    model, x = Block(), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="aot_eager")
+    with xt.kernel_policy(matmul="cpu.reference"):
+        step(compiled, x)
+        with xt.explain() as found:
+            step(compiled, x)
+    assert {row.status for row in of(found, "matmul")} == {"honoured"}
+    assert sum(row.count for row in of(found, "matmul")) == 5
+
+
+def test_compiling_inside_the_block_counts_no_traced_operator():
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.nn.Linear(8, 3, bias=False), backend="aot_eager")
+    with torch.no_grad(), xt.explain() as found:
+        compiled(torch.randn(4, 8))
+    assert sum(row.count for row in of(found, "matmul")) == 1
+    assert any(row.operator == "torch.compile, compiling" for row in found.rows)
+
+
+def test_text_dict_and_json_say_the_same():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    plain = found.to_dict()
+    assert json.loads(found.to_json()) == json.loads(json.dumps(plain))
+    assert plain["schema"] == "xpuruntime.explanation/1"
+    assert plain["policy"]["kernels"]["matmul"] == "cpu.reference"
+    assert len(plain["rows"]) == len(found.rows)
+    assert plain["coverage"]["covered"] == pytest.approx(found.coverage.covered)
+    text = str(found)
+    assert "under a rule" in text.splitlines()[0]
+    assert "cpu.reference" in text
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_the_table_keeps_to_the_width(monkeypatch, columns):
+    model = torch.nn.Sequential(Block(), Block())
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, torch.randn(4, 8))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= columns
+    # The same layer of two blocks is one line.
+    assert any("(2 modules)" in line for line in lines) or columns < 200
+
+
+def test_nothing_is_told_before_the_end():
+    with xt.explain() as found:
+        with pytest.raises(InputError, match="after its with block"):
+            _ = found.rows
+        assert repr(found) == "Explanation(nothing yet)"
+    assert "0 rows" in repr(found)
+    assert found.coverage.covered == 0
+
+
+def test_an_error_in_the_block_restores_and_is_the_one_heard():
+    a = torch.randn(3, 3)
+    with pytest.raises(ZeroDivisionError), xt.explain() as found:
+        torch.mm(a, a)
+        1 / 0  # noqa: B018
+    assert found.partial
+    assert [row.count for row in of(found, "matmul")] == [1]
+
+
+def test_a_call_that_fails_is_not_counted():
+    with xt.explain() as found, pytest.raises(RuntimeError):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert sum(row.count for row in of(found, "matmul") if row.status != "default" or row.time_us == 0) == 0
+
+
+def test_a_second_profiler_is_refused():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
+        with pytest.raises(InputError, match="one profiler runs at a time"):
+            xt.explain().__enter__()
+    with xt.explain(), pytest.raises(InputError, match="one profiler runs at a time"):
+        xt.explain().__enter__()
+
+
+def test_a_policy_that_changes_inside_the_block_is_told_by_row():
+    a = torch.randn(3, 3)
+    with xt.explain() as found:
+        with xt.kernel_policy(matmul="cpu.reference"):
+            torch.mm(a, a)
+        torch.mm(a, a)
+    assert sorted((row.status, row.resolved) for row in of(found, "matmul")) == [
+        ("default", "torch.mm"),
+        ("honoured", "cpu.reference"),
+    ]
+
+
+def test_decisions_that_are_cleared_are_still_told():
+    a = torch.randn(3, 3)
+    with xt.kernel_policy(matmul="cpu"):
+        torch.mm(a, a)
+        with xt.explain() as found:
+            xrt.clear_decisions()
+            torch.mm(a, a)
+    (row,) = of(found, "matmul")
+    # A family: which of its kernels serves is the core's decision.
+    assert row.requested == ("cpu",)
+    assert row.resolved in ("cpu.blas", "cpu.reference")
+    assert row.observed == (row.resolved,)
+
+
+def test_results_and_gradients_do_not_change():
+    model, x = Block(), torch.randn(4, 8)
+    step(model, x)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with xt.explain():
+        step(model, x)
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, grad)
