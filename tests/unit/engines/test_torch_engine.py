@@ -315,7 +315,7 @@ class TestPlans:
             ({"execution": {"device": "npu", "engine": "torch"}}, "not on 'npu'"),
             ({"execution": {"provider_options": {"torch": {"mode": "fast"}}}}, "'fast' is not one of"),
             ({"execution": {"provider_options": {"torch": {"fullgraph": True}}}}, "an option of torch.compile"),
-            ({"mode": "strict", "kernels": {"matmul": "cublasLt"}}, "pins none of them"),
+            ({"mode": "strict", "kernels": {"matmul": "cublasLt"}}, "cublasLt does not run on cpu"),
         ],
     )
     def test_refusals(self, program: Path, policy: Any, message: str) -> None:

@@ -94,15 +94,11 @@ class Recorder:
 
     def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function as one operator, and note none of those that it is made of."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._whole = True
-            try:
-                return func(*args, **kwargs)
-            finally:
-                self._whole = False
-
-        return self._noted(op, run, args, kwargs)
+        self._whole = True
+        try:
+            return self._noted(op, func, args, kwargs)
+        finally:
+            self._whole = False
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator and note it."""

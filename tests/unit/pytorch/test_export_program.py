@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Modules written as programs of PyTorch, and kernel policies that sessions of the torch engine enforce."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+
+torch = pytest.importorskip("torch")
+from torch_models import batch, convnet, language  # noqa: E402
+
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.pytorch.overriding.registry import installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+RULES = [
+    {"match": {"module": "layers.*.attn", "op": "attention"}, "use": "cpu.reference"},
+    {"match": {"node": "layers.1.ln2"}, "use": "cpu.reference"},
+]
+POLICY = xrt.Policy(kernels={"matmul": "cpu.blas", "layer_norm": "cpu.vectorised", "rules": RULES})
+KERNELS = {
+    **{f"layers.{i}.{part}": "cpu.blas" for i in (0, 1) for part in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")},
+    **{f"layers.{i}.attn": "cpu.reference" for i in (0, 1)},
+    **dict.fromkeys(("layers.0.ln1", "layers.0.ln2", "layers.1.ln1", "ln"), "cpu.vectorised"),
+    "layers.1.ln2": "cpu.reference",
+    "head": "cpu.blas",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model, ids = language()
+    target = tmp_path_factory.mktemp("exported") / "language.pt2"
+    return xt.export(model, ids, target, policy=POLICY, dynamic_shapes=({0: batch()},))
+
+
+def ours(report: xrt.Report) -> dict[str, str]:
+    """Return module to the kernel of ours that ran in it."""
+    return {u.id.rpartition("/")[0]: u.kernel for u in report.units if u.kernel and u.kernel in KERNELS.values()}
+
+
+def served() -> dict[tuple[str, str], int]:
+    """Return how many calls of an operation each kernel of ours has served."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in xrt.decisions():
+        counts[one.op, one.chosen] = counts.get((one.op, one.chosen), 0) + one.count
+    return counts
+
+
+class TestFile:
+    def test_what_it_carries(self, done: Any) -> None:
+        with zipfile.ZipFile(done.path) as archive:
+            texts = {n.rpartition("/")[2]: archive.read(n) for n in archive.namelist() if "/extra/" in n}
+        assert xrt.Policy.loads(texts["xpuruntime.policy"].decode(), "json") == done.policy
+        assert set(texts) == {"xpuruntime.policy", "xpuruntime.lock"}
+        assert done.lock.exporter == "torch.export"
+        rules = done.policy.kernels.rules
+        assert [(rule.match.module, rule.match.node) for rule in rules] == [
+            ("layers.*.attn", None), ("layers.1.ln2", None)
+        ]  # fmt: skip
+
+    def test_it_is_an_ordinary_program(self, done: Any) -> None:
+        model, ids = language()
+        with torch.no_grad():
+            assert torch.equal(torch.export.load(done.path).module()(ids), model(ids))
+
+    def test_nodes_go_by_module_paths(self, done: Any) -> None:
+        with xrt.InferenceSession(done.path, policy={}) as session:
+            names = [node.name for node in session.model.nodes]
+        assert len(set(names)) == len(names)
+        assert {"layers.0.attn/scaled_dot_product_attention", "layers.1.mlp.2/linear", "ln/layer_norm"} <= set(names)
+
+    def test_a_module_that_is_called_twice(self, tmp_path: Path) -> None:
+        model, images = convnet()
+        xt.export(model, images, tmp_path / "convnet.pt2")
+        with xrt.InferenceSession(tmp_path / "convnet.pt2") as session:
+            names = {node.name for node in session.model.nodes}
+        assert {"again/conv2d", "again/conv2d_1"} <= names
+
+    def test_other_weights_are_told(self, done: Any, tmp_path: Path) -> None:
+        program = torch.export.load(done.path)
+        with torch.no_grad():
+            program.state_dict["head.weight"][0, 0] += 1
+        with zipfile.ZipFile(done.path) as archive:
+            extra = {n.rpartition("/")[2]: archive.read(n).decode() for n in archive.namelist() if "/extra/" in n}
+        torch.export.save(program, tmp_path / "other.pt2", extra_files=extra)
+        assert any("other weights" in line for line in xrt.plan(tmp_path / "other.pt2", policy={}).warnings)
+        assert not any("other weights" in line for line in xrt.plan(done.path, policy={}).warnings)
+
+    def test_a_failed_export_leaves_nothing(self, tmp_path: Path) -> None:
+        class Branch(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return x * 2 if float(x.sum()) > 0 else x
+
+        with pytest.raises(xrt.ModelError, match=r"torch\.export cannot export <.*Branch>"):
+            xt.export(Branch().eval(), torch.ones(2), tmp_path / "model.pt2")
+        assert not list(tmp_path.iterdir())
+
+
+class TestEnforced:
+    def test_its_own_policy(self, done: Any) -> None:
+        model, _ = language()
+        ids = torch.arange(24).reshape(3, 8)
+        with xrt.InferenceSession(done.path) as session:
+            plan = session.plan
+            assert plan.policy_source == "model metadata"
+            assert {c.enforceability for c in plan.controls if c.key.startswith("kernels.")} == {"enforced"}
+            report = session.explain({"ids": ids}, runs=1)
+            got = session.run({"ids": ids})["output"]
+        assert ours(report) == KERNELS
+        seen = {one.key: one for one in report.observations}
+        assert seen["kernels.matmul"].observed == "cpu.blas (9 operators)"
+        assert seen["kernels.rules[1]"].observed == "cpu.reference (1 operator)"
+        assert report.honoured, report.headline
+        with torch.no_grad():
+            np.testing.assert_allclose(got.numpy(), model(ids).numpy(), rtol=1e-4, atol=1e-5)
+
+    def test_the_module_itself(self, done: Any) -> None:
+        model, ids = language()
+        with xrt.InferenceSession(model, example_inputs=(ids,), policy=done.policy) as session:
+            report = session.explain({"ids": ids}, runs=1)
+        assert ours(report) == KERNELS
+        assert not report.partial
+
+    def test_runs_go_through_it(self, done: Any) -> None:
+        _, ids = language()
+        with xrt.InferenceSession(done.path) as session:
+            xrt.clear_decisions()
+            session.run({"ids": ids})
+            first = served()
+            session.run({"ids": ids.numpy()})
+            binding = session.bind({"ids": ids})
+            binding.run()
+        assert first == {
+            ("matmul", "cpu.blas"): 9,
+            ("layer_norm", "cpu.vectorised"): 4,
+            ("layer_norm", "cpu.reference"): 1,
+            ("attention", "cpu.reference"): 2,
+        }
+        runs = {count / first[key] for key, count in served().items()}
+        assert len(runs) == 1
+        assert runs.pop() >= 3
+
+    def test_a_rule_by_node(self) -> None:
+        model, ids = language()
+        rules = [{"match": {"node": "layers.1.*/addmm"}, "use": "cpu.reference"}]
+        with xrt.InferenceSession(model, example_inputs=(ids,), policy={"kernels": {"rules": rules}}) as session:
+            report = session.explain({"ids": ids}, runs=1)
+        reached = {u.id for u in report.units if u.kernel == "cpu.reference"}
+        assert reached == {f"layers.1.{part}/addmm" for part in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")}
+
+    def test_a_kernel_that_refuses_is_told(self) -> None:
+        model = torch.nn.Linear(4, 4).double().eval()
+        x = torch.ones(2, 4, dtype=torch.float64)
+        policy = {"kernels": {"matmul": ["null.nothing", "torch"]}}
+        made = xrt.plan(model, example_inputs=(x,), policy=policy)
+        control = made.control("kernels.matmul")
+        assert control is not None
+        assert control.resolved == "torch"
+        assert "there is no kernel null.nothing for matmul" in control.reason
+
+
+class TestApart:
+    def test_a_policy_of_the_process_does_not_reach_in(self, done: Any) -> None:
+        model, ids = language()
+        with xt.kernel_policy(matmul="cpu.reference"), xrt.InferenceSession(done.path, policy={}) as session:
+            xrt.clear_decisions()
+            session.run({"ids": ids})
+            assert xrt.decisions() == ()
+            with torch.no_grad():
+                model(ids)
+            assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+
+    def test_nor_one_of_a_session_out(self, done: Any) -> None:
+        model, ids = language()
+        with xrt.InferenceSession(done.path) as session:
+            session.run({"ids": ids})
+            xrt.clear_decisions()
+            with torch.no_grad():
+                model(ids)
+            assert xrt.decisions() == ()
+        assert installed() == ()
+
+    def test_two_sessions_in_two_threads(self, done: Any) -> None:
+        _, ids = language()
+        other = xrt.Policy(kernels={"matmul": "cpu.reference"})
+        with (
+            xrt.InferenceSession(done.path) as one,
+            xrt.InferenceSession(done.path, policy=other) as two,
+        ):
+            want = [session.run({"ids": ids})["output"] for session in (one, two)]
+            wrong: list[str] = []
+
+            def work(session: Any, expected: Any) -> None:
+                for _ in range(20):
+                    if not torch.equal(session.run({"ids": ids})["output"], expected):
+                        wrong.append(repr(session))
+
+            threads = [threading.Thread(target=work, args=pair) for pair in zip((one, two), want, strict=True)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert not wrong
+        assert not torch.equal(*want), "the kernels round differently"
+
+    def test_a_session_that_fails_to_load_leaves_nothing(self, done: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from xpuruntime.engines.torch.program import ExportedSource
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("no memory today")
+
+        monkeypatch.setattr(ExportedSource, "place", broken)
+        with pytest.raises(xrt.EngineError, match="no memory today"):
+            xrt.InferenceSession(done.path)
+        assert installed() == ()
+
+
+class TestPlan:
+    @pytest.mark.parametrize(
+        ("kernels", "key", "level", "reason"),
+        [
+            ({"matmul": "auto"}, "kernels.matmul", "enforced", "leaves the choice"),
+            ({"matmul": "torch"}, "kernels.matmul", "enforced", "each call is served"),
+            ({"matmul": "cublasLt"}, "kernels.matmul", "unsupported", "does not run on cpu"),
+            ({"attention": "torch.cudnn"}, "kernels.attention", "unsupported", "runs on CUDA"),
+            ({"matmul": "cpu.nothing"}, "kernels.matmul", "unsupported", "there is no kernel cpu.nothing"),
+            ({"conv": "cpu.reference"}, "kernels.conv", "enforced", "the model has no conv"),
+            (
+                {"rules": [{"match": {"node": "layers.0.attn.qkv/linear"}, "precision": "fp32"}]},
+                "kernels.rules[0]",
+                "unsupported",
+                "converts a program as a whole",
+            ),
+            (
+                {"rules": [{"match": {"node": "*/gelu"}, "use": "cpu.blas"}]},
+                "kernels.rules[0]",
+                "unsupported",
+                "no operator in a module",
+            ),
+        ],
+    )
+    def test_what_can_be_held(self, done: Any, kernels: dict[str, Any], key: str, level: str, reason: str) -> None:
+        made = xrt.plan(done.path, policy={"kernels": kernels})
+        control = made.control(key)
+        assert control is not None
+        assert (control.enforceability, reason in control.reason) == (level, True), control
+
+    def test_strict_refuses_the_rest(self, done: Any) -> None:
+        with pytest.raises(xrt.UnsupportedOperationError, match="does not run on cpu"):
+            xrt.plan(done.path, policy={"mode": "strict", "kernels": {"matmul": "cublasLt"}})
+        assert xrt.plan(done.path, policy={"mode": "strict", "kernels": {"matmul": "cpu.blas"}}).warnings == ()
+
+    def test_compiled_programs_are_advisory(self, done: Any) -> None:
+        execution = {"provider_options": {"torch": {"mode": "compile"}}}
+        made = xrt.plan(done.path, policy={"execution": execution, "kernels": {"layer_norm": "cpu.vectorised"}})
+        control = made.control("kernels.layer_norm")
+        assert control is not None
+        assert control.enforceability == "advisory"
+        assert "what the compiler fuses" in control.reason
+
+    def test_an_unmet_key_is_told(self, done: Any) -> None:
+        with (
+            pytest.warns(xrt.XpuRuntimeWarning, match="does not run on cpu"),
+            xrt.InferenceSession(done.path, policy={"kernels": {"matmul": "cublasLt"}}) as session,
+        ):
+            pass
+        assert session.plan.control("kernels.matmul").enforceability == "unsupported"
+
+
+class TestIntermediates:
+    def test_tensors_inside(self, done: Any) -> None:
+        model, ids = language()
+        with xrt.InferenceSession(done.path, policy={}) as session:
+            names = [node.outputs[0] for node in session.model.nodes if node.name == "layers.0.ln1/layer_norm"]
+            found = session.intermediates({"ids": ids.numpy()}, names)
+            with pytest.raises(xrt.InputError, match="makes a tensor 'nothing'"):
+                session.intermediates({"ids": ids}, ["nothing"])
+        with torch.no_grad():
+            want = model.layers[0].ln1(model.tokens(ids))
+        np.testing.assert_array_equal(found[names[0]], want.numpy())
