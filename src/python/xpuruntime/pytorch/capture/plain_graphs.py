@@ -42,7 +42,7 @@ def require() -> None:
 
 
 def give_back() -> None:
-    """Undo one `require`; after the last, ``torch.cuda.graph`` is as it was, unless somebody else has changed it too."""
+    """Undo one `require`; after the last, ``torch.cuda.graph`` is as it was, unless others have changed it too."""
     global _users, _original
     with _lock:
         _users -= 1

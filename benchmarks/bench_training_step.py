@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A whole training step of models of GPT-2's and BERT's size, bf16 autocast and AdamW: eager, compiled, captured.
+
+python benchmarks/bench_training_step.py --out FOLDER/training_step.json
+
+All variants of one phase run in turns, in the same rounds. A policy holds process-wide, and torch.compile compiles anew
+after it changes, so variants under a policy have phases of their own; in each of them the capture that is written by
+hand runs too, made without a policy, and times of different phases are compared by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import xpuruntime.pytorch as xrt_torch
+from harness import write
+from training_models import BERT, GPT2, Decoder, Encoder, Size, loss_of
+from xpuruntime.policies import KernelPolicy, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Batch = tuple[torch.Tensor, torch.Tensor]
+    Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+#: Name to model, size, batch and tokens.
+SHAPES: dict[str, tuple[type, Size, int, int]] = {
+    "gpt2-1x1024": (Decoder, GPT2, 1, 1024),
+    "gpt2-8x1024": (Decoder, GPT2, 8, 1024),
+    "bert-1x128": (Encoder, BERT, 1, 128),
+    "bert-32x128": (Encoder, BERT, 32, 128),
+}
+ANCHOR = "by hand"
+#: What capture_graph may cost over the capture by hand, and a tuned policy over none.
+CAPTURE_TARGET, TUNED_TARGET = 1.02, 1.01
+WARM = 5
+
+NORMS = Policy(kernels=KernelPolicy(layer_norm="cuda_raw.layer_norm"))
+TUNED = Policy(
+    kernels=KernelPolicy(matmul="auto", attention="auto", layer_norm="auto", auto_strategy="best_performance")
+)
+
+
+class Training:
+    """A model, its optimizer and its loss, the same for every variant."""
+
+    def __init__(self, kind: type, size: Size) -> None:
+        torch.manual_seed(0)
+        self.model = kind(size).cuda()
+        rate = torch.tensor(1e-4, device="cuda")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, fused=True, capturable=True)
+        self.loss: Callable[..., torch.Tensor] = self.forward
+
+    def forward(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss_of(self.model(tokens), wanted)
+
+    def step(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(tokens, wanted)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def eager(training: Training, _: Batch) -> Step:
+    return training.step
+
+
+def pinned(training: Training, _: Batch) -> Step:
+    def step(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return training.step(tokens, wanted)
+
+    return step
+
+
+def compiled(training: Training, _: Batch) -> Step:
+    training.loss = torch.compile(training.forward)
+    return training.step
+
+
+def compiled_with_graphs(training: Training, _: Batch) -> Step:
+    training.loss = torch.compile(training.forward, mode="reduce-overhead")
+
+    def step(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return training.step(tokens, wanted)
+
+    return step
+
+
+def by_hand(training: Training, batch: Batch) -> Step:
+    """Capture as PyTorch's manual says."""
+    static_tokens, static_wanted = (tensor.clone() for tensor in batch)
+    saved = [p.detach().clone() for p in training.model.parameters()]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            training.step(static_tokens, static_wanted)
+    torch.cuda.current_stream().wait_stream(side)
+    training.optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = training.step(static_tokens, static_wanted)
+    with torch.no_grad():
+        for p, copy in zip(training.model.parameters(), saved):
+            p.copy_(copy)
+        for state in training.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def step(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        static_tokens.copy_(tokens)
+        static_wanted.copy_(wanted)
+        graph.replay()
+        return loss
+
+    return step
+
+
+def captured(training: Training, batch: Batch) -> Step:
+    return xrt_torch.capture_graph(
+        training.forward, batch, optimizer=training.optimizer, modules=[training.model], strict=True
+    )
+
+
+#: Phase to its policy and its variants.
+PHASES: dict[str, tuple[Policy | None, dict[str, Callable[..., Step]]]] = {
+    "plain": (
+        None,
+        {
+            ANCHOR: by_hand,
+            "eager": eager,
+            "eager, flash pinned": pinned,
+            "compile": compiled,
+            "compile, reduce-overhead": compiled_with_graphs,
+            "capture_graph": captured,
+        },
+    ),
+    "norms": (NORMS, {ANCHOR: by_hand, "eager, our norms": eager, "capture_graph, our norms": captured}),
+    "tuned": (TUNED, {ANCHOR: by_hand, "eager, tuned": eager, "capture_graph, tuned": captured}),
+}
+
+
+def rounds_of(steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, calls: int) -> dict[str, Any]:
+    """Return milliseconds a step of each variant, one sample a round; each round begins with another variant."""
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps.items())
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for number in range(rounds):
+        first = number % len(order)
+        for name, step in (*order[first:], *order[:first]):
+            step(*batches[0])
+            start.record()
+            for call in range(calls):
+                step(*batches[call % len(batches)])
+            end.record()
+            end.synchronize()
+            samples[name].append(start.elapsed_time(end) / calls)
+    return samples
+
+
+def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, layers: int | None) -> list[dict[str, Any]]:
+    """Measure the variants of one phase on one shape."""
+    policy, variants = PHASES[name]
+    chosen = {v: make for v, make in variants.items() if v in wanted or v == ANCHOR}
+    kind, size, rows, tokens = SHAPES[shape]
+    if layers:
+        size = Size(layers, size.width, size.heads, size.words, size.positions)
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        tuple(torch.randint(size.words, (rows, tokens), generator=generator).cuda() for _ in range(2)) for _ in range(2)
+    ]
+    steps: dict[str, Step] = {}
+    results: dict[str, dict[str, Any]] = {}
+    try:
+        for variant, make in chosen.items():  # the anchor first, without a policy
+            if variant != ANCHOR and policy is not None and xrt_torch.get_kernel_policy() is None:
+                xrt_torch.set_kernel_policy(policy)
+            begun = time.perf_counter()
+            row: dict[str, Any] = {"shape": shape, "phase": name, "variant": variant}
+            results[variant] = row
+            try:
+                step = make(Training(kind, size), batches[0])
+                row["losses"] = [step(*batches[turn % 2]).item() for turn in range(WARM)]
+                steps[variant] = step
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:500]
+                traceback.print_exc()
+            torch.cuda.synchronize()
+            row["prepare_s"] = time.perf_counter() - begun
+        for variant, samples in rounds_of(steps, batches, rounds, calls).items():
+            row = results[variant]
+            quantiles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else [samples[0]]
+            row |= {"ms": statistics.median(samples), "p10": quantiles[0], "p90": quantiles[-1], "samples_ms": samples}
+        _compare(list(results.values()))
+    finally:
+        xrt_torch.clear_kernel_policy()
+        steps.clear()
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    return list(results.values())
+
+
+def _compare(rows: list[dict[str, Any]]) -> None:
+    """Hold times and losses to those of the capture by hand."""
+    anchor = next(row for row in rows if row["variant"] == ANCHOR)
+    for row in rows:
+        if "ms" not in row or "ms" not in anchor:
+            continue
+        row["to_anchor"] = row["ms"] / anchor["ms"]
+        worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], anchor["losses"]))
+        row["loss_drift"] = worst
+        if worst > 0.02:
+            row["error"] = f"losses {row['losses']} are not those of the capture by hand, {anchor['losses']}"
+
+
+def listed(text: str | None, known: list[str], what: str) -> list[str]:
+    """Return the names in a list with commas, checked; a comma inside of a name is written as ``;``."""
+    if text is None:
+        return known
+    names = [name.strip().replace(";", ",") for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"{what}: {', '.join(unknown)} not known; known are: {' | '.join(known)}")
+    return names
+
+
+def main() -> int:
+    """Measure, write, print."""
+    variants = list(dict.fromkeys(v for _, made in PHASES.values() for v in made))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="the JSON file; default: benchmarks/results/training_step.json")
+    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}; default: all")
+    parser.add_argument("--phases", help=f"of {', '.join(PHASES)}; default: all")
+    parser.add_argument("--variants", help="names, such as 'eager,compile; reduce-overhead'; default: all")
+    parser.add_argument("--skip-compile", action="store_true", help="leave torch.compile out, which takes most time")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=2, help="steps of a variant in a round")
+    parser.add_argument("--quick", action="store_true", help="two layers and three rounds: does it run?")
+    options = parser.parse_args()
+    shapes = listed(options.shapes, list(SHAPES), "--shapes")
+    phases = listed(options.phases, list(PHASES), "--phases")
+    wanted = {v for v in listed(options.variants, variants, "--variants") if not (options.skip_compile and "comp" in v)}
+    rounds, layers = (3, 2) if options.quick else (options.rounds, None)
+    warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+    rows: list[dict[str, Any]] = []
+    begun = time.perf_counter()
+    for shape in shapes:
+        for name in phases:
+            if wanted & (set(PHASES[name][1]) - {ANCHOR}) or wanted == {ANCHOR}:
+                rows += phase(name, shape, wanted, rounds, options.calls, layers)
+                print(f"{shape} {name}: {time.perf_counter() - begun:.0f} s so far", file=sys.stderr, flush=True)
+    body = {
+        "dtype": "bfloat16 autocast, float32 weights",
+        "optimizer": "AdamW(fused, capturable)",
+        "rounds": rounds,
+        "calls": options.calls,
+        "quick": options.quick,
+        "policies": {name: policy.to_dict() for name, (policy, _) in PHASES.items() if policy is not None},
+        "targets": {"capture_graph to by hand": CAPTURE_TARGET, "tuned to by hand": TUNED_TARGET},
+        "seconds": time.perf_counter() - begun,
+        "cases": rows,
+    }
+    path = Path(options.out) if options.out else None
+    write(path.stem if path else "training_step", body, str(path.parent) if path else None)
+    return show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> int:
+    """Print one line a variant. Returns 1 where one failed."""
+    print(f"{'shape':12} {'variant':26} {'ms':>8} {'p10':>8} {'p90':>8}  to by hand   drift of the loss")
+    for row in rows:
+        if "ms" in row:
+            print(
+                f"{row['shape']:12} {row['variant']:26} {row['ms']:8.3f} {row['p10']:8.3f} {row['p90']:8.3f}"
+                f"  {row.get('to_anchor', float('nan')):10.3f}   {row.get('loss_drift', float('nan')):.1e}"
+            )
+        if "error" in row:
+            print(f"{row['shape']:12} {row['variant']:26} FAILED: {row['error']}")
+    return int(any("error" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
