@@ -354,10 +354,11 @@ class Communicator(Collectives):
         if handle is None:
             return True
         self._failure = failure
-        self._release()
         library = self._library
         seconds = _ABORT_SECONDS if wait is None else wait
         done, _ = run_within(lambda: library.ncclCommAbort(handle), seconds, "xpuruntime-nccl-abort")
+        if done:
+            self._release()  # until then its work may use them
         return done
 
     def _release(self) -> None:
