@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""PyTorch's own tests of the operators that a policy can decide, on CPU: what passes without a policy passes under one."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opinfo_cases import OPS, Case  # noqa: E402 - it needs PyTorch
+
+import xpuruntime.pytorch as xt  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+REFERENCE = dict.fromkeys(("matmul", "attention", "layer_norm", "rms_norm", "conv"), "cpu.reference")
+FAST = {
+    "matmul": "cpu.blas",
+    "attention": "cpu.reference",
+    "layer_norm": "cpu.vectorised",
+    "rms_norm": "cpu.vectorised",
+    "conv": "cpu.gemm_conv",
+}
+POLICIES = {"reference": REFERENCE, "fast": FAST}
+#: Operators of which PyTorch's samples have nothing that these kernels take, by policy, with the reason.
+NOTHING_SERVED = {
+    "inner": "vectors alone",
+    "nn.functional.conv3d": "three dimensions",
+    "nn.functional.conv_transpose2d": "transposed",
+}
+
+SERVED = [name for name in OPS if name not in NOTHING_SERVED]
+
+everything = [pytest.param(policy, name, id=f"{policy}-{name}") for policy in POLICIES for name in OPS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    # The samples are tiny: a second thread costs more than it does.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_policy():
+    xt.clear_kernel_policy()
+    yield
+    xt.clear_kernel_policy()
+
+
+def case(policy: str, name: str) -> Case:
+    return Case(name, "cpu", POLICIES[policy])
+
+
+@pytest.mark.parametrize(("policy", "name"), everything)
+def test_forward(policy, name):
+    served = case(policy, name).forward(torch.float32, most=30)
+    assert bool(served) is (name not in NOTHING_SERVED), served
+    assert set(served) <= set(POLICIES[policy].values())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_forward_in_other_types(name):
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        one = case("reference", name)
+        if one.takes(dtype):
+            assert bool(one.forward(dtype, most=8)) is (name not in NOTHING_SERVED)
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "matmul", "nn.functional.linear"])
+def test_what_is_not_ours_stays_as_it_is(name):
+    for dtype in (torch.complex64, torch.int64):
+        one = case("reference", name)
+        if one.takes(dtype):
+            assert not one.forward(dtype, most=12)
+
+
+@pytest.mark.parametrize(("policy", "name"), everything)
+def test_gradients(policy, name):
+    one = case(policy, name)
+    assert bool(one.backward(torch.float32, most=12)) is (name not in NOTHING_SERVED)
+    if one.differentiates(torch.bfloat16):
+        one.backward(torch.bfloat16, most=5)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_gradients_by_finite_differences(name):
+    assert case("reference", name).gradcheck(most=2) > 0
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_errors_are_those_of_pytorch(name):
+    one = case("reference", name)
+    assert one.errors() > 0 or one.info.error_inputs_func is None
+
+
+@pytest.mark.parametrize(("policy", "name"), everything)
+def test_out(policy, name):
+    one = case(policy, name)
+    if one.info.supports_out:
+        assert one.out(torch.float32, most=8) > 0
