@@ -344,6 +344,7 @@ TEST_F(TorchAllocatorTest, ManyThreads) {
   TorchAllocator allocator({pool}, kThrow);
   const Torch torch(allocator);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int id = 0; id < 4; ++id) {
     threads.emplace_back([&] {
       for (std::size_t i = 0; i < 3000; ++i) {

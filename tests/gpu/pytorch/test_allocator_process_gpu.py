@@ -119,6 +119,10 @@ def test_a_process_may_end_inside_of_a_scope() -> None:
         import torch, xpuruntime.pytorch as xt
         xt.set_allocator(limit=1 << 30)
         kept = torch.ones(8, device="cuda")
-        print("ends")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = kept + 1
+        graph.replay()
+        print("ends", float(out.sum()))
     """)
-    assert out.split() == ["ends"]
+    assert out.split() == ["ends", "16.0"]

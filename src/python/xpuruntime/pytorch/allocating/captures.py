@@ -20,15 +20,49 @@ from xpuruntime.pytorch.allocating.pools import lender_of, retire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xpuruntime.pytorch.allocating.pools import Lender
     from xpuruntime.pytorch.allocating.scope import AllocatorScope
 
-__all__ = ["install", "uninstall"]
+__all__ = ["GraphPool", "graph_pool", "install", "uninstall"]
 
 _lock = threading.Lock()
 _installed = False
 _original_begin: Any = None
 _original_end: Any = None
 _find_scope: Callable[[int], AllocatorScope | None] | None = None
+
+
+class GraphPool:
+    """A pool of PyTorch for the memory of CUDA graphs, on the memory of a scope.
+
+    Keep it for as long as graphs are captured into it; those captured may outlive it.
+
+    Attributes
+    ----------
+    id : tuple of int
+        What ``torch.cuda.graph(pool=)`` takes.
+    """
+
+    def __init__(self, lender: Lender) -> None:
+        self._lender = lender
+        self._entry = [lender.make_pool()]
+        self.id: tuple[int, int] = tuple(self._entry[0].id)
+
+    def __del__(self) -> None:
+        if self._entry:
+            retire(self._entry.pop(), self._lender, captured=True)
+
+
+def graph_pool(index: int) -> GraphPool | None:
+    """Return a new pool for graphs on the memory that this thread's tensors have, or None where that is PyTorch's own.
+
+    Parameters
+    ----------
+    index : int
+        Of the CUDA device.
+    """
+    scope = None if _find_scope is None else _find_scope(index)
+    return None if scope is None or scope.pool is None else GraphPool(lender_of(scope.pool))
 
 
 class _Paused(threading.local):
@@ -76,20 +110,15 @@ def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
         return
     own = None
     if pool is None:
-        lender = lender_of(scope.pool)
-        own = (lender.make_pool(), lender)
-        pool = own[0].id
+        own = GraphPool(lender_of(scope.pool))
+        pool = own.id
     scope.pause()
     try:
         _original_begin(graph, pool, *args, **options)
     except BaseException:
         scope.resume()
         raise
-    else:
-        _paused.entries.append((graph, scope))
-    finally:
-        if own is not None:
-            retire(*own, captured=True)
+    _paused.entries.append((graph, scope))
 
 
 def _end(graph: Any) -> None:

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import threading
 from typing import Any
 
@@ -20,6 +23,7 @@ _lock = threading.RLock()
 _lenders: list[Lender] = []
 #: Pools of PyTorch that something else still uses: a graph, or a capture that goes on.
 _retired: list[tuple[Any, Lender, bool]] = []
+_ending = False
 
 
 def pluggable(allocator: TorchAllocator) -> Any:
@@ -134,6 +138,9 @@ def retire(pool: Any, lender: Lender, *, captured: bool) -> None:
     captured : bool
         Whether CUDA graphs work on its memory.
     """
+    if _ending:
+        _never_destroy(pool)
+        return
     with _lock:
         _retired.append((pool, lender, captured))
     del pool
@@ -162,3 +169,18 @@ def _wait_for(index: int) -> None:
     # The last replay of a graph that is gone may still run, on whatever stream. Giving memory back to the device waits
     # for all of its work and, other than torch.cuda.synchronize(), does not break a capture on another thread.
     MemoryPool(f"cuda:{index}", "direct", name="wait for graphs").allocate(1)
+
+
+def _never_destroy(pool: Any) -> None:
+    # PyTorch ends the process when a pool is destroyed that a graph still uses.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+
+
+@atexit.register
+def _leave_to_the_process() -> None:
+    global _ending
+    with contextlib.suppress(Exception):
+        sweep()
+    _ending = True
+    for pool, _, _ in _retired:
+        _never_destroy(pool)

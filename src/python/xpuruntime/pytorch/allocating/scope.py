@@ -77,6 +77,7 @@ class AllocatorScope:
         self._routing: contextlib.AbstractContextManager[None] | None = None
         self._outer: AllocatorScope | None = None
         self._threading: Any = None
+        self._gone = False
         if pool is not None:
             self._open(pool)
 
@@ -133,12 +134,15 @@ class AllocatorScope:
         before = self._lender.allocator.stats()
         try:
             torch.empty(1, device=f"cuda:{self.index}")
-        except torch.OutOfMemoryError:
-            return  # asked of the pool or not: there is less than one segment left, and the next tensor will say so
+        except torch.OutOfMemoryError as error:
+            # Refused by the pool, it is used; the next tensor will say so too.
+            if self._lender.allocator.stats().failures == before.failures:
+                raise self._unused(str(error)) from error
         except RuntimeError as error:
             raise self._unused(str(error)) from error
-        if self._lender.allocator.stats().total_allocations == before.total_allocations:
-            raise self._unused("a first tensor got its memory elsewhere")
+        else:
+            if self._lender.allocator.stats().total_allocations == before.total_allocations:
+                raise self._unused("a first tensor got its memory elsewhere")
 
     def _unused(self, seen: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
@@ -210,7 +214,10 @@ class AllocatorScope:
             _local.stack.scopes[-1]._let_go()
 
     def _let_go(self, *, same_thread: bool = True) -> None:
-        """Undo whatever of opening was done."""
+        """Undo whatever of opening was done, once."""
+        if self._gone:
+            return
+        self._gone = True
         if same_thread and self in _local.stack.scopes:
             _local.stack.scopes.remove(self)
         with _lock:
