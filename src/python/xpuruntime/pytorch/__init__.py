@@ -33,6 +33,7 @@ _LAZY = {
     "autocast": "autocasting",
     "capture_graph": "capture",
     "clear_kernel_policy": "policy",
+    "escapes": "escaping",
     "explain": "explaining.block",
     "Explanation": "explaining.explanation",
     "export": "exporting",

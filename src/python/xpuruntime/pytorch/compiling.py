@@ -1,36 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `torch.compile` has to know of the policy in force."""
+"""What `torch.compile` has to know of the policy in force, and what of compiled code a policy does not reach."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import json
 import sys
-from typing import TYPE_CHECKING
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-if TYPE_CHECKING:
-    from xpuruntime.policies import Policy
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_settings
 
-__all__ = ["policy_changed"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.policies import Policy
+    from xpuruntime.pytorch.held import Held
+
+__all__ = ["policy_changed", "say"]
 
 _TAG = "xpuruntime-"
 
+_lock = threading.Lock()
+#: What compiled code depends on, of the policy that held last.
+_last: tuple[Any, ...] | None = None
+_watched: list[_Watched | _WhenImported] = []
+_said: set[tuple[int, Escape]] = set()
 
-def policy_changed(policy: Policy | None) -> None:
-    """Have code compiled from now on be cached for this policy alone, and forget what was compiled for another."""
-    config = torch.compiler.config
-    before = config.cache_key_tag
-    rest = before.partition(_TAG)[0]
-    tag = (
-        ""
-        if policy is None
-        else _TAG + hashlib.sha256(json.dumps(policy.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
-    )
-    if rest + tag == before:
+
+def policy_changed(held: Held | None) -> None:
+    """Have code compiled from now on follow another policy, and forget what was compiled for the former.
+
+    Products are looked up whenever compiled code runs, so that a policy that only says other kernels for them has
+    nothing compiled again. What a policy says of the rest is built into the code: that becomes part of the key under
+    which Inductor and AOTAutograd keep it on disk, so that no process meets the code of another policy.
+    """
+    global _last
+    built_in = "" if held is None else _built_in(held.policy)
+    depends = (built_in, *(() if held is None else (held.strict, held.ops - {"matmul"}, "matmul" in held.ops)))
+    with _lock:
+        if held is None:
+            while _watched:
+                _watched.pop().remove()
+            _said.clear()
+        elif not _watched:
+            _watch()
+        before, _last = _last, depends
+    if before == depends or (before is None and held is None):
         return
-    config.cache_key_tag = rest + tag
+    config = torch.compiler.config
+    rest = config.cache_key_tag.partition(_TAG)[0]
+    config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def _built_in(policy: Policy) -> str:
+    """Return as text what compiled code has built in of a policy; nothing where that is as without one."""
+    kernels = policy.kernels
+    rules = [rule for rule in kernels.rules if rule.match.op != "matmul"]
+    rest = policy.replace(kernels=kernels.remove("matmul").replace(rules=rules)).to_dict()
+    rest.pop("mode", None)
+    if set(rest) <= {"schema"}:
+        return ""
+    return json.dumps(rest, sort_keys=True)
+
+
+def say(escapes: list[Escape], held: Held) -> None:
+    """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
+    fresh = [escape for escape in dict.fromkeys(escapes) if (held.number, escape) not in _said]
+    if held.strict and escapes:
+        shown = "; ".join(f"{one.what}: {one.reason}. Fix: {one.fix}" for one in dict.fromkeys(escapes))
+        msg = f"the policy is strict, and compiled code would escape it. {shown}"
+        raise PolicyError(msg)
+    if not fresh:
+        return
+    _said.update((held.number, escape) for escape in fresh)
+    shown = "; ".join(f"{one.what}: {one.reason} ({one.fix})" for one in fresh)
+    warnings.warn(f"compiled code escapes the policy. {shown}", XpuRuntimeWarning, stacklevel=3)
+
+
+class _Watched:
+    """A function of PyTorch's, with ours around it until `remove`."""
+
+    def __init__(self, owner: Any, name: str, check: Callable[..., None]) -> None:
+        self._owner = owner
+        self._name = name
+        self._before = before = getattr(owner, name)
+
+        @functools.wraps(before)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            from xpuruntime.pytorch.held import current
+
+            held = current()
+            if held is not None:
+                check(held, *args, **kwargs)
+            return before(*args, **kwargs)
+
+        self._ours = around
+        setattr(owner, name, around)
+
+    def remove(self) -> None:
+        if getattr(self._owner, self._name) is self._ours:  # else somebody is around ours, which then does nothing
+            setattr(self._owner, self._name, self._before)
+
+
+class _WhenImported:
+    """Calls something with a module of PyTorch's once it is imported, since importing it takes seconds."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name = name
+        self._then = then
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a module, as the import system asks."""
+        del path, target
+        if name != self._name:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_tell(module: Any) -> None:
+                load(module)
+                self._then(module)
+
+            spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _watch() -> None:
+    """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
+    _watched.append(_Watched(torch._TorchCompileInductorWrapper, "__call__", _check_compile))
+    loaded = sys.modules.get("torch._inductor")
+    if loaded is None:
+        _watched.append(_WhenImported("torch._inductor", _watch_aot))
+    else:
+        _watch_aot(loaded)
+
+
+def _watch_aot(module: Any) -> None:
+    _watched.append(_Watched(module, "aot_compile", _check_aot))
+
+
+def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any) -> None:
+    del args
+    options = {**wrapper.config, **(more.get("config_patches") or {})}
+    say([*escapes_of_settings(held, options), *escapes_of_graph(held, graph)], held)
+
+
+def _check_aot(held: Held, graph: Any, *args: Any, options: Mapping[str, Any] | None = None, **more: Any) -> None:
+    del args, more
+    whole = {**(options or {}), "aot_inductor": True}
+    say([*escapes_of_settings(held, whole), *escapes_of_graph(held, graph)], held)

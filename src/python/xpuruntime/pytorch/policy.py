@@ -88,7 +88,7 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
                 holds.set_global(before.held)
             raise
         holds.set_global(None if _in_force is None else _in_force.held)
-        policy_changed(None if _in_force is None else _in_force.held.policy)
+        policy_changed(None if _in_force is None else _in_force.held)
         return before
 
 
@@ -182,8 +182,11 @@ def _policy_of(policy: Any, kernels: dict[str, Any]) -> Policy | None:
         raise PolicyError(msg)
     if kernels:
         return Policy(kernels=KernelPolicy(**kernels))
-    if policy is None:
-        return None
+    return None if policy is None else coerce(policy)
+
+
+def coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
+    """Return the `Policy` that any form of one means. Raises `PolicyError`."""
     if isinstance(policy, KernelPolicy):
         return Policy(kernels=policy)
     return Policy.coerce(policy)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`escapes`: what of a model a policy does not reach, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.policies import KernelPolicy, Policy
+    from xpuruntime.pytorch.held import Held
+
+__all__ = ["Escape", "escapes", "escapes_of_graph", "escapes_of_modules", "escapes_of_settings"]
+
+
+class Escape(NamedTuple):
+    """Something that a policy does not reach.
+
+    Attributes
+    ----------
+    op : str
+        Operation of a `KernelPolicy`.
+    what : str
+        The module, or the setting of the compiler.
+    reason : str
+    fix : str
+    """
+
+    op: str
+    what: str
+    reason: str
+    fix: str
+
+
+_STATIC = "code in C++ calls PyTorch's own kernel directly, past its dispatcher"
+_RECURRENT = "its products are inside kernels of its own, which no policy reaches"
+_FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
+
+
+def escapes(
+    policy: Policy | KernelPolicy | str | None = None,
+    *,
+    module: torch.nn.Module | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Escape, ...]:
+    """Say what a policy does not reach.
+
+    Parameters
+    ----------
+    policy : Policy, KernelPolicy, path or dict, optional
+        Default: the one in force.
+    module : torch.nn.Module, optional
+        The model; its modules are looked at.
+    options : dict, optional
+        As given to ``torch.compile(options=...)``; together with Inductor's settings as they are. With
+        ``"aot_inductor": True`` for what AOTInductor compiles. Without it, code that is compiled is not looked at.
+
+    Returns
+    -------
+    tuple of Escape
+        Empty where the policy reaches everything, or there is none.
+
+    Notes
+    -----
+    Not listed, since nothing is multiplied there by a kernel: Inductor computes products with k = 1, and on the CPU
+    those of one row by one column, inside its own loops.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> [one.what for one in xrt_torch.escapes(xrt.KernelPolicy(matmul="cpu.blas"), module=torch.nn.LSTM(4, 4))]
+    ['LSTM']
+    """
+    from xpuruntime.pytorch import policy as policies
+    from xpuruntime.pytorch.held import Held, current
+
+    held = current() if policy is None else Held(policies.coerce(policy))
+    if held is None:
+        return ()
+    found: list[Escape] = []
+    if module is not None:
+        found += escapes_of_modules(held, module)
+    if options is not None:
+        found += escapes_of_settings(held, options)
+    return tuple(dict.fromkeys(found))
+
+
+def escapes_of_modules(held: Held, module: torch.nn.Module) -> list[Escape]:
+    """Return what escapes of a model whether it is compiled or not."""
+    found: list[Escape] = []
+    for path, part in module.named_modules():
+        name = path or type(part).__name__
+        if isinstance(part, torch.nn.RNNBase) and "matmul" in held.ops:
+            found.append(_recurrent(name))
+        if (
+            isinstance(part, (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention))
+            and "attention" in held.ops
+            and torch.backends.mha.get_fastpath_enabled()
+        ):
+            found.append(
+                Escape("attention", name, _FAST_PATH, "call torch.backends.mha.set_fastpath_enabled(False) first")
+            )
+    return found
+
+
+def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
+    """Return what escapes of a graph that Dynamo has captured."""
+    if "matmul" not in held.ops:
+        return []
+    found = []
+    for node in getattr(getattr(graph, "graph", None), "nodes", ()):
+        name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell"):
+            found.append(_recurrent(str(node.name)))
+    return found
+
+
+def escapes_of_settings(held: Held, options: Mapping[str, Any]) -> list[Escape]:
+    """Return what escapes for the settings of Inductor: `options`, and its own where they say nothing."""
+    from torch._inductor import config
+
+    def setting(name: str, default: Any = None) -> Any:
+        given = options.get(name, options.get(name.replace("_", "-")))
+        return getattr(config, name, default) if given is None else given
+
+    found: list[Escape] = []
+    shown = {"matmul": "matrix products", "conv": "convolutions"}
+    for op in [op for op in ("matmul", "conv") if op in held.ops]:
+        if options.get("aot_inductor"):
+            fix = "run the exported program itself, or compile it by torch.compile"
+            found.append(Escape(op, f"{shown[op]} in a package of AOTInductor", _STATIC, fix))
+        elif setting("cpp_wrapper"):
+            found.append(Escape(op, f"{shown[op]} under cpp_wrapper", _STATIC, "set cpp_wrapper=False"))
+    if "matmul" in held.ops:
+        found += _products(setting)
+    if "conv" in held.ops and setting("max_autotune"):
+        others = _others(setting("max_autotune_conv_backends", ""))
+        if others:
+            found.append(
+                Escape(
+                    "conv", "convolutions under max_autotune", f"Inductor may take a kernel of {others}",
+                    "set max_autotune_conv_backends='ATEN'",
+                )
+            )  # fmt: skip
+    return found
+
+
+def _products(setting: Any) -> list[Escape]:
+    found = []
+    if setting("max_autotune") or setting("max_autotune_gemm"):
+        others = _others(setting("max_autotune_gemm_backends", ""))
+        if others:
+            found.append(
+                Escape(
+                    "matmul", "matrix products under max_autotune", f"Inductor may take a kernel of {others}",
+                    "set max_autotune_gemm_backends='ATEN'",
+                )
+            )  # fmt: skip
+    if setting("freezing"):
+        reason = "Inductor packs weights for oneDNN, whose product is an operator of its own on the CPU"
+        found.append(Escape("matmul", "matrix products under freezing", reason, "set freezing=False"))
+    if setting("coordinate_descent_tuning") and torch.backends.cuda.is_built():
+        reason = "Inductor computes products of one row or one column inside its own kernels on CUDA"
+        fix = "set coordinate_descent_tuning=False"
+        found.append(Escape("matmul", "vectors under coordinate_descent_tuning", reason, fix))
+    return found
+
+
+def _others(backends: str) -> str:
+    return ", ".join(
+        word for word in (part.strip().upper() for part in backends.split(",")) if word not in ("ATEN", "")
+    )
+
+
+def _recurrent(name: str) -> Escape:
+    return Escape("matmul", name, _RECURRENT, "write the cell with torch.nn.Linear, or leave it to PyTorch")

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`torch.compile` under a policy: compiled code obeys it, also after it changes, and what escapes is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # PyTorch's own, on loading its compiler
+]
+
+REFERENCE = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"matmul": "cpu.reference"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_policy_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    xt.clear_kernel_policy()
+    torch._dynamo.reset()
+    xrt.clear_decisions()
+    yield
+    xt.clear_kernel_policy()
+    torch._dynamo.reset()
+    assert torch.compiler.config.cache_key_tag == ""
+
+
+def served() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in xrt.decisions():
+        found[one.chosen] = found.get(one.chosen, 0) + one.count
+    xrt.clear_decisions()
+    return found
+
+
+def test_compiled_code_obeys_forward_and_backward_and_after_every_change():
+    layer = torch.nn.Linear(8, 4)
+    step = torch.compile(layer, fullgraph=True)
+    x = torch.randn(3, 8, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).sum(), (x, layer.weight, layer.bias))
+
+    def run():
+        found = torch.autograd.grad(step(x).sum(), (x, layer.weight, layer.bias))
+        torch.testing.assert_close(found, expected)
+        return served()
+
+    assert run() == {}
+    xt.set_kernel_policy(REFERENCE)
+    assert run() == {"cpu.reference": 3}
+    xt.set_kernel_policy({**REFERENCE, "kernels": {"matmul": "cpu.blas"}})
+    assert run() == {"cpu.blas": 3}
+    xt.clear_kernel_policy()
+    assert run() == {}
+
+
+def test_another_kernel_for_products_compiles_nothing_again():
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda a: a @ a, backend=backend)
+    a = torch.randn(4, 4)
+    xt.set_kernel_policy(REFERENCE)
+    step(a)
+    xt.set_kernel_policy({**REFERENCE, "kernels": {"matmul": "cpu.blas"}})
+    step(a)
+    assert len(compiles) == 1
+    assert served() == {"cpu.reference": 1, "cpu.blas": 1}
+    xt.set_kernel_policy(matmul="cpu.blas", layer_norm="cpu.reference")
+    step(a)
+    assert len(compiles) == 2
+
+
+def test_dynamic_shapes():
+    step = torch.compile(lambda a, b: a @ b, fullgraph=True, dynamic=True)
+    with xt.kernel_policy(REFERENCE):
+        for rows in (3, 5, 9):
+            a, b = torch.randn(rows, 8), torch.randn(8, 4)
+            torch.testing.assert_close(step(a, b), a @ b)
+    assert served() == {"cpu.reference": 6}
+
+
+def test_the_key_of_the_cache_is_the_policys_and_keeps_what_was_there():
+    config = torch.compiler.config
+    config.cache_key_tag = "mine"
+    try:
+        tags = []
+        for kernels in ({"matmul": "cpu.blas"}, {"layer_norm": "cpu.reference"}, {"layer_norm": "torch"}):
+            with xt.kernel_policy(**kernels):
+                tags.append(config.cache_key_tag)
+        assert tags[0] == "mine"  # nothing of it is built into code
+        assert tags[1].startswith("minexpuruntime-")
+        assert len(set(tags)) == 3
+        assert config.cache_key_tag == "mine"
+    finally:
+        config.cache_key_tag = ""
+
+
+CHILD = """
+import sys, torch, xpuruntime.pytorch as xt
+from torch.profiler import profile, ProfilerActivity
+q = torch.ones(1, 2, 8, 16)
+xt.set_kernel_policy(attention=sys.argv[1])
+step = torch.compile(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+step(q)
+with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    step(q)
+print(any("flash_attention" in one.key for one in profiled.key_averages()))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_cache_on_disk_do_not_share_code(tmp_path):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    flash = {}
+    for kernel in ("torch.math", "torch.flash"):
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, kernel],
+            capture_output=True, text=True, timeout=300, check=False, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        flash[kernel] = done.stdout.strip()
+    assert flash == {"torch.math": "False", "torch.flash": "True"}
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"cpp_wrapper": True}, "matrix products under cpp_wrapper"),
+        ({"max_autotune": True}, "matrix products under max_autotune: Inductor may take a kernel of TRITON, CPP"),
+        ({"freezing": True}, "matrix products under freezing"),
+    ],
+)
+def test_settings_that_escape_are_said_once_and_refused_under_strict(options, what, monkeypatch):
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **more: graph.forward)  # saves the compiler
+    a = torch.randn(4, 4)
+
+    def compile_twice():
+        for more in (0, 1):
+            torch.compile(lambda a, more=more: a @ a + more, options=options)(a)
+
+    with xt.kernel_policy(matmul="cpu.blas"):
+        with pytest.warns(XpuRuntimeWarning, match=what) as said:
+            compile_twice()
+        assert len(said) == 1
+    torch._dynamo.reset()
+    with xt.kernel_policy(REFERENCE), pytest.raises(Exception, match=f"would escape it.*{what}.*Fix: set"):
+        torch.compile(lambda a: a @ a, options=options)(a)
+
+
+def test_max_autotune_of_pytorchs_own_kernels_is_fine(monkeypatch):
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **more: graph.forward)
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with xt.kernel_policy(REFERENCE):
+            torch.compile(lambda a: a @ a, options=options)(torch.randn(4, 4))
+    assert served() == {"cpu.reference": 1}
+
+
+def test_packages_of_aot_inductor_are_said(monkeypatch):
+    import torch._inductor
+
+    exported = torch.export.export(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_aot", lambda *args, **more: "package")
+    with (
+        xt.kernel_policy(matmul="cpu.blas"),
+        pytest.warns(XpuRuntimeWarning, match="matrix products in a package of AOTInductor"),
+    ):
+        torch._inductor.aot_compile(exported.module(), (torch.randn(2, 4),))
+
+
+def test_the_package_is_watched_though_it_is_imported_later():
+    code = (
+        "import sys, torch, xpuruntime.pytorch as xt\n"
+        "xt.set_kernel_policy(matmul='cpu.blas')\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+        "import torch._inductor\n"
+        "assert hasattr(torch._inductor.aot_compile, '__wrapped__')\n"
+        "xt.clear_kernel_policy()\n"
+        "assert not hasattr(torch._inductor.aot_compile, '__wrapped__')\n"
+        "assert not hasattr(torch._TorchCompileInductorWrapper.__call__, '__wrapped__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_escapes_of_modules():
+    model = torch.nn.ModuleDict(
+        {"memory": torch.nn.LSTM(4, 4), "block": torch.nn.TransformerEncoderLayer(4, 2), "last": torch.nn.Linear(4, 4)}
+    )
+    found = {(one.op, one.what) for one in xt.escapes(xrt.KernelPolicy(matmul="cpu.blas"), module=model)}
+    assert found == {("matmul", "memory")}
+    assert xt.escapes(module=model) == ()
+    with xt.kernel_policy(rules=[{"match": {"op": "attention"}, "use": "cpu.reference"}]):
+        assert xt.escapes(module=model) == ()  # the fast path is off while such a policy holds
+        torch.backends.mha.set_fastpath_enabled(True)
+        found = {(one.op, one.what) for one in xt.escapes(module=model)}
+        assert found == {("attention", "block"), ("attention", "block.self_attn")}
+    found = xt.escapes(xrt.KernelPolicy(matmul="cpu.blas"), options={"cpp_wrapper": True})
+    assert [one.what for one in found] == ["matrix products under cpp_wrapper"]
+
+
+def test_lstm_escapes_as_is_said():
+    """What is said of it holds: no product of it is decided by the policy."""
+    lstm = torch.nn.LSTM(4, 4)
+    with xt.kernel_policy(REFERENCE), torch.no_grad():
+        lstm(torch.randn(3, 1, 4))
+    assert served() == {}
