@@ -29,16 +29,17 @@ class RunAgain:
         self.outputs = outputs
         self.gradients = gradients
         self.alive = True
+        self.grad_mode = torch.is_grad_enabled()
 
     def replay(self) -> None:
         assert self.alive, "a graph that was dropped is replayed"
-        with torch.enable_grad():
+        with torch.set_grad_enabled(self.grad_mode):
             found = self.run()
         with torch.no_grad():
             for mine, new in zip(pytree.tree_leaves(self.outputs), pytree.tree_leaves(found), strict=True):
                 if isinstance(mine, torch.Tensor):
                     mine.copy_(new)
-            for parameter, gradient in self.gradients:
+            for parameter, gradient in self.gradients if self.grad_mode else ():
                 if gradient is not None:
                     gradient.copy_(parameter.grad)
                 parameter.grad = gradient

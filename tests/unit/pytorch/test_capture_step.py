@@ -360,6 +360,17 @@ def test_gradients_are_there_after_each_call_and_not_added_up():
         own.zero_grad()
 
 
+def test_a_step_without_gradients_leaves_those_alone_that_are_there():
+    net, _ = make()
+    loss_of(net)(*batches(1)[0]).backward()
+    wanted = [p.grad for p in net.parameters()]
+    step, _ = captured(lambda x: net(x))
+    with torch.no_grad():
+        step(batches(1)[0][0])
+        step(batches(1)[0][0])
+    assert all(p.grad is gradient for p, gradient in zip(net.parameters(), wanted, strict=True))
+
+
 def test_a_scaler_inside_of_the_graph():
     def made():
         net, optimizer = make("sgd momentum")

@@ -45,7 +45,9 @@ class _Graph:
         self.recording = recording
         self.outputs = recording.outputs
         self.places = places
-        self.gradients = [(parameter, parameter.grad) for parameter in work.parameters]
+        gradients = [(parameter, parameter.grad) for parameter in work.parameters]
+        makes_some = torch.is_grad_enabled() and any(gradient is not None for _, gradient in gradients)
+        self.gradients = gradients if makes_some else []
         self.policy = held.current()  # whose kernels and workspaces the graph refers to
         self.hits = 0
 

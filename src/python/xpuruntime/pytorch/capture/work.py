@@ -88,7 +88,9 @@ class Work:
             self.scaler.update()
 
     def forget_gradients(self) -> None:
-        """Take all gradients away, so that backward makes new ones where it runs."""
+        """Take all gradients away, so that backward makes new ones where it runs; not where none can be made."""
+        if not torch.is_grad_enabled():
+            return
         for parameter in self.parameters:
             parameter.grad = None
 
