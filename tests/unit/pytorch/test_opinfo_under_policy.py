@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's own tests of the operators that a policy can decide, on CPU: what passes without a policy passes under one."""
+"""PyTorch's own tests of the operators that a policy can decide, on CPU: what passes natively passes under a policy."""
 
 from __future__ import annotations
 
