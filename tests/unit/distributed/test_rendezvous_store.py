@@ -36,10 +36,13 @@ open(os.environ["SAID"] + str(member.rank), "w").write("met")
 """
 
 
-def meet(members: list[Member], store: object, timeout: float = 20.0) -> list[bytes | EngineError]:
+def meet(
+    members: list[Member], store: object, timeout: float = 20.0, others: float | None = None
+) -> list[bytes | EngineError]:
     def run(member: Member) -> bytes | EngineError:
         try:
-            return StoreRendezvous(store).exchange(member, lambda: ID, timeout)
+            seconds = timeout if member.rank == 0 or others is None else others
+            return StoreRendezvous(store).exchange(member, lambda: ID, seconds)
         except EngineError as error:
             return error
 
@@ -71,7 +74,9 @@ def test_both_sides_hear_why_they_do_not_fit():
 
 
 def test_who_did_not_come():
-    found = meet([Member(rank=0, world_size=3), Member(rank=1, world_size=3)], distributed.HashStore(), timeout=0.4)
+    found = meet(
+        [Member(rank=0, world_size=3), Member(rank=1, world_size=3)], distributed.HashStore(), timeout=1, others=20
+    )
     assert "rank 2 did not come to xpuruntime/nccl/1" in str(found[0])
     assert isinstance(found[1], EngineError)
 
