@@ -19,13 +19,22 @@ import importlib
 from typing import Any
 
 try:
-    import torch as _torch  # noqa: F401 - only to know that it is there
+    import torch as _torch
 except ModuleNotFoundError as _missing:
     if _missing.name != "torch":
         raise
     raise ImportError(
         "xpuruntime.pytorch requires PyTorch. Install with: pip install xpuruntime[torch]", name="torch"
     ) from None
+
+
+def _flash_attention_impl() -> Any:
+    from xpuruntime.pytorch.flash_attention_impl import FlashAttentionImpl
+
+    return FlashAttentionImpl()
+
+
+_torch.nn.attention.register_flash_attention_impl("xpuruntime", register_fn=_flash_attention_impl)
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {

@@ -178,7 +178,7 @@ def find_route(
         if route.place is None:
             reason, word = _reason_against_native(route, call), _word_of(route)
         else:
-            reason, word = call.unfit or _reason_against_ours(route.kernel, call, exact), route.kernel
+            reason, word = call.unfit or reason_against_ours(route.kernel, call, exact), route.kernel
         if not reason or not word:
             return route
         skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
@@ -211,7 +211,7 @@ def _reason_against_native(route: Route, call: AttentionCall) -> str:
     )  # fmt: skip
 
 
-def _reason_against_ours(word: str, call: AttentionCall, exact: bool) -> str:
+def reason_against_ours(word: str, call: AttentionCall, exact: bool) -> str:
     """Return why none of our kernels that a word means can serve; empty where one can, or the core is to say it."""
     prepare()
     registry = _core.KernelRegistry.instance()

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Fused operations as PyTorch's own kind of operator: differentiable, and visible to ``torch.compile``.
 
-They are registered with PyTorch's dispatcher in the namespace ``xpuruntime``, so that what is compiled or exported keeps
-them, and the policy in force chooses their kernel whenever they run.
+They are registered with PyTorch's dispatcher in the namespace ``xpuruntime``, so that what is compiled or exported
+keeps them, and the policy in force chooses their kernel whenever they run.
 
 Examples
 --------
@@ -26,7 +26,7 @@ _LAZY = {
     "fused_rms_norm": "norms",
 }
 
-__all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]  # noqa: F822 - see __getattr__
+__all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from xpuruntime.pytorch.overriding.native import TRACING, Native, Override, nati
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["give_back", "installed", "overrides_of", "require"]
+__all__ = ["be_quiet", "give_back", "installed", "overrides_of", "require"]
 
 #: Operation of a KernelPolicy to the module here that has its overrides.
 _MODULES = {
@@ -107,7 +107,7 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
     """
     wanted = tuple(dict.fromkeys(ops))
     with _lock:
-        _be_quiet()
+        be_quiet()
         done: list[str] = []
         try:
             for op in wanted:
@@ -169,7 +169,7 @@ def _has_kernel(name: str, key: str) -> bool:
     return True
 
 
-def _be_quiet() -> None:
+def be_quiet() -> None:
     """Have PyTorch say its one warning about overridden kernels now, about an operator of ours that nobody calls."""
     global _quiet
     if _quiet:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Our flash attention as an implementation in PyTorch's own registry: ``activate_flash_attention_impl("xpuruntime")``.
+
+PyTorch lets another library stand in for its FlashAttention 2 (``torch.nn.attention.list_flash_attention_impls``). Ours
+does so below autograd: `torch.flash` then means ``cuda_raw.flash_attention_v2``, without a policy and at PyTorch's own
+cost per call. A policy of ours needs none of this.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.pytorch.attention_calls import AttentionCall, reason_against_ours
+from xpuruntime.pytorch.calls import call_key
+from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
+from xpuruntime.pytorch.overriding.native import Native
+from xpuruntime.pytorch.overriding.registry import be_quiet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KERNEL", "FlashAttentionImpl"]
+
+#: What serves.
+KERNEL = "cuda_raw.flash_attention_v2"
+_FORWARD = "_scaled_dot_product_flash_attention"
+_BACKWARD = "_scaled_dot_product_flash_attention_backward"
+_RANDOM_BOUND = 1 << 62
+
+
+class FlashAttentionImpl:
+    """Our kernel in place of PyTorch's FlashAttention 2, from when it is made until `remove`.
+
+    Parameters
+    ----------
+    kernel : str
+        A kernel of ours; what it cannot serve is left to what was there before, which is said once by a warning.
+    key : str
+        The dispatch key.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        This PyTorch is built without CUDA.
+
+    Notes
+    -----
+    Calls with packed sequences (``varlen_attn``) go to operators of their own, which stay as they are.
+    """
+
+    def __init__(self, kernel: str = KERNEL, key: str = "CUDA") -> None:
+        if key == "CUDA" and not torch.backends.cuda.is_built():
+            msg = f"{kernel} cannot stand in for PyTorch's FlashAttention: this PyTorch is built without CUDA"
+            raise UnsupportedOperationError(f"{msg}. Fix: install one that has it", engine="torch")
+        be_quiet()
+        self.kernel = kernel
+        self._forward = Native(_FORWARD, key, self._again)
+        self._backward = Native(_BACKWARD, key, self._again)
+        self._key = key
+        self._refusals: dict[Any, str] = {}
+        self._said: set[str] = set()
+        self._library: Any = None
+        self._place()
+
+    def _place(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl(_FORWARD, self.forward, self._key, with_keyset=True, allow_override=True)
+        library.impl(_BACKWARD, self.backward, self._key, with_keyset=True, allow_override=True)
+        self._library = library
+
+    def _again(self, native: Native) -> None:
+        self.remove()
+        native.take()
+        self._place()
+
+    def remove(self) -> None:
+        """Give PyTorch its own back. Idempotent."""
+        library, self._library = self._library, None
+        if library is not None:
+            library._destroy()
+
+    def _refusal(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool) -> str:
+        """Return why forward and backward of a call are left to PyTorch; the same for both."""
+        exact = torch.are_deterministic_algorithms_enabled()
+        key = (call_key("flash", q, k, v), dropout_p > 0, is_causal, exact)
+        found = self._refusals.get(key)
+        if found is None:
+            call = AttentionCall(q, k, v, dropout_p=dropout_p, is_causal=is_causal, needs_grad=True)
+            found = reason_against_ours(self.kernel, call, exact)
+            self._refusals[key] = found
+            if found and found not in self._said:
+                self._said.add(found)
+                msg = f"{call} runs by PyTorch's FlashAttention 2, not by {self.kernel}: {found}"
+                warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+        return found
+
+    def forward(
+        self,
+        keyset: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        """Serve ``aten::_scaled_dot_product_flash_attention``."""
+        if return_debug_mask or self._refusal(query, key, value, dropout_p, is_causal):
+            return self._forward(
+                keyset, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale
+            )  # fmt: skip
+        device = query.device
+        rng = None
+        if dropout_p > 0:
+            rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=device)
+        out, lse = run_forward(
+            query, key, value, None, rng, dropout_p, is_causal, scale, self.kernel, True, "train", ""
+        )  # fmt: skip
+        state = torch.empty((2,), dtype=torch.uint64, device=device) if rng is None else rng.view(torch.uint64)
+        unused = torch.empty((), dtype=torch.uint64, device=device)
+        mask = torch.empty((0,), dtype=query.dtype, device=device)
+        return out, lse, None, None, query.shape[2], key.shape[2], state, unused, mask
+
+    def backward(
+        self,
+        keyset: Any,
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        cum_seq_q: Any,
+        cum_seq_k: Any,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: Tensor,
+        philox_offset: Tensor,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        """Serve ``aten::_scaled_dot_product_flash_attention_backward``."""
+        if self._refusal(query, key, value, dropout_p, is_causal):
+            return self._backward(
+                keyset, grad_out, query, key, value, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+                is_causal, philox_seed, philox_offset, scale=scale,
+            )  # fmt: skip
+        rng = philox_seed.view(torch.int64) if dropout_p > 0 else None
+        return run_backward(
+            grad_out, query, key, value, out, lse, None, rng, dropout_p, is_causal, scale, self.kernel, ""
+        )
