@@ -6,43 +6,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
+import nccl_lost_peers
 import torch
+from nccl_rank import Rank
 
 import xpuruntime as xrt
 from xpuruntime import distributed
-from xpuruntime.distributed.nccl import nccl_library
-from xpuruntime.distributed.rendezvous.member import Member
-from xpuruntime.distributed.rendezvous.tcp import TcpRendezvous
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32)
 SIZES = (1, 1000, 1 << 20)
-
-
-class Rank:
-    """This rank, and how it makes communicators."""
-
-    def __init__(self, rank: int, ranks: int, port: int, arguments: list[str]) -> None:
-        self.rank, self.ranks, self.port, self.arguments = rank, ranks, port, arguments
-        self.method = f"tcp://127.0.0.1:{port}"
-        self.device = f"cuda:{rank}"
-        torch.cuda.set_device(rank)
-
-    def communicator(self, timeout: float = 25.0, **policy: object) -> distributed.Communicator:
-        config = distributed.CollectivePolicy(**policy)
-        return distributed.Communicator.init(
-            self.rank, self.ranks, init_method=self.method, device=self.device, timeout=timeout, config=config
-        )
-
-    def all_inputs(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return what every rank starts with, [ranks, size], the same on each; numbers that add up exactly."""
-        made = torch.Generator().manual_seed(size)
-        return torch.randint(1, 8, (self.ranks, size), generator=made).to(dtype).to(self.device)
 
 
 def close_to(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -330,85 +307,6 @@ def torchrun_main() -> None:
             assert total.tolist() == [3.0] * 10
 
 
-def goes_on(here: Rank) -> None:
-    """The GPU and the process are of use after a communicator was aborted."""
-    assert float((torch.ones(1000, device=here.device) * 2).sum()) == 2000
-    torch.cuda.synchronize()
-
-
-def expect_error(work: object, within: float) -> str:
-    start = time.monotonic()
-    try:
-        work()  # type: ignore[operator]
-    except xrt.EngineError as error:
-        took = time.monotonic() - start
-        assert took < within, f"the error came after {took:.1f} s: {error}"
-        assert "rank 0" in str(error), error
-        print(f"after {took:.1f} s: {error}")
-        return str(error)
-    raise AssertionError("no error came")
-
-
-def peer_killed(here: Rank) -> None:
-    comm = here.communicator(timeout=20)
-    x = torch.ones(1 << 20, device=here.device)
-    comm.all_reduce(x)
-    comm.barrier()
-    if here.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1.0)
-
-    def go_on() -> None:
-        comm.all_reduce(x)
-        comm.synchronize(timeout=4)
-
-    text = expect_error(go_on, within=30)
-    assert "Fix:" in text
-    again = expect_error(lambda: comm.all_reduce(x), within=1)
-    assert "this communicator failed before" in again
-    comm.close()
-    goes_on(here)
-
-
-def peer_stuck(here: Rank) -> None:
-    """A peer that lives and makes no call; the communicator of the other ends, and both processes go on."""
-    comm = here.communicator(timeout=20)
-    x = torch.ones(1 << 20, device=here.device)
-    comm.all_reduce(x)
-    comm.barrier()
-    if here.rank == 1:
-        time.sleep(12)
-        comm.abort()
-        goes_on(here)
-        return
-
-    def wait() -> None:
-        comm.all_reduce(x)
-        comm.barrier(timeout=3)
-
-    assert "barrier on rank 0 of 2" in expect_error(wait, within=25)
-    goes_on(here)
-
-
-def peer_absent(here: Rank) -> None:
-    if here.rank == 1:
-        return
-    text = expect_error(lambda: here.communicator(timeout=3), within=10)
-    assert "rank 1 did not come" in text
-
-
-def peer_lost_on_the_way(here: Rank) -> None:
-    """The ranks meet, and one ends before NCCL connects them."""
-    if here.rank == 1:
-        version = ".".join(map(str, nccl_library().version))
-        member = Member(rank=1, world_size=2, library=version, policy="CollectivePolicy()")
-        TcpRendezvous("127.0.0.1", here.port).exchange(member, lambda: b"", 60)
-        os._exit(0)
-    text = expect_error(lambda: here.communicator(timeout=6), within=30)
-    assert "init on rank 0 of 2" in text
-    goes_on(here)
-
-
 def other_policy(here: Rank) -> None:
     try:
         here.communicator(timeout=30, **({"algorithm": "tree"} if here.rank else {"algorithm": "ring"}))
@@ -426,26 +324,6 @@ def same_gpu(here: Rank) -> None:
         assert "use the same GPU" in str(error), error
     else:
         raise AssertionError("one GPU for two ranks was taken")
-
-
-def error_in_the_block(here: Rank) -> None:
-    """A rank that fails leaves at once; the other is told by its own timeout."""
-    if here.rank == 1:
-        try:
-            with here.communicator() as comm:
-                comm.barrier()
-                raise RuntimeError("a bug of the user")
-        except RuntimeError:
-            return
-    comm = here.communicator(timeout=5)
-    comm.barrier()
-
-    def go_on() -> None:
-        comm.all_reduce(torch.ones(10, device=here.device))
-        comm.synchronize()
-
-    expect_error(go_on, within=25)
-    goes_on(here)
 
 
 def batch(here: Rank) -> None:
@@ -466,4 +344,5 @@ if __name__ == "__main__":
         torchrun_main()
     else:
         _, name, rank, ranks, port, *rest = sys.argv
-        globals()[name](Rank(int(rank), int(ranks), int(port), rest))
+        work = vars(nccl_lost_peers).get(name) or globals()[name]
+        work(Rank(int(rank), int(ranks), int(port), rest))

@@ -16,8 +16,9 @@ libnccl is opened when the first communicator is made. Importing this needs neit
 from __future__ import annotations
 
 from xpuruntime.distributed.call import group
-from xpuruntime.distributed.communicator import Communicator, init_from_env
+from xpuruntime.distributed.communicator import Communicator
 from xpuruntime.distributed.policy import CollectivePolicy
+from xpuruntime.distributed.torchrun import init_from_env
 from xpuruntime.distributed.tuning_log import Choice, read_choices
 
 __all__ = ["Choice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]

@@ -17,7 +17,6 @@ from xpuruntime._core import Event, Stream, Tensor
 from xpuruntime.distributed.call import group, in_group
 from xpuruntime.distributed.collectives import Collectives
 from xpuruntime.distributed.environment import variables_set
-from xpuruntime.distributed.init_methods import environment_number
 from xpuruntime.distributed.meeting import FIXES, meet
 from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, version_text
 from xpuruntime.distributed.policy import CollectivePolicy
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.distributed.nccl import NcclConfig, NcclLibrary
 
-__all__ = ["Communicator", "init_from_env"]
+__all__ = ["Communicator"]
 
 #: Seconds that ending a communicator by force may take before it goes on in the background.
 _ABORT_SECONDS = 10.0
@@ -341,12 +340,8 @@ class Communicator(Collectives):
         text = f"{op} on rank {self.rank} of {self.world_size} on {self.device}: {reason.rstrip('.')}"
         ended = self._abort(text)
         rest = "" if ended else f" NCCL has not ended it within {_ABORT_SECONDS:g} s and goes on in the background."
-        raise EngineError(
-            f"{text}. The communicator was aborted.{rest} Fix: {fix}",
-            device=self.device,
-            engine="nccl",
-            status=status,
-        )
+        words = f"{text}. The communicator was aborted.{rest} Fix: {fix}"
+        raise EngineError(words, device=self.device, engine="nccl", status=status)
 
     def _abort(self, failure: str, wait: float | None = None) -> bool:
         with self._handle_lock:
@@ -403,25 +398,3 @@ class Communicator(Collectives):
             self._fail(
                 op, f"its work did not end within {seconds:g} s: a peer has not made the same calls, or ended", None
             )
-
-
-def init_from_env(*, device: Any = None, timeout: float = 60.0, config: CollectivePolicy | None = None) -> Communicator:
-    """Return the communicator of the processes that torchrun started, or whoever sets its variables.
-
-    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Under torchrun, ranks meet in its store.
-
-    Parameters
-    ----------
-    device : str or Device, optional
-        Default: the GPU LOCAL_RANK, or the current one where that is not set.
-    timeout : float
-        Seconds to meet, then to be connected by NCCL, and for each call after that.
-    config : CollectivePolicy, optional
-
-    Raises
-    ------
-    InputError
-        A variable is missing or no number; otherwise as `Communicator.init`.
-    """
-    rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
-    return Communicator.init(rank, world_size, device=device, timeout=timeout, config=config)
