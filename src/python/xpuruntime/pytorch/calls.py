@@ -47,7 +47,7 @@ def phase() -> str:
 
 def capturing() -> bool:
     """Say whether the current CUDA stream is being captured into a graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 _archs: dict[int, str] = {}

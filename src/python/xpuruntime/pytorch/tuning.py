@@ -31,6 +31,7 @@ _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
 
 _lock = threading.RLock()
+_measuring = threading.RLock()
 #: Operation, key and whether the host's time counts, to the times in microseconds, of PyTorch's own kernel first.
 _known: dict[tuple[str, str, bool], dict[str, float]] = {}
 _replays = 0
@@ -165,8 +166,11 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     if times is None:
         if not may_measure():
             return None
-        times = _measure(candidates, device, eager)
-        _keep(mark, times)
+        with _measuring:  # one at a time, so that none meets the load of another
+            times = _known.get(mark)
+            if times is None:
+                times = _known[mark] = _measure(candidates, device, eager)
+                _keep(mark, times)
     _known[mark] = times
     return _best(times, candidates[0][0])
 

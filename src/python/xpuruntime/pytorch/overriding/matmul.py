@@ -85,7 +85,7 @@ def _three(native: Native) -> Callable[..., Any]:
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
         held = _current()
         if held is not None:
-            key = _call_key(name, a, b, c, more.get("out"))
+            key: Any = _call_key(name, a, b, c, more.get("out"))
             if more:
                 key = (key, more.get("beta", 1), more.get("alpha", 1))
             if held.by_call:

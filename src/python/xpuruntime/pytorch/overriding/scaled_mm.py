@@ -82,6 +82,7 @@ class _ScaledProduct:
 
     def compute(self, route: Route, phase: str) -> Any:
         """Do it by the kernel of ours that the route says."""
+        assert route.place is not None
         out_dtype = _OUT[self.out_dtype] if self.out_dtype is not None else None
         return _op_matmul(
             route.place, self.a, self.b, self.bias, self.scale_a, self.scale_b, self.out, None, out_dtype,
