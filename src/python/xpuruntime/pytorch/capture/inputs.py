@@ -14,7 +14,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["StaticInputs", "flatten", "on_device", "signature"]
+__all__ = ["StaticInputs", "flatten", "on_device", "signature", "structure_key"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Structure of a flat call: positional tensors and nothing else.
@@ -27,6 +27,15 @@ def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[
         return args, FLAT
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
     return leaves, structure
+
+
+def structure_key(structure: Any) -> Any:
+    """Return what stands for a structure in a key: itself, unless this PyTorch cannot hash it."""
+    try:
+        hash(structure)
+    except TypeError:
+        return repr(structure)
+    return structure
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -111,7 +111,8 @@ def capture_graph(
         Consent to change `optimizer` where its step could not be captured: ``capturable`` (SGD: ``fused``), ``lr``
         as a float32 tensor, state moved to the device.
     warmup_iters : int
-        Of the seeds' spelling of a block. A block runs once, so only the default is taken.
+        Of a block, which may also be written ``capture_graph(warmup_iters, pool)``. It runs once, so only the default
+        is taken.
 
     Returns
     -------
@@ -150,7 +151,9 @@ def capture_graph(
     ...     loss = step(x, y)
     """
     if fn is None or isinstance(fn, int):
-        asked = warmup_iters if fn is None else fn
+        asked = warmup_iters
+        if fn is not None:  # the order of a block: capture_graph(warmup_iters, pool)
+            asked, sample_inputs, pool = fn, None, sample_inputs if pool is None else pool
         return _block(asked, pool, given=(sample_inputs, optimizer, scaler, before_step, modules))
     if not callable(fn):
         msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.capture.accumulators import forget_accumulators
-from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, unflatten
+from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
 from xpuruntime.pytorch.capture.snapshot import Snapshot
 from xpuruntime.pytorch.capture.surroundings import Surroundings, describe, difference
@@ -47,9 +47,20 @@ class _Graph:
         self.places = places
         gradients = [(parameter, parameter.grad) for parameter in work.parameters]
         makes_some = torch.is_grad_enabled() and any(gradient is not None for _, gradient in gradients)
+        gradients.sort(key=lambda pair: pair[1] is None)
         self.gradients = gradients if makes_some else []
         self.policy = held.current()  # whose kernels and workspaces the graph refers to
         self.hits = 0
+
+    def lost_gradients(self) -> bool:
+        """Say whether `zero_grad` has taken the gradients away that the graph writes: of the first, so of all."""
+        return bool(self.gradients) and self.gradients[0][0].grad is not self.gradients[0][1]
+
+    def attach_gradients(self) -> None:
+        """Let parameters have the gradients that this graph writes; another graph writes others."""
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
 
 class CapturedStep:
@@ -86,6 +97,7 @@ class CapturedStep:
         self._notes = dict.fromkeys(notes)
         self._tensors = used.tensors()
         self._surroundings = Surroundings(used, device)
+        self._gradients_are_read = work.optimizer is None or not work.steps_inside
         self._lock = threading.Lock()
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._active: _Graph | None = None
@@ -123,7 +135,7 @@ class CapturedStep:
         leaves, structure = flatten(args, kwargs)
         if self._why_eager:
             return self._run_eagerly(leaves, structure)
-        key = (signature(leaves), structure, *self._surroundings.now())
+        key = (signature(leaves), structure_key(structure), *self._surroundings.now())
         graph: _Graph | None = self._graphs.get(key)
         if graph is None or graph.places != self._places():
             graph = self._graph_for(key, leaves, structure)
@@ -140,11 +152,9 @@ class CapturedStep:
         graph.recording.graph.replay()
         graph.hits += 1
         self._replays += 1
+        if graph is not self._active or self._gradients_are_read or graph.lost_gradients():
+            graph.attach_gradients()
         self._active = graph
-        for parameter, gradient in graph.gradients:
-            # zero_grad takes the gradients away that the graph writes, and another graph writes others.
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
         self._work.rest()
         for optimizer in self._used.optimizers:
             optimizer._opt_called = True  # what a scheduler looks at, to see that it comes after a step
@@ -276,7 +286,7 @@ class CapturedStep:
         if self._why_eager:
             return False
         with self._lock:
-            key = (signature(leaves), structure, *self._surroundings.now())
+            key = (signature(leaves), structure_key(structure), *self._surroundings.now())
             graph = self._graphs.get(key)
             if graph is None or graph.places != self._places():
                 graph = self._graph_for(key, leaves, structure)
