@@ -16,27 +16,27 @@ WORDS, WIDTH, HEADS, LAYERS = 64, 32, 4, 2
 class Attention(nn.Module):
     """Causal attention with one product before and one after."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
+        batch, length, width = x.shape
         q, k, v = (
-            part.view(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+            part.view(batch, length, HEADS, width // HEADS).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.ln1 = nn.LayerNorm(WIDTH)
-        self.attn = Attention()
-        self.ln2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.ln1 = nn.LayerNorm(width)
+        self.attn = Attention(width)
+        self.ln2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attn(self.ln1(x))
@@ -46,12 +46,12 @@ class Block(nn.Module):
 class Language(nn.Module):
     """`ids` int64 [batch, length] to `logits` [batch, length, WORDS]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.tokens = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, WORDS, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids)
@@ -78,10 +78,10 @@ class Convnet(nn.Module):
         return self.head(self.drop(self.pool(x).flatten(1)))
 
 
-def language(seed: int = 0) -> tuple[Language, torch.Tensor]:
+def language(seed: int = 0, width: int = WIDTH) -> tuple[Language, torch.Tensor]:
     """Return a language model in evaluation mode, and ids [2, 8]."""
     torch.manual_seed(seed)
-    return Language().eval(), torch.randint(WORDS, (2, 8))
+    return Language(width).eval(), torch.randint(WORDS, (2, 8))
 
 
 def convnet(seed: int = 0) -> tuple[Convnet, torch.Tensor]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Exported:
         lock = self.lock
         lines = [
             f"{self.path}: {lock.exporter}" + (f", opset {lock.opset}" if lock.opset else ""),
-            f"  policy: {'none' if self.policy is None else self.policy.dumps('json').replace(chr(10), ' ').strip()}",
+            f"  policy: {'none' if self.policy is None else json.dumps(self.policy.to_dict())}",
         ]
         lines += [f"  {node}: {', '.join(kernels)}" for node, kernels in self.pinned.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
