@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import warnings
@@ -89,18 +88,22 @@ class _Watch:
         """Return operator to microseconds and kernels."""
         import torch
 
+        from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
+
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._model.device != "cpu":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.order = []
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints a line for each start and stop
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        refuse_a_second("what the torch engine observes")
+        profiler = Profiler(activities)
+        profiler.start()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 self.nodes = step(self._model, tensors, self._around)
-                if self._model.device != "cpu":
-                    torch.cuda.synchronize(self._model.device)
-            events = profiler.events()
+        finally:
+            profiler.stop()
+        events = profiler.torch.events()
         found: dict[str, tuple[float, tuple[str, ...]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
