@@ -11,6 +11,7 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import held as holds
 from xpuruntime.pytorch import module_paths
+from xpuruntime.pytorch.capture import plain_graphs
 from xpuruntime.pytorch.held import Held
 from xpuruntime.pytorch.overriding import registry
 
@@ -40,11 +41,15 @@ class InForce:
         self.held = held
         self._ops: tuple[str, ...] = ()
         self._follows = False
+        self._plain_graphs = False
         self._switches = set_switches(held.policy, quiet=again)
         try:
             if held.by_module:
                 module_paths.require()
                 self._follows = True
+            if torch.backends.cuda.is_built():
+                plain_graphs.require()
+                self._plain_graphs = True
             self._ops = registry.require(held.ops)
         except BaseException:
             self.release()
@@ -57,6 +62,9 @@ class InForce:
         if self._follows:
             self._follows = False
             module_paths.give_back()
+        if self._plain_graphs:
+            self._plain_graphs = False
+            plain_graphs.give_back()
         self._switches.release()
 
 
