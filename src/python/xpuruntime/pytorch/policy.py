@@ -7,6 +7,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import held as holds
