@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's own tests of the operators that a policy can decide, on CUDA: what passes natively passes under a policy."""
+"""PyTorch's own tests of what a policy can decide, on CUDA: what passes natively passes under a policy."""
 
 from __future__ import annotations
 

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Layer norm and RMS norm under a policy: results, statistics and gradients as PyTorch gives them."""
+
+from __future__ import annotations
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.overriding import registry  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    # PyTorch's own code for forward mode and for Inductor calls what it says is deprecated.
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+aten = torch.ops.aten
+KERNELS = ("cpu.reference", "cpu.vectorised")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: The core keeps eps in fp32, which shows in fp64 where a variance is as small as eps: by up to 3e-8.
+CLOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-7, "atol": 1e-8},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 6e-2},
+    torch.float16: {"rtol": 3e-3, "atol": 1e-2},
+}
+ALL = [True, True, True]
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    torch.manual_seed(0)
+    xt.clear_kernel_policy()
+    xrt.clear_decisions()
+    yield
+    xt.clear_kernel_policy()
+    assert registry.installed() == ()
+
+
+def served() -> list[tuple[str, str, int]]:
+    return [(one.op, one.chosen, one.count) for one in xrt.decisions()]
+
+
+def alike(found, expected, **tolerance):
+    for one, other in zip(found, expected, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def usable(kernel, dtype):
+    return kernel == "cpu.reference" or dtype != torch.float64
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("shape", [(8,), (2, 3), (1,), (33,)], ids=str)
+@pytest.mark.parametrize("given", ["both", "weight", "bias", "none"])
+def test_layer_norm_and_its_gradient_are_those_of_pytorch(kernel, dtype, shape, given):
+    if not usable(kernel, dtype):
+        return
+    x = torch.randn(4, 3, *shape).to(dtype)
+    weight = torch.randn(shape).to(dtype) if given in ("both", "weight") else None
+    bias = torch.randn(shape).to(dtype) if given in ("both", "bias") else None
+    grad = torch.randn(x.shape).to(dtype)
+    mask = [True, weight is not None, bias is not None]
+
+    def run():
+        found = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
+        return [*found, *aten.native_layer_norm_backward(grad, x, shape, *found[1:], weight, bias, mask)]
+
+    expected = run()
+    with xt.kernel_policy(layer_norm=kernel):
+        found = run()
+    close = dict(CLOSE[dtype])
+    if shape == (1,):
+        close["atol"] = max(close["atol"], 1e-4)  # all variances are 0, and what is left of rounding is multiplied by 316
+    alike(found, expected, **close)
+    assert served() == [("layer_norm", kernel, 1), ("layer_norm_backward", kernel, 1)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_fp32_parameters_of_16_bit_inputs(kernel, dtype):
+    x, grad = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype)
+    weight, bias = torch.randn(8), torch.randn(8)
+
+    def run(*operands):
+        x, grad, weight, bias = operands
+        found = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+        return [*found, *aten.native_layer_norm_backward(grad, x, [8], *found[1:], weight, bias, ALL)]
+
+    expected = run(x, grad, weight, bias)
+    exact = run(*(one.double() for one in (x, grad, weight, bias)))
+    with xt.kernel_policy(layer_norm=kernel):
+        found = run(x, grad, weight, bias)
+    for one, other, true in zip(found, expected, exact, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        # PyTorch rounds the gradients of fp32 parameters to 16 bits on the way; ours do not.
+        assert (one.double() - true).abs().max() <= 1.01 * (other.double() - true).abs().max() + 1e-5
+    assert {kernel for _, kernel, _ in served()} == {kernel}
+
+
+@pytest.mark.parametrize("mask", [[a, b, c] for a in (True, False) for b in (True, False) for c in (True, False)])
+def test_only_gradients_that_are_wanted_come_back(mask):
+    x, weight, bias, grad = torch.randn(3, 8), torch.randn(8), torch.randn(8), torch.randn(3, 8)
+    _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+
+    def run():
+        return torch.ops.aten.native_layer_norm_backward(grad, x, [8], mean, rstd, weight, bias, mask)
+
+    expected = run()
+    with xt.kernel_policy(layer_norm="cpu.reference"):
+        found = run()
+    alike(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_by_phase_understand_each_other():
+    model = torch.nn.LayerNorm((3, 8))
+    x = torch.randn(4, 3, 8, requires_grad=True)
+    expected = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+    for forward, backward in (("cpu.reference", "torch"), ("torch", "cpu.vectorised"), KERNELS):
+        rules = [
+            {"match": {"op": "layer_norm", "phase": "backward"}, "use": backward},
+            {"match": {"op": "layer_norm", "phase": "train"}, "use": forward},
+        ]
+        xrt.clear_decisions()
+        with xt.kernel_policy(rules=rules):
+            found = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+        alike(found, expected, rtol=1e-5, atol=1e-5)
+        assert [kernel for _, kernel, _ in served()] == [one for one in (forward, backward) if one != "torch"]
+
+
+def layouts():
+    whole = torch.randn(4, 6, 16)
+    return {
+        "transposed": whole.transpose(0, 1)[..., :8],
+        "sliced": whole[:, ::2, 4:12],
+        "columns apart": whole[..., ::2],
+        "expanded": torch.randn(1, 1, 8).expand(4, 6, 8),
+    }
+
+
+@pytest.mark.parametrize("name", layouts())
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_operands_that_are_not_contiguous(kernel, name):
+    x = layouts()[name]
+    weight, bias = torch.randn(16)[::2], torch.randn(8, 2)[:, 1]
+    grad = torch.ones(()).expand(x.shape)
+
+    def run():
+        found = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+        return [*found, *aten.native_layer_norm_backward(grad, x, [8], *found[1:], weight, bias, ALL)]
+
+    expected = run()
+    with xt.kernel_policy(layer_norm=kernel):
+        found = run()
+    alike(found, expected, rtol=1e-5, atol=1e-5)
+    assert len(served()) == 2
+
+
+@pytest.mark.parametrize("size", [(0, 8), (3, 0, 8), (2, 0)], ids=str)
+def test_nothing_to_normalise(size):
+    x = torch.randn(size, requires_grad=True)
+    weight = torch.ones(size[-1], requires_grad=True)
+
+    def run():
+        out = F.layer_norm(x, size[-1:], weight)
+        return [out, *torch.autograd.grad(out.sum(), (x, weight))]
+
+    expected = run()
+    with xt.kernel_policy(layer_norm="cpu.reference"):
+        alike(run(), expected, equal_nan=True)
+    assert served() == []
+
+
+def test_out_overloads():
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    expected = aten.native_layer_norm(x, [8], weight, None, 1e-5)
+    out = [torch.empty(0) for _ in range(3)]
+    with xt.kernel_policy(layer_norm="cpu.reference"):
+        aten.native_layer_norm.out(x, [8], weight, None, 1e-5, out0=out[0], out1=out[1], out2=out[2])
+    alike(out, expected, rtol=1e-5, atol=1e-5)
+    assert served() == [("layer_norm", "cpu.reference", 1)]
+
+
+WRONG = {
+    "shape": lambda: F.layer_norm(torch.ones(2, 3), [4]),
+    "weight": lambda: F.layer_norm(torch.ones(2, 6), [6], torch.ones(5)),
+    "weight of other dimensions": lambda: F.layer_norm(torch.ones(2, 2, 3), [2, 3], torch.ones(6)),
+    "no shape": lambda: F.layer_norm(torch.ones(2, 3), []),
+    "integers": lambda: F.layer_norm(torch.ones(2, 3, dtype=torch.int64), [3]),
+    "dtype": lambda: F.layer_norm(torch.ones(2, 3), [3], torch.ones(3, dtype=torch.bfloat16)),
+    "double": lambda: F.layer_norm(torch.ones(2, 3, dtype=torch.float64), [3], torch.ones(3)),
+    "rms shape": lambda: F.rms_norm(torch.ones(2, 3), [4]),
+    "rms weight": lambda: F.rms_norm(torch.ones(2, 3), [3], torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_those_of_pytorch(name):
+    with pytest.raises(RuntimeError) as expected:
+        WRONG[name]()
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"), pytest.raises(RuntimeError) as found:
+        WRONG[name]()
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("shape", "eps"), [((8,), None), ((2, 3), 1e-3)], ids=str)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm_and_its_gradient_are_those_of_pytorch(kernel, dtype, shape, eps, weighted):
+    if not usable(kernel, dtype):
+        return
+    x = torch.randn(4, 3, *shape).to(dtype).requires_grad_()
+    weight = torch.randn(shape).to(dtype).requires_grad_() if weighted else None
+    wanted = (x, weight) if weighted else (x,)
+
+    def run():
+        out = F.rms_norm(x, shape, weight, eps)
+        return [out, *torch.autograd.grad(out.float().square().sum(), wanted)]
+
+    expected = run()
+    with xt.kernel_policy(rms_norm=kernel):
+        found = run()
+    alike(found, expected, **CLOSE[dtype])
+    assert served() == [("rms_norm", kernel, 1), ("rms_norm_backward", kernel, 1)]
+
+
+def test_rms_norm_keeps_its_gradient_after_the_policy():
+    x = torch.randn(3, 8, requires_grad=True)
+    weight = torch.randn(8, requires_grad=True)
+    expected = torch.autograd.grad(F.rms_norm(x, [8], weight).square().sum(), (x, weight))
+    with xt.kernel_policy(rms_norm="cpu.reference"):
+        out = F.rms_norm(x, [8], weight)
+    found = torch.autograd.grad(out.square().sum(), (x, weight))
+    alike(found, expected, rtol=1e-5, atol=1e-5)
+    assert "Fused" not in type(F.rms_norm(x, [8], weight).grad_fn).__name__
+
+
+def test_rms_norm_of_complex_numbers_stays_pytorchs():
+    x = torch.randn(3, 8, dtype=torch.complex64, requires_grad=True)
+    expected = torch.autograd.grad(F.rms_norm(x, [8]).abs().sum(), x)
+    with xt.kernel_policy(rms_norm="cpu.reference"):
+        found = torch.autograd.grad(F.rms_norm(x, [8]).abs().sum(), x)
+    alike(found, expected)
+    assert served() == []
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_derivatives_of_derivatives_and_forward_mode(name):
+    norm = getattr(F, name)
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+
+    def function(x, weight):
+        return norm(x, [5], weight)
+
+    with xt.kernel_policy(**{name: "cpu.reference"}):
+        assert torch.autograd.gradcheck(function, (x, weight), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, (x, weight))
+    assert {kernel for _, kernel, _ in served()} == {"cpu.reference"}
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_transforms(name):
+    norm = getattr(F, name)
+    x, weight = torch.randn(4, 3, 8), torch.randn(8)
+
+    def loss(x, weight):
+        return norm(x, [8], weight).square().sum()
+
+    def run():
+        each = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), (0, None))(x, weight)
+        return [*each, *torch.func.jvp(loss, (x, weight), (x, weight)), *torch.func.jacrev(loss, (0, 1))(x, weight)]
+
+    expected = run()
+    with xt.kernel_policy(**{name: "cpu.reference"}):
+        alike(run(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_grad_inference_mode_and_checkpoints():
+    model = torch.nn.LayerNorm(8)
+    x = torch.randn(3, 8, requires_grad=True)
+    expected = model(x)
+    gradient = torch.autograd.grad(expected.square().sum(), x)[0]
+    with xt.kernel_policy(layer_norm="cpu.vectorised"):
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), expected)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(x), expected)
+        assert sum(count for *_, count in served()) == 2
+        out = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x)[0], gradient)
+        assert sum(count for *_, count in served()) == 5  # twice forward, once backward
+
+
+def test_what_ours_cannot_do_is_said_or_refused():
+    x = torch.randn(3, 8, dtype=torch.float64)
+    expected = F.layer_norm(x, [8])
+    with (
+        xt.kernel_policy(layer_norm="cpu.vectorised"),
+        pytest.warns(XpuRuntimeWarning, match=r"runs by torch\.layer_norm.*computes in fp32"),
+    ):
+        assert torch.equal(F.layer_norm(x, [8]), expected)
+    strict = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"layer_norm": "cpu.vectorised"}}
+    with xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match=r"kernels\.layer_norm asks for"):
+        F.layer_norm(x, [8])
+    with xt.kernel_policy(rules=[{"match": {"op": "layer_norm"}, "use": ["cpu.vectorised", "cpu.reference"]}]):
+        F.layer_norm(x, [8])
+    assert served() == [("layer_norm", "cpu.reference", 1)]
+
+
+def test_rules_by_module_forward_and_backward():
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
+    x = torch.randn(3, 8, requires_grad=True)
+    with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "module": "1"}, "use": "cpu.reference"}]):
+        model(x).square().sum().backward()
+    assert served() == [("layer_norm", "cpu.reference", 1), ("layer_norm_backward", "cpu.reference", 1)]
+    assert {one.module for one in xrt.decisions()} == {"1"}
+
+
+def compiled_norms(x, weight, bias):
+    hidden = F.layer_norm(torch.relu(x) * 2, [8], weight, bias)
+    return F.rms_norm(hidden + 1, [8], weight).square().sum()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_code_keeps_the_kernels(dynamic):
+    torch._dynamo.reset()
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((3, 8), 8, 8))
+    operands = (x, weight, bias)
+    expected = compiled_norms(*operands)
+    gradients = torch.autograd.grad(expected, operands)
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.vectorised"):
+        function = torch.compile(compiled_norms, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        out = function(*operands)
+        alike([out, *torch.autograd.grad(out, operands)], [expected, *gradients], rtol=1e-4, atol=1e-5)
+        assert sorted(served()) == [
+            ("layer_norm", "cpu.reference", 1),
+            ("layer_norm_backward", "cpu.reference", 1),
+            ("rms_norm", "cpu.vectorised", 1),
+            ("rms_norm_backward", "cpu.vectorised", 1),
+        ]
+        with torch.no_grad():
+            torch.testing.assert_close(function(*operands), expected)
+    xrt.clear_decisions()
+    torch.testing.assert_close(function(*operands), expected)
+    assert served() == []
+
+
+@pytest.mark.slow
+def test_inductor_does_not_fuse_them_away():
+    torch._dynamo.reset()
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((3, 8), 8, 8))
+    expected = compiled_norms(x, weight, bias)
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.vectorised"):
+        out = torch.compile(compiled_norms, fullgraph=True)(x, weight, bias)
+        out.backward()
+    torch.testing.assert_close(out, expected)
+    assert sum(count for *_, count in served()) == 4
+
+
+def test_a_policy_that_leaves_norms_alone_leaves_them_to_the_compiler():
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    rules = [{"match": {"op": "layer_norm", "dtype": "bf16"}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules):
+        function = torch.compile(lambda x: F.layer_norm(x, [8]), backend=aot_autograd(fw_compiler=keep))
+        function(torch.randn(3, 8))
+        function(torch.randn(3, 8).bfloat16())
+    assert "native_layer_norm" in graphs[0]
+    assert "xpuruntime.layer_norm" in graphs[1]
+
+
+def test_export_keeps_pytorchs_operators():
+    with xt.kernel_policy(layer_norm="cpu.reference"):
+        program = torch.export.export(torch.nn.LayerNorm(8), (torch.randn(3, 8),))
+    assert "aten.layer_norm" in str(program.graph)
+    assert "xpuruntime" not in str(program.graph)
+
+
+def test_clearing_leaves_nothing_behind():
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
+        assert key in aten.layer_norm.default.py_kernels
+        assert "aten::native_layer_norm [CPU]" in registry.installed()
+    assert key not in aten.layer_norm.default.py_kernels
+    assert key not in aten.rms_norm.default.py_kernels
