@@ -69,6 +69,7 @@ class TestPolicy:
             assert "policy: from model metadata" in str(session.plan)
             report = session.explain(X, runs=1)
         assert report.plan["policy_source"] == "model metadata"
+        assert any("source: model metadata" in note for note in report.notes)
         seen = {one.key: one for one in report.observations}
         assert seen["kernels.matmul"].status == "honoured"
         assert seen["kernels.matmul"].observed == "cpu.blas (2 nodes)"
@@ -113,6 +114,19 @@ class TestPolicy:
         path = write(tmp_path, xrt.Policy(mode="strict", kernels={"attention": "flash_v2", "matmul": "torch"}))
         with pytest.raises(xrt.UnsupportedOperationError, match=r"kernels\.matmul"):
             plan(path, engine="onnxruntime")
+
+    def test_a_model_does_not_say_where_files_are(self, tmp_path: Path) -> None:
+        execution = {
+            "artifacts": {"cache": str(tmp_path / "cache"), "stale": "rebuild"},
+            "provider_options": {"tensorrt": {"timing_cache": "/etc/cache", "tactic_sources": "CUBLAS"}},
+        }
+        path = write(tmp_path, xrt.Policy(execution=execution))
+        made = plan(path, engine="onnxruntime")
+        assert made.policy["execution"]["artifacts"] == {"stale": "rebuild"}
+        assert made.policy["execution"]["provider_options"] == {"tensorrt": {"tactic_sources": "CUBLAS"}}
+        told = "\n".join(made.notes)
+        assert "execution.artifacts.cache of the model's own policy is left out" in told
+        assert "execution.provider_options.tensorrt.timing_cache of the model's own policy is left out" in told
 
     def test_comparing_engines_asks_for_nothing(self, tmp_path: Path) -> None:
         table = xrt.compare_engines(write(tmp_path, proto=models.mlp(batch=2)), ["onnxruntime"], device="cpu", runs=1)

@@ -275,12 +275,25 @@ class TestPlan:
         assert "what the compiler fuses" in control.reason
 
     def test_an_unmet_key_is_told(self, done: Any) -> None:
-        with (
-            pytest.warns(xrt.XpuRuntimeWarning, match="does not run on cpu"),
-            xrt.InferenceSession(done.path, policy={"kernels": {"matmul": "cublasLt"}}) as session,
-        ):
-            pass
+        with pytest.warns(xrt.XpuRuntimeWarning, match="does not run on cpu"):
+            session = xrt.InferenceSession(done.path, policy={"kernels": {"matmul": "cublasLt"}})
+        with session:
+            xrt.clear_decisions()
+            session.run({"ids": language()[1]})
+            report = session.explain(runs=1)
         assert session.plan.control("kernels.matmul").enforceability == "unsupported"
+        assert xrt.decisions() == ()
+        assert {one.key: one.status for one in report.observations}["kernels.matmul"] == "unsupported"
+
+    def test_an_unmet_rule_still_comes_first(self, done: Any) -> None:
+        rules = [{"match": {"module": "head"}, "use": "cublasLt"}]
+        with pytest.warns(xrt.XpuRuntimeWarning, match="does not run on cpu"):
+            session = xrt.InferenceSession(done.path, policy={"kernels": {"matmul": "cpu.blas", "rules": rules}})
+        with session:
+            report = session.explain(runs=1)
+        kernels = {u.id: u.kernel for u in report.units if u.op == "aten.linear"}
+        assert kernels.pop("head/linear") != "cpu.blas"
+        assert set(kernels.values()) == {"cpu.blas"}
 
 
 class TestIntermediates:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -66,12 +66,34 @@ def carried_policy(info: ModelInfo, asked: Asked) -> Carried:
         raise ModelError(
             f"cannot use the model {info.path!r}: the policy that it carries: {error}. Fix: {fix}."
         ) from None
+    policy, left_out = _without_places(policy)
     notes = [f"no policy was stated, so that the one in {info.path} holds (source: {_SOURCE})"]
     if asked.kernel_policy is not None:
         notes.append("kernel_policy replaces the kernels of the model's own policy")
     if asked.exec_policy is not None:
         notes.append("exec_policy replaces the execution section of the model's own policy")
-    return Carried(policy, _SOURCE, tuple(notes))
+    return Carried(policy, _SOURCE, (*notes, *left_out))
+
+
+def _without_places(policy: Policy | None) -> tuple[Policy | None, list[str]]:
+    """Return a model's policy without folders and files: where they are is not for a model to say."""
+    if policy is None:
+        return None, []
+    execution, why = policy.execution, "is left out: a model does not say where files are read or written"
+    notes = []
+    if execution.artifacts.cache not in ("off", "default"):
+        notes.append(f"execution.artifacts.cache of the model's own policy {why}")
+        execution = execution.replace(artifacts=execution.artifacts.replace(cache="off"))
+    options: dict[str, dict[str, Any]] = {}
+    for engine, given in execution.provider_options.items():
+        for name, value in given.items():
+            if isinstance(value, str) and ("/" in value or "\\" in value):
+                notes.append(f"execution.provider_options.{engine}.{name} of the model's own policy {why}")
+            else:
+                options.setdefault(engine, {})[name] = value
+    if notes:
+        execution = execution.replace(provider_options=options)
+    return policy.replace(execution=execution), notes
 
 
 def held_against_lock(info: ModelInfo, plan: Plan) -> Plan:

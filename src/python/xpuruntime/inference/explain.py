@@ -49,6 +49,8 @@ def explain_session(
     if session._proof is not None:  # out of tolerance, the session would have been refused
         checked = dict.fromkeys(_ACCURACY, PROBED)
         observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})
+    if session.plan.policy_source == "model metadata":
+        notes.append("the policy is the one that the model carries (source: model metadata)")
     device = session.plan.device
     cuda = [one for one in session._machine.cuda if f"cuda:{one.index}" == device]
     arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.model import TorchModel
 from xpuruntime.engines.torch.pinning import Pins
@@ -33,7 +34,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     switches = hold(settings)
     pins: Pins | None = None
     try:
-        pins = Pins(request.policy, request.model.nodes)
+        pins = Pins(request.policy, request.model.nodes, _not_held(request))
         source: Any = request.model.source
         module = source.place(request.device, settings.convert)
         if pins.by_module and settings.mode == "eager" and request.model.format == "pt2":
@@ -75,6 +76,11 @@ def _compile_now(model: TorchModel, request: Request) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the compiler about itself
         model.run(probe_feeds(request.model))
+
+
+def _not_held(request: Request) -> set[str]:
+    """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
+    return {control.key for control in settle(request)[1] if control.enforceability == "unsupported"}
 
 
 def _pinned(call: Call, pins: Pins) -> Call:

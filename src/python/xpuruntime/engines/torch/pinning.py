@@ -12,7 +12,7 @@ from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.pytorch.held import Held, holding
@@ -35,7 +35,7 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
     known = tuple(nodes)
     found: dict[tuple[KernelRule, str], None] = {}
     for place, rule in enumerate(policy.rules):
-        if rule.use is None:
+        if rule.use is None or rule.precision is not None:
             continue
         key = f"kernels.rules[{place}]"
         for match in _without_node(rule.match, known):
@@ -64,6 +64,8 @@ class Pins:
     ----------
     policy : Policy
     nodes : iterable of NodeInfo
+    without : collection of str
+        Keys that cannot be held: PyTorch's own kernels run for what they are for.
 
     Attributes
     ----------
@@ -76,7 +78,7 @@ class Pins:
         Whether the module of each call has to be known.
     """
 
-    def __init__(self, policy: Policy, nodes: Iterable[NodeInfo]) -> None:
+    def __init__(self, policy: Policy, nodes: Iterable[NodeInfo], without: Collection[str] = ()) -> None:
         from xpuruntime.pytorch import held as holds
         from xpuruntime.pytorch import module_paths
         from xpuruntime.pytorch.overriding import registry
@@ -90,7 +92,8 @@ class Pins:
         if not rules and policy.kernels.auto_strategy == "first_supported":
             return
         self.keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
-        kernels = KernelPolicy(rules=tuple(r for r, _ in rules), auto_strategy=policy.kernels.auto_strategy)
+        held_rules = tuple(rule.replace(use="auto") if key in without else rule for rule, key in rules)
+        kernels = KernelPolicy(rules=held_rules, auto_strategy=policy.kernels.auto_strategy)
         held = holds.Held(Policy(mode=policy.mode, kernels=kernels))
         try:
             if held.by_module:
