@@ -208,6 +208,16 @@ def test_kernels_without_operator_are_told_by_name(kinds):
     assert found[("other", "", "unknown_kernel")] == (1, 1)
 
 
+def test_work_of_a_thread_without_records_is_nobodys(kinds):
+    events = [
+        Event("aten::add", 0, 10, number=1),
+        Event("cudaLaunchKernel", 3, 5, number=501, resource=99),
+        kernel("nvjet_gemm", 1000, 7, 501),
+    ]
+    found = rest(join(events, kinds))
+    assert found == {("elsewhere", "matmul", "nvjet_gemm"): (7, 1)}
+
+
 def test_an_operator_that_escaped_has_the_kernels_below_it(kinds):
     events = [
         Event(f"{MODULE}encoder.rnn", 0, 200, number=9),

@@ -214,16 +214,30 @@ def test_attention_by_a_kernel_of_ours_tells_forward_and_backward():
     }
 
 
-def test_threads_that_the_profiler_does_not_watch_are_counted():
-    a = torch.randn(3, 3)
+def test_threads_of_the_program_are_watched():
+    model, x = Block(), torch.randn(4, 8)
+    may_begin = threading.Event()
+
+    def work() -> None:
+        may_begin.wait()
+        step(model, x)
+
+    early = threading.Thread(target=work)  # begun before the block
+    early.start()
     with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
-        thread = threading.Thread(target=lambda: [torch.mm(a, a) for _ in range(4)])
-        thread.start()
-        thread.join()
+        may_begin.set()
+        late = threading.Thread(target=work)
+        late.start()
+        early.join()
+        late.join()
     rows = of(found, "matmul")
-    assert sum(row.count for row in rows) == 4
-    assert {row.resolved for row in rows} == {"cpu.reference"}
-    assert all("does not watch" in row.reason for row in rows if not row.time_us)
+    assert sum(row.count for row in rows) == 2 * 5
+    assert {(row.module, row.phase) for row in rows} == {
+        ("up", "train"), ("down", "train"), ("up", "backward"), ("down", "backward"),
+    }  # fmt: skip
+    for row in rows:
+        assert (row.resolved, row.status, row.reason) == ("cpu.reference", "honoured", "")
+        assert row.time_us > 0
 
 
 def test_a_compiled_function_is_seen_operator_by_operator():

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._profiler import _RecordFunctionFast
+from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
 from xpuruntime.ops.decision_log import Decision, decisions
@@ -35,7 +35,7 @@ __all__ = ["explain", "served_since"]
 class explain:  # noqa: N801 - used like a function
     """Find out which kernels the code in a ``with`` block runs: what was asked for, what ran, how often and how long.
 
-    It covers forward and backward, all threads that PyTorch's profiler watches, with a policy in force or without.
+    It covers forward and backward, in all threads, with a policy in force or without.
 
     Returns
     -------
@@ -81,7 +81,10 @@ class explain:  # noqa: N801 - used like a function
             for handle in _module_ranges():
                 undo.callback(handle.remove)
             self._before = decisions()
-            self._profiler = Profiler(record_shapes=True)
+            # Threads that the program starts are watched, too, and not only those of autograd.
+            self._profiler = Profiler(
+                record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)
+            )
             self._profiler.start()
             undo.callback(calls.watch, calls.watch(self._recorder))
             self._undo = undo.pop_all()

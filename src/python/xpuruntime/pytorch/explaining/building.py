@@ -29,8 +29,11 @@ _ATTENTION = {
     "torch.cudnn": ("_cudnn_attention",),
     "torch.math": ("_attention_math",),
 }
-_REPLAY = "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture"
-_COMPILED = "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them"
+_OPAQUE = {
+    "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
+    "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
+    "elsewhere": "it was launched in a thread that PyTorch's profiler does not watch",
+}
 _FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
 #: Operators that make or view tensors; they are not what a call is about.
 _MINOR = frozenset(
@@ -161,9 +164,9 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
         elif requested:
             status = "bypassed"
             reason = key.reason + ("" if sure else f"; whether {source} means these calls cannot be told")
-    elif key.what in ("replay", "compiled"):
+    elif key.what != "other":
         status = "opaque"
-        reason = _REPLAY if key.what == "replay" else _COMPILED
+        reason = _OPAQUE[key.what]
     return Row(
         op=key.op,
         operator=key.operator,

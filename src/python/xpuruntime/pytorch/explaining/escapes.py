@@ -100,7 +100,7 @@ _KERNELS: tuple[tuple[re.Pattern[str], Escape], ...] = tuple(
         (r"^(triton_.*|.*cpp_fused_.*)native_layer_norm", "layer_norm", _TRITON),
         (r"^(triton_.*|.*cpp_fused_.*)rms_norm", "rms_norm", _TRITON),
         (r"^(triton_|.*cpp_fused_)", "", ""),
-        (r"(?i)flash_(fwd|bwd|attn)|fmha|sdpa|attention", "attention", _DIRECT),
+        (r"(?i)flash_(fwd|bwd|attn|forward|backward)|fmha|sdpa|attention", "attention", _DIRECT),
         (r"(?i)layer_?norm", "layer_norm", _DIRECT),
         (r"(?i)rms_?norm", "rms_norm", _DIRECT),
         (r"(?i)implicit_gemm|convolve|conv\dd|fprop|dgrad|wgrad|winograd", "conv", _DIRECT),

@@ -58,7 +58,7 @@ class Share:
 class Escaped(NamedTuple):
     """What tells one row of what no override saw from another."""
 
-    what: Literal["escape", "replay", "compiled", "other"]
+    what: Literal["escape", "replay", "compiled", "elsewhere", "other"]
     op: str
     operator: str
     module: str
@@ -208,7 +208,9 @@ class _Joining:
                 return
         operator = None if node is None else _operator(node)
         by_name = escape_of_kernel(work.name) if operator is None else None
-        if by_name is not None:
+        if work.elsewhere and by_name is not None:
+            share = self._rest[Escaped("elsewhere", by_name.op, work.name, "", "", (), (), "")]
+        elif by_name is not None:
             module = "" if node is None else self._timeline.module_of(node)
             phase = "backward" if node is not None and node.phase == "backward" else ""
             share = self._rest[Escaped("escape", by_name.op, work.name, module, phase, (), (), by_name.reason)]

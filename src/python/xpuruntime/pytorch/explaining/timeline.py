@@ -115,6 +115,8 @@ class DeviceWork(NamedTuple):
         What launched it.
     graph : int
         Correlation number of the launch of a CUDA graph that it belongs to; 0: none.
+    elsewhere : bool
+        Whether it was launched in a thread of which the profiler has recorded nothing.
     """
 
     name: str
@@ -122,6 +124,7 @@ class DeviceWork(NamedTuple):
     device: int
     node: Node | None
     graph: int
+    elsewhere: bool
 
 
 class Timeline:
@@ -193,7 +196,8 @@ class Timeline:
                 thread = resources.get(launch.device_resource_id())
             if thread is not None and (node is None or node.call is None):
                 node = self._narrowest(thread, launch.start_ns(), node)
-        return DeviceWork(event.name(), event.duration_ns(), event.device_index(), node, graph)
+        elsewhere = launch is not None and thread is None
+        return DeviceWork(event.name(), event.duration_ns(), event.device_index(), node, graph, elsewhere)
 
     def _narrowest(self, thread: int, at: int, within: Node | None) -> Node | None:
         """Return what ran innermost at a moment; where `within` is given, in that or it."""
