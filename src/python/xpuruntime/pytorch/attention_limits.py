@@ -48,6 +48,8 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
             return f"the tensors are on {x.device}, and ours run on cpu and cuda"
     if call.mask is not None and call.mask.requires_grad and torch.is_grad_enabled():
         return "attn_mask requires a gradient, which our kernels do not compute"
+    if call.mask is not None and call.is_causal:
+        return "whether is_causal beside attn_mask is allowed is PyTorch's to say"
     if call.dropout_p >= 1:
         return "dropout_p is 1, and our kernels take less than that"
     return ""

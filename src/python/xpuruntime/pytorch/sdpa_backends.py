@@ -136,7 +136,7 @@ def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
         return ""
     for number, text in enumerate(said):
         if "not used because" in text and number + 1 < len(said) and _named(kernel, text):
-            return said[number + 1].split("(Triggered internally", 1)[0].strip()
+            return said[number + 1].split("(Triggered internally", 1)[0].strip(" .")
     return f"PyTorch finds that {kernel} cannot serve these arguments"
 
 

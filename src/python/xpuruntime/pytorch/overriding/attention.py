@@ -95,8 +95,6 @@ def attend(
     UnsupportedOperationError
         The policy is strict and nothing that it asks for can serve.
     """
-    if mask is not None and is_causal:
-        return natively()  # which says that these two exclude each other
     phase = calls.phase() if held.by_phase else ""
     module = module_paths.current() if held.by_module else ""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -112,7 +110,7 @@ def attend(
         tensors = (query, key, value, mask)
         seen = ("sdpa", layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
     dropout = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
-    learns = mask is not None and mask.requires_grad
+    learns = mask is not None and mask.requires_grad and torch.is_grad_enabled()
     known = (seen, dropout, is_causal, enable_gqa, needs_grad, learns, phase, module, deterministic(held))
     route = held.routes.get(known)
     call: AttentionCall | None = None
