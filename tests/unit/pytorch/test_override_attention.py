@@ -259,16 +259,21 @@ def test_a_kernel_of_pytorchs_for_some_calls_alone():
         assert sdpa_backends.read().enabled[1]
     with xt.kernel_policy(strict(rules=[rule("torch.flash", phase="infer")])):
         sdpa(q, k, v, dropout_p=0.1)
-        with torch.no_grad(), pytest.raises(UnsupportedOperationError, match="asks for torch.flash, which cannot serve it: torch.flash: .*dropout"):
+        with (
+            torch.no_grad(),
+            pytest.raises(
+                UnsupportedOperationError, match=r"asks for torch.flash, which cannot serve it: torch.flash: .*dropout"
+            ),
+        ):
             sdpa(q, k, v, dropout_p=0.1)
 
 
 @pytest.mark.parametrize("word", ["cudnn.sdpa", "cuda_raw.flash_attention_v2", "torch.cudnn", "torch.efficient"])
 def test_what_runs_on_cuda_alone_is_refused_on_cpu(word):
     q, k, v = operands()
-    with xt.kernel_policy(strict(rules=[rule(word, device="cpu")])):
-        with pytest.raises(UnsupportedOperationError, match="cuda|CUDA|another kind of device"):
-            sdpa(q, k, v)
+    refused = pytest.raises(UnsupportedOperationError, match=r"cuda|CUDA|another kind of device")
+    with xt.kernel_policy(strict(rules=[rule(word, device="cpu")])), refused:
+        sdpa(q, k, v)
     with xt.kernel_policy(attention=[word, "cpu.reference"]):
         sdpa(q, k, v)
     assert counts() == {"attention": 1}
@@ -309,9 +314,8 @@ def test_with_dropout_the_backward_has_to_follow_the_forward():
     rules = [rule("torch.math", phase="backward"), rule("cpu.reference", phase="train")]
     with xt.kernel_policy(strict(rules=rules)), pytest.raises(UnsupportedOperationError, match="what it dropped"):
         gradients(q, k, v, dropout_p=0.5)
-    with xt.kernel_policy(xrt.KernelPolicy(rules=rules)):
-        with pytest.warns(XpuRuntimeWarning, match="what it dropped"):
-            gradients(q, k, v, dropout_p=0.5)
+    with xt.kernel_policy(xrt.KernelPolicy(rules=rules)), pytest.warns(XpuRuntimeWarning, match="what it dropped"):
+        gradients(q, k, v, dropout_p=0.5)
     assert counts()["attention_backward"] == 1
 
 
@@ -363,7 +367,11 @@ def test_the_transforms_of_torch_func():
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        gradient, mapped, both = torch.func.grad(loss)(q), torch.vmap(loss)(many), torch.vmap(torch.func.grad(loss))(many)
+        gradient, mapped, both = (
+            torch.func.grad(loss)(q),
+            torch.vmap(loss)(many),
+            torch.vmap(torch.func.grad(loss))(many),
+        )
     with xt.kernel_policy(strict("cpu.reference")):
         torch.testing.assert_close(torch.func.grad(loss)(q), gradient)
         assert counts() == {"attention": 1, "attention_backward": 1}
@@ -397,7 +405,7 @@ def test_a_gradient_is_differentiated_again_by_math_with_a_word():
     q, k, v = tensors
     with xt.kernel_policy(strict("cpu.reference")):
         (first,) = torch.autograd.grad(sdpa(q, k, v).sum(), q, create_graph=True)
-        with pytest.raises(UnsupportedOperationError, match="no kernel but torch.math"):
+        with pytest.raises(UnsupportedOperationError, match=r"no kernel but torch.math"):
             first.sum().backward()
     with xt.kernel_policy(attention="cpu.reference"):
         (first,) = torch.autograd.grad(sdpa(q, k, v, dropout_p=0.5).sum(), q, create_graph=True)
