@@ -59,8 +59,7 @@ class Profiler:
         # Else PyTorch 2.13 prints a line for each start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         chosen = default_activities() if activities is None else list(activities)
-        # Without acc_events PyTorch warns of what does not concern a single cycle.
-        self.torch = torch.profiler.profile(activities=chosen, acc_events=True, **options)
+        self.torch = torch.profiler.profile(activities=chosen, **options)
 
     def start(self) -> None:
         """Start it; kernels that were started before are waited for."""
