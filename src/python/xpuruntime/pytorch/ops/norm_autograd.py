@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.ops.norm_gradients import gradients
 from xpuruntime.pytorch.overriding.norms import rms_eps
 
@@ -20,7 +21,7 @@ __all__ = ["layer_norm", "register", "rms_norm"]
 
 
 def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    input, residual, ctx.shape, weight, bias, ctx.eps, ctx.kernel = inputs
+    input, residual, ctx.shape, weight, bias, ctx.eps, ctx.kernel, _ = inputs
     _, total, mean, rstd = output
     ctx.save_for_backward(input if residual is None else total, mean, rstd, weight, bias)
     ctx.mark_non_differentiable(mean, rstd, *([total] if residual is None else []))
@@ -48,11 +49,12 @@ def _layer_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None
         grad_bias,
         None,
         None,
+        None,
     )
 
 
 def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    input, residual, ctx.shape, weight, eps, ctx.kernel = inputs
+    input, residual, ctx.shape, weight, eps, ctx.kernel, _ = inputs
     _, total, rstd = output
     ctx.eps = rms_eps(input.dtype, eps)
     ctx.save_for_backward(input if residual is None else total, rstd, weight)
@@ -73,7 +75,7 @@ def _rms_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, 
             grad, grad_sum, summed, ctx.shape, rstd, weight, mask, ctx.kernel
         )
     grad_x, grad_weight = (one if wanted else None for one, wanted in zip(found, mask, strict=True))
-    return grad_x if needs[0] else None, grad_x if needs[1] else None, None, grad_weight, None, None
+    return grad_x if needs[0] else None, grad_x if needs[1] else None, None, grad_weight, None, None, None
 
 
 def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | None) -> Callable[..., tuple[Any, Any]]:
@@ -125,12 +127,21 @@ def rms_norm(*args: Any) -> Any:
     return torch.ops.xpuruntime.rms_norm(*args)
 
 
+def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    del ctx, tangents
+    raise UnsupportedOperationError(
+        "forward mode (torch.func.jvp, jacfwd, hessian) is PyTorch's for its own norms alone: leave kernel= out and put "
+        "the kernel into a policy, or differentiate in reverse mode"
+    )
+
+
 class _LayerNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves its type open
     """For ``torch.func``, which takes no gradient that is registered with an operator."""
 
     forward = staticmethod(layer_norm)
     setup_context = staticmethod(_keep_layer_norm)
     backward = staticmethod(_layer_norm_gradients)
+    jvp = staticmethod(_no_forward_mode)
     vmap = staticmethod(_batching(layer_norm, (0, 1), None))
 
 
@@ -138,6 +149,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves 
     forward = staticmethod(rms_norm)
     setup_context = staticmethod(_keep_rms_norm)
     backward = staticmethod(_rms_norm_gradients)
+    jvp = staticmethod(_no_forward_mode)
     vmap = staticmethod(_batching(rms_norm, (0, 1), None))
 
 

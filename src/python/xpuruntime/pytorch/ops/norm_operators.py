@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """The operators ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` of PyTorch's dispatcher, and their gradients.
 
-With a residual, what is normalised is the sum; without one, the sum that they return is empty. The last argument names
-a kernel; where it is empty, the policy in force chooses.
+With a residual, what is normalised is the sum; without one, the sum that they return is empty. `kernel` names a kernel;
+where it is empty, the policy in force chooses. `phase` is that of the call, which is not known any more when they run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["OPERATORS"]
 OPERATORS = {
     "layer_norm": (
         "(Tensor input, Tensor? residual, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps,"
-        " str kernel) -> (Tensor, Tensor, Tensor, Tensor)"
+        " str kernel, str phase) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     "layer_norm_backward": (
         "(Tensor grad, Tensor? grad_sum, Tensor summed, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
         " Tensor? weight, Tensor? bias, bool[3] output_mask, str kernel) -> (Tensor, Tensor, Tensor)"
     ),
     "rms_norm": (
-        "(Tensor input, Tensor? residual, SymInt[] normalized_shape, Tensor? weight, float? eps, str kernel)"
+        "(Tensor input, Tensor? residual, SymInt[] normalized_shape, Tensor? weight, float? eps, str kernel, str phase)"
         " -> (Tensor, Tensor, Tensor)"
     ),
     "rms_norm_backward": (
@@ -63,9 +63,10 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
     kernel: str,
+    phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, bias, eps)
-    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _our_layer_norm, args)
+    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _our_layer_norm, args, phase)
 
 
 def _our_layer_norm(
@@ -144,9 +145,10 @@ def _rms_norm(
     weight: Tensor | None,
     eps: float | None,
     kernel: str,
+    phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, rms_eps(input.dtype, eps))
-    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _our_rms_norm, args)
+    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _our_rms_norm, args, phase)
 
 
 def _our_rms_norm(
@@ -236,13 +238,13 @@ def _run(
     native: Callable[..., Any],
     ours: Callable[..., Any],
     args: tuple[Any, ...],
+    phase: str = "backward",
 ) -> Any:
     """Serve one call by the kernel that is named, by what the policy asks for, or by ours where none does."""
     name = f"xpuruntime::{name}"
     held = current()
     if not kernel and held is not None and op in held.ops:
-        backward = name.endswith("_backward")
-        phase = ("backward" if backward else _phase(args)) if held.by_phase else ""
+        phase = phase if held.by_phase else ""
         module = module_paths.current() if held.by_module else ""
         key = (name, like.device, phase, module, *map(_mark, args))
         return serve(
@@ -263,12 +265,6 @@ def _run(
     return native(*args)
 
 
-def _phase(args: tuple[Any, ...]) -> str:
-    # The dispatcher has turned gradients off by now; that they are wanted shows in the operands.
-    wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
-    return "train" if wanted else calls.phase()
-
-
 def _mark(argument: Any) -> Any:
     """Return what of an argument the route depends on."""
     if isinstance(argument, torch.Tensor):
@@ -285,17 +281,17 @@ def _flat(columns: Tensor | None) -> Tensor | None:
 
 
 def _fake_layer_norm(
-    input: Tensor, residual: Any, shape: Any, weight: Any, bias: Any, eps: float, kernel: str
+    input: Tensor, residual: Any, shape: Any, weight: Any, bias: Any, eps: float, kernel: str, phase: str
 ) -> tuple[Tensor, ...]:
-    del eps, kernel
+    del eps, kernel, phase
     out, total, rstd = _fake_outputs(input, residual, shape, stats_dtype(input, weight, bias))
     return out, total, torch.empty_like(rstd), rstd
 
 
 def _fake_rms_norm(
-    input: Tensor, residual: Any, shape: Any, weight: Any, eps: Any, kernel: str
+    input: Tensor, residual: Any, shape: Any, weight: Any, eps: Any, kernel: str, phase: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del weight, eps, kernel
+    del weight, eps, kernel, phase
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     return _fake_outputs(input, residual, shape, wide)
 

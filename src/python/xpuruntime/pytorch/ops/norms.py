@@ -12,6 +12,7 @@ from torch.nn import functional
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
+from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
 
@@ -78,7 +79,7 @@ def fused_layernorm(
     input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
     if residual is None and not word and _leaves_to_dispatcher("layer_norm"):
         return functional.layer_norm(input, shape, weight, bias, eps)
-    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, word)
+    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, word, _phase())
     return out if residual is None else (out, total)
 
 
@@ -124,7 +125,7 @@ def fused_rms_norm(
     same = weight is None or weight.dtype == input.dtype
     if residual is None and not word and same and _leaves_to_dispatcher("rms_norm"):
         return functional.rms_norm(input, shape, weight, eps)
-    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, word)
+    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, word, _phase())
     return out if residual is None else (out, total)
 
 
@@ -136,6 +137,12 @@ def _leaves_to_dispatcher(op: str) -> bool:
     if held is not None and op in held.ops:
         return True
     return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def _phase() -> str:
+    if torch.compiler.is_compiling():
+        return "train" if torch.is_grad_enabled() else "infer"
+    return calls.phase()
 
 
 def _shape(input: Any, normalized_shape: Any) -> list[int]:

@@ -48,7 +48,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
             tf32, fixed, phase, module,
         )  # fmt: skip
         route = held.routes.get(key)
-        if route is None and not _fits(x, weight):
+        if route is None and not _fits(x, weight, stride, padding, dilation):
             return native(*args)
         return serve(
             held, key, route, "convolution", "conv", x, native, _our_convolution, args, phase=phase, module=module,
@@ -125,9 +125,16 @@ def _unable(x: Tensor, weight: Tensor, transposed: bool) -> str:
     return ""
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Say whether there is something to compute; PyTorch says itself where shapes do not fit."""
-    return x.numel() > 0 and weight.numel() > 0 and x.dim() == weight.dim() and x.dtype == weight.dtype
+def _fits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Say whether there is something to compute; PyTorch says itself where arguments do not fit."""
+    return (
+        x.numel() > 0
+        and weight.numel() > 0
+        and x.dim() == weight.dim()
+        and x.dtype == weight.dtype
+        and all(len(numbers) in (1, x.dim() - 2) for numbers in (stride, padding, dilation))
+        and min(*stride, *dilation, *(one + 1 for one in padding)) > 0
+    )
 
 
 def _pair(numbers: Sequence[int]) -> tuple[int, int]:

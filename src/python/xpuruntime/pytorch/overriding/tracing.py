@@ -35,7 +35,7 @@ def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not _is_ours("layer_norm", x):
             return native(x, shape, weight, bias, eps, cudnn_enable)
-        return torch.ops.xpuruntime.layer_norm(x, None, shape, weight, bias, eps, "")[0]
+        return torch.ops.xpuruntime.layer_norm(x, None, shape, weight, bias, eps, "", _phase())[0]
 
     return layer_norm
 
@@ -44,9 +44,13 @@ def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
     def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
         if not _is_ours("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
             return native(x, shape, weight, eps)
-        return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "")[0]
+        return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "", _phase())[0]
 
     return rms_norm
+
+
+def _phase() -> str:
+    return "train" if torch.is_grad_enabled() else "infer"
 
 
 def _is_ours(op: str, x: Tensor) -> bool:
