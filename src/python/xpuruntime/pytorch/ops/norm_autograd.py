@@ -130,8 +130,8 @@ def rms_norm(*args: Any) -> Any:
 def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
     del ctx, tangents
     raise UnsupportedOperationError(
-        "forward mode (torch.func.jvp, jacfwd, hessian) is PyTorch's for its own norms alone: leave kernel= out and put "
-        "the kernel into a policy, or differentiate in reverse mode"
+        "forward mode (torch.func.jvp, jacfwd, hessian) is PyTorch's for its own norms alone: leave kernel= out and "
+        "put the kernel into a policy, or differentiate in reverse mode"
     )
 
 
