@@ -307,3 +307,32 @@ class TestIntermediates:
         with torch.no_grad():
             want = model.layers[0].ln1(model.tokens(ids))
         np.testing.assert_array_equal(found[names[0]], want.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler, about itself
+def test_compiled_sessions_of_one_module_keep_their_own_kernels() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)).eval()
+    x = torch.randn(3, 8)
+    execution = {"provider_options": {"torch": {"mode": "compile"}}}
+    tag = torch.compiler.config.cache_key_tag
+
+    def observed(**kernels: str) -> tuple[str, ...]:
+        policy = {"mode": "auto", "execution": execution, "kernels": kernels}
+        with xrt.InferenceSession(model, example_inputs=(x,), policy=policy) as session:
+            report = session.explain({"input": x}, runs=1)
+            with torch.no_grad():
+                np.testing.assert_allclose(session.run({"input": x})["output"], model(x), rtol=1e-4, atol=1e-5)
+        return tuple(one.observed for one in report.observations if one.key.startswith("kernels."))
+
+    # Products are looked up when compiled code runs; the norm is built into it.
+    assert observed(matmul="cpu.blas", layer_norm="cpu.vectorised") == ("cpu.blas (2 calls)", "cpu.vectorised (1 call)")
+    assert observed(matmul="cpu.reference", layer_norm="cpu.reference") == (
+        "cpu.reference (2 calls)",
+        "cpu.reference (1 call)",
+    )
+    xrt.clear_decisions()
+    assert observed() == ()
+    assert xrt.decisions() == ()
+    assert torch.compiler.config.cache_key_tag == tag

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.torch.compiling import compiled, compiling_apart
 from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.model import TorchModel
@@ -41,10 +42,12 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
             module = source.located(module)
         if settings.convert is not None:
             log.add(f"weights converted to {settings.convert}", "inputs and outputs keep their types")
-        called = _compiled(module, settings) if settings.mode == "compile" else module
+        called = compiled(module, settings) if settings.mode == "compile" else module
         call = source.call(called)
         if settings.convert is not None:
             call = _converted(call, request, settings.convert)
+        if settings.mode == "compile":
+            call = compiling_apart(call, pins)
         call = _pinned(call, pins)
         model = TorchModel(request, settings, module=module, call=call, switches=switches, pins=pins, log=log)
         if settings.mode == "compile":
@@ -55,18 +58,6 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
             pins.release()
         switches.release()
         raise translate(error, doing=f"loading {request.model.path}", device=request.device) from None
-
-
-def _compiled(module: Any, settings: Settings) -> Any:
-    import torch
-
-    given = settings.compile
-    options: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
-    if "compile_mode" in given:
-        options["mode"] = given["compile_mode"]
-    if "dynamic" in given:
-        options["dynamic"] = given["dynamic"] == "1"
-    return torch.compile(module, **options)
 
 
 def _compile_now(model: TorchModel, request: Request) -> None:

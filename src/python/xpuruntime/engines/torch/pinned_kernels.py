@@ -98,10 +98,10 @@ class PinnedKernels:
         if not calls:
             reason = "no call of the observed runs was one that it is for"
             return KeySeen(observed="-", status="unobservable", reason=reason)
-        nodes: dict[str, set[str]] = defaultdict(set)
+        nodes: dict[str, list[str]] = defaultdict(list)
         for node, route in calls:
-            nodes[self._ran(route)].add(node)
-        text = ", ".join(f"{kernel} ({_count(len(where))})" for kernel, where in sorted(nodes.items()))
+            nodes[self._ran(route)].append(node)
+        text = ", ".join(f"{kernel} ({_count(where)})" for kernel, where in sorted(nodes.items()))
         wrong = [(node, route) for node, route in calls if route.status == "substituted"]
         if wrong:
             node, route = wrong[0]
@@ -135,5 +135,7 @@ def _new(before: Mapping[int, int]) -> Iterator[tuple[tuple[str, str, str], str]
             yield (one.op, one.asked_by, one.module), one.kernel
 
 
-def _count(number: int) -> str:
-    return "1 operator" if number == 1 else f"{number} operators"
+def _count(nodes: list[str]) -> str:
+    """Return how many operators these are; of a compiled program, which has none any more, how many calls."""
+    number, what = (len(set(nodes)), "operator") if any(nodes) else (len(nodes), "call")
+    return f"{number} {what}" + ("" if number == 1 else "s")
