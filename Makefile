@@ -31,7 +31,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines ort-headers test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines ort-headers test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -153,6 +153,9 @@ bench-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the GPU benchmarks; JSON goes
 
 bench-kernels: $(STAMPS)/install $(STAMPS)/test ## Run the benchmarks of single operations on a GPU; needs PyTorch and CuPy
 	$(PY) benchmarks/run.py kernels
+
+bench-training: $(STAMPS)/install $(STAMPS)/test ## Run the benchmarks of PyTorch training and of collectives; needs PyTorch, a GPU, for collectives two
+	$(PY) benchmarks/run.py training
 
 docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -18,6 +18,7 @@ from report_kernels import KERNEL_SECTIONS
 from report_onnxruntime import custom_ops
 from report_openvino import openvino
 from report_parts import Check, Section, machine, number, spread, table, target_table
+from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_torch import torch_sessions
 
@@ -56,7 +57,8 @@ METHOD = """
   sessions with a memory pool of ours. A difference between two rows of different kinds contains that wait.
 * Kernels on CUDA are timed without the host: a CUDA graph holds one call for each of several sets of operands, together
   more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a sample.
-  Attention, whose calls take a large part of a millisecond and more, is timed by events around plain calls.
+  Attention, whose calls take a large part of a millisecond and more, is timed by events around plain calls. Training
+  steps are timed by events around some steps in a row, after one that is not timed.
 * Compare ratios within one table. Figures of two files come from two machines, or from two states of one.
 """
 REPRODUCE = """
@@ -66,12 +68,14 @@ REPRODUCE = """
 make bench
 make bench-gpu
 make bench-kernels
+make bench-training
 .venv/bin/python benchmarks/report.py
 ```
 
-The first three write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
+All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
 needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
-needs an NVIDIA GPU, PyTorch and CuPy. The last command writes this page.
+needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, an NVIDIA GPU, and for collectives two and
+NCCL. The last command writes this page.
 """
 
 
@@ -210,6 +214,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "openvino_overhead": openvino,
     "qnn_overhead": qnn,
     "torch_overhead": torch_sessions,
+    **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
 }
 

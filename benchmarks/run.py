@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Run the benchmarks of one kind of machine: ``python benchmarks/run.py cpu|gpu|kernels [--out FOLDER]``."""
+"""Run the benchmarks of one kind of machine: ``python benchmarks/run.py cpu|gpu|kernels|training [--out FOLDER]``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ PLAN = {
         ["bench_matmul.py"],
         ["bench_attention.py"],
     ],
+    "training": [
+        ["bench_override_overhead.py", "--device", "cpu"],
+        ["bench_override_overhead.py", "--device", "cuda:0"],
+        ["bench_training_step.py"],
+        ["bench_collectives.py"],
+    ],
 }
 
 
@@ -40,10 +46,13 @@ def main() -> int:
     parser.add_argument("kind", choices=sorted(PLAN))
     parser.add_argument("--out", help="folder of the JSON files; default: benchmarks/results")
     options = parser.parse_args()
-    extra = ["--out", options.out] if options.out else []
     failed = []
     for script, *arguments in PLAN[options.kind]:
         print(f"== {script} {' '.join(arguments)}", flush=True)
+        out = options.out
+        if out and script == "bench_training_step.py":  # it asks for the file
+            out = f"{out}/training_step.json"
+        extra = ["--out", out] if out else []
         if subprocess.run([sys.executable, str(HERE / script), *arguments, *extra], check=False).returncode:
             failed.append(script)
     for script in failed:

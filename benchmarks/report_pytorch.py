@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The sections of ``docs/benchmarks.md`` on policies for PyTorch, training steps and collectives."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from report_parts import Check, Section, machine, number, spread, table, target_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANCHOR = "by hand"
+
+
+def override_overhead(record: dict[str, Any]) -> Section:
+    """Overhead of a policy for a call that it leaves to PyTorch, and for one that it gives to a kernel of ours."""
+    samples, device = record["samples_us"], record["device"]
+    least = {op: {state: min(values) for state, values in states.items()} for op, states in samples.items()}
+    checks = [
+        Check(f"{op}: {state}", times[state] - times["native"], record["targets"][op], "µs")
+        for op, times in least.items()
+        for state in times
+        if state == "no rule matches"
+    ]
+    states = list(next(iter(least.values())))
+    rows = [
+        [state, *(number(times[state] - (0 if state == "native" else times["native"])) for times in least.values())]
+        for state in states
+    ]
+    count = len(next(iter(next(iter(samples.values())).values())))
+    text = (
+        "What does a policy cost a call of PyTorch's operators on the host? *native* is the time of the call without a "
+        "policy; the other rows are what comes on top of it. The products are tiny, so that only the host is measured, "
+        f"and of the {count} rounds the least counts.\n\n{machine(record)}\n"
+        f"`python benchmarks/bench_override_overhead.py --device {device}`\n\n"
+        f"{table(('µs a call', *least), rows)}\n{target_table(checks)}"
+    )
+    return Section(f"A policy on PyTorch's calls on {device}", text, tuple(checks))
+
+
+def training_step(record: dict[str, Any]) -> Section:
+    """Whole steps, for each shape all variants of all phases beside the capture by hand of the same phase."""
+    cases = record["cases"]
+    parts, checks = [], []
+    for shape in dict.fromkeys(case["shape"] for case in cases):
+        found = [case for case in cases if case["shape"] == shape]
+        parts.append(f"### {shape}\n\n{_steps(found)}\n{_losses_to_compile(found)}")
+        checks += _step_checks(found, record["targets"])
+    policies = "".join(f"* {name}: `{json.dumps(policy)}`\n" for name, policy in record["policies"].items())
+    quick = "**Models of two layers only, which says no more than that it runs.** " if record["quick"] else ""
+    text = (
+        "How long does a whole training step take, forward, backward and optimizer: eager, compiled by "
+        "`torch.compile`, captured into a CUDA graph by hand, and by `capture_graph`, without a policy and under two?"
+        f"\n\n{machine(record)}\n`python benchmarks/bench_training_step.py`: {quick}{record['dtype']}; "
+        f"{record['optimizer']}; {record['rounds']} rounds of {record['calls']} steps each. A policy holds "
+        "process-wide, so the variants under one run in a phase of their own, in which the capture by hand, made "
+        "without a policy, runs too; *to by hand* is the time over that of the same phase. *Drift* is the largest "
+        "difference of the first losses from those of the capture by hand, relative; more than 0.02 would be an error."
+        f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+    )
+    return Section("Training steps", text, tuple(checks))
+
+
+def _steps(cases: list[dict[str, Any]]) -> str:
+    rows = []
+    for case in cases:
+        name = f"{case['variant']} ({case['phase']})" if case["variant"] == ANCHOR else case["variant"]
+        if "ms" not in case:
+            rows.append([name, *["-"] * 5, f"failed: {_line(case['error'])}"])
+            continue
+        times = [f"{case[key]:.3f}" for key in ("ms", "p10", "p90")]
+        note = f"failed: {_line(case['error'])}" if "error" in case else ""
+        ratio = f"{case['to_anchor']:.3f}" if "to_anchor" in case else "-"
+        drift = f"{case['loss_drift']:.1e}" if "loss_drift" in case else "-"
+        rows.append([name, *times, ratio, drift, note])
+    head = ["ms a step", "median", "p10", "p90", "to by hand", "drift"]
+    if any(row[-1] for row in rows):
+        return table([*head, ""], rows)
+    return table(head, [row[:-1] for row in rows])
+
+
+def _line(text: str) -> str:
+    """Return a message as what can stand in a cell."""
+    return text.partition("\n")[0].replace("|", "/")[:120]
+
+
+def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
+    """Say where `torch.compile` is faster than the best of ours, and why it can be."""
+    ratio = {case["variant"]: case["to_anchor"] for case in cases if "to_anchor" in case and "error" not in case}
+    ours = {name: value for name, value in ratio.items() if name.startswith("capture_graph")}
+    if not ours:
+        return ""
+    best = min(ours, key=lambda name: ours[name])
+    faster = [
+        f"`{name}` {number((1 - value / ours[best]) * 100)} %"
+        for name, value in ratio.items()
+        if name.startswith("compile") and value < ours[best]
+    ]
+    if not faster:
+        return f"\nNo variant of `torch.compile` is faster than `{best}`.\n"
+    return (
+        f"\nFaster than `{best}`, each held to the capture by hand of its phase: {', '.join(faster)}. `torch.compile` "
+        "makes few kernels of what lies between the products: norms, activations, additions, casts, the loss. A policy "
+        "chooses kernels of single operations and fuses none.\n"
+    )
+
+
+def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list[Check]:
+    checks = []
+    ratio = {case["variant"]: case["to_anchor"] for case in cases if "to_anchor" in case and "error" not in case}
+    shape = cases[0]["shape"]
+    for variant, target in (
+        ("capture_graph", "capture_graph to by hand"),
+        ("capture_graph, tuned", "tuned to by hand"),
+    ):
+        if variant in ratio:
+            checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
+    if "eager" in ratio and "eager, tuned" in ratio:
+        figure = ratio["eager, tuned"] / ratio["eager"]
+        checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
+    return checks
+
+
+def collectives(record: dict[str, Any]) -> Section:
+    """All-reduce for each size, ours beside PyTorch's over the same NCCL."""
+    ranks = record["ranks"]
+    names = list(record["cases"][0]["samples_us"])
+    rows, host = [], []
+    for case in record["cases"]:
+        found = {name: spread(values)[0] for name, values in case["samples_us"].items()}
+        bandwidth = 2 * (ranks - 1) / ranks * case["bytes"] / min(found.values()) / 1e3
+        rows.append([_size(case["bytes"]), *(number(found[name]) for name in names), number(bandwidth)])
+    least = record["cases"][0]
+    for name, values in least["host_us"].items():
+        host.append([name, number(statistics.median(values))])
+    text = (
+        f"How long does an all-reduce between {ranks} GPUs take through us, beside `torch.distributed` over the same "
+        f"NCCL? In place, {record['dtype']}, the median on the device; *graph* is a CUDA graph of "
+        f"{record['in_a_graph']} calls, divided by them. *GB/s* is the bus bandwidth of the quickest case.\n\n"
+        f"{machine(record)}\n{ranks} of {record['device']}, NCCL {record['nccl']}, `NCCL_NVLS_ENABLE`: "
+        f"{record['nvls']}. `python benchmarks/bench_collectives.py --ranks {ranks}`\n\n"
+        f"{table(('µs a call', *names, 'GB/s'), rows)}\n"
+        f"What the host needs to enqueue a call of {_size(least['bytes'])}; of a graph, divided by its calls:\n\n"
+        f"{table(('', 'µs'), host)}"
+    )
+    return Section("All-reduce between GPUs", text)
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+#: Result name to what writes its section.
+PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
+    "override_overhead_cpu": override_overhead,
+    "override_overhead_cuda": override_overhead,
+    "training_step": training_step,
+    "collectives": collectives,
+}

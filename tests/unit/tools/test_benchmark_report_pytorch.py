@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The sections of the page of benchmarks on PyTorch: made-up results, and what the page says of them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+ENVIRONMENT = {
+    "python": "3.12.1", "system": "Linux", "architecture": "x86_64", "processor": "Some Processor", "cores": 4,
+    "cuda": [], "packages": {"torch": "2.11.0"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("report_pytorch")
+
+
+def case(variant: str, phase: str, ms: float, anchor: float, **more: Any) -> dict[str, Any]:
+    figures = {"ms": ms, "p10": ms * 0.9, "p90": ms * 1.1, "to_anchor": ms / anchor, "loss_drift": 1e-4}
+    return {"shape": "gpt2-1x1024", "phase": phase, "variant": variant, **figures, **more}
+
+
+def steps(*cases: dict[str, Any], quick: bool = False) -> dict[str, Any]:
+    return {
+        "environment": ENVIRONMENT, "cases": list(cases), "policies": {"tuned": {"kernels": {"matmul": "auto"}}},
+        "targets": {"capture_graph to by hand": 1.02, "tuned to by hand": 1.01}, "quick": quick,
+        "dtype": "bfloat16", "optimizer": "AdamW", "rounds": 20, "calls": 2,
+    }  # fmt: skip
+
+
+PLAIN = (
+    case("by hand", "plain", 8.0, 8.0),
+    case("eager", "plain", 24.0, 8.0),
+    case("capture_graph", "plain", 8.08, 8.0),
+)
+
+
+def row(text: str, start: str) -> list[str]:
+    found = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    assert len(found) == 1, found
+    return [cell.strip() for cell in found[0].strip("|").split("|")]
+
+
+def test_every_result_of_the_scripts_has_a_section(report):
+    scripts = ("bench_override_overhead.py", "bench_training_step.py", "bench_collectives.py")
+    sources = [(FOLDER / name).read_text(encoding="utf-8") for name in scripts]
+    for name in report.PYTORCH_SECTIONS:
+        kinds = name.replace("_cpu", "_{kind}").replace("_cuda", "_{kind}")
+        assert any(f'"{name}"' in source or f'"{kinds}"' in source for source in sources), name
+
+
+def test_the_cost_of_a_policy_is_what_is_over_the_native_call(report):
+    record = {
+        "environment": ENVIRONMENT, "device": "cpu", "targets": {"mm": 1.0, "addmm": 2.0},
+        "samples_us": {
+            "mm": {"native": [1.5, 1.0, 2.0], "no rule matches": [2.6, 2.2], "cleared": [1.01]},
+            "addmm": {"native": [2.0], "no rule matches": [3.5], "cleared": [2.0]},
+        },
+    }  # fmt: skip
+    section = report.override_overhead(record)
+    assert row(section.text, "native") == ["native", "1.00", "2.00"]
+    assert row(section.text, "no rule matches") == ["no rule matches", "1.20", "1.50"]
+    assert [(check.what, check.verdict) for check in section.checks] == [
+        ("mm: no rule matches", "**missed** by 0.200 µs"),
+        ("addmm: no rule matches", "met by 0.500 µs"),
+    ]
+
+
+def test_steps_are_held_to_the_capture_by_hand(report):
+    section = report.training_step(steps(*PLAIN))
+    assert row(section.text, "by hand (plain)")[1:4] == ["8.000", "7.200", "8.800"]
+    assert row(section.text, "capture_graph")[4] == "1.010"
+    assert [check.verdict for check in section.checks] == ["met by 0.010 times"]
+    assert "two layers" not in section.text
+    assert "two layers" in report.training_step(steps(*PLAIN, quick=True)).text
+
+
+def test_a_tuned_policy_is_held_to_eager_across_phases(report):
+    tuned = (case("by hand", "tuned", 10.0, 10.0), case("eager, tuned", "tuned", 33.0, 10.0))
+    check = report.training_step(steps(*PLAIN, *tuned)).checks[-1]
+    assert (check.what, check.figure) == ("gpt2-1x1024: eager, tuned, to eager", pytest.approx(1.1))
+    assert check.verdict.startswith("**missed**")
+
+
+def test_where_torch_compile_is_faster_is_said_with_the_reason(report):
+    slower = report.training_step(steps(*PLAIN, case("compile", "plain", 9.0, 8.0)))
+    assert "No variant of `torch.compile` is faster than `capture_graph`" in slower.text
+    faster = report.training_step(steps(*PLAIN, case("compile, reduce-overhead", "plain", 4.04, 8.0)))
+    assert "`compile, reduce-overhead` 50.0 %" in faster.text
+    assert "fuses none" in faster.text
+
+
+def test_a_variant_that_failed_is_shown_and_met_no_target(report):
+    failed = {"shape": "gpt2-1x1024", "phase": "plain", "variant": "capture_graph", "error": "E: one | two\nthree"}
+    section = report.training_step(steps(*PLAIN[:2], failed))
+    assert row(section.text, "capture_graph")[-1] == "failed: E: one / two"
+    assert section.checks == ()
+    wrong = report.training_step(steps(*PLAIN[:2], {**PLAIN[2], "error": "losses are not those"}))
+    assert wrong.checks == ()
+
+
+def test_collectives_are_shown_by_size(report):
+    record = {
+        "environment": ENVIRONMENT, "ranks": 2, "dtype": "bfloat16", "nccl": "2.27.7", "device": "Some GPU",
+        "nvls": "0", "in_a_graph": 20,
+        "cases": [
+            {"bytes": 1024, "samples_us": {"torch": [10.0], "ours": [9.0]}, "host_us": {"torch": [5.0], "ours": [4.0]}},
+            {"bytes": 1 << 20, "samples_us": {"torch": [20.0], "ours": [10.0]}, "host_us": {"torch": [5], "ours": [4]}},
+        ],
+    }  # fmt: skip
+    text = report.collectives(record).text
+    assert row(text, "1 MiB") == ["1 MiB", "20.0", "10.0", "105"]
+    assert row(text, "ours") == ["ours", "4.00"]
