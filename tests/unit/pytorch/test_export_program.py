@@ -102,6 +102,30 @@ class TestFile:
         assert any("other weights" in line for line in xrt.plan(tmp_path / "other.pt2", policy={}).warnings)
         assert not any("other weights" in line for line in xrt.plan(done.path, policy={}).warnings)
 
+    def test_training_mode_where_it_is_asked_for(self, tmp_path: Path) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), torch.nn.ReLU().eval()).train()
+        model[2].eval()
+        with pytest.raises(xrt.ModelError, match="in training mode"):
+            xt.export(model, torch.ones(2, 4), tmp_path / "model.pt2")
+        xt.export(model, torch.ones(2, 4), tmp_path / "model.pt2", training=True)
+        assert [part.training for part in model] == [True, True, False]
+        graph = torch.export.load(tmp_path / "model.pt2").graph
+        (dropout,) = [node for node in graph.nodes if "dropout" in str(node.target)]
+        assert dropout.args[2] is True
+
+    def test_while_hooks_follow_modules(self, tmp_path: Path) -> None:
+        model, ids = language()
+        with xt.kernel_policy({"kernels": {"rules": [{"match": {"module": "head"}, "use": "cpu.reference"}]}}):
+            made = xt.export(model, ids, tmp_path / "model.pt2")
+            xrt.clear_decisions()
+            with torch.no_grad():
+                model(ids)
+        assert [(one.module, one.chosen) for one in xrt.decisions()] == [("head", "cpu.reference")]
+        assert made.policy.kernels.rules[0].match.module == "head"
+        with xrt.InferenceSession(made.path) as session:
+            report = session.explain({"ids": ids}, runs=1)
+        assert ours(report) == {"head": "cpu.reference"}
+
     def test_a_failed_export_leaves_nothing(self, tmp_path: Path) -> None:
         class Branch(torch.nn.Module):
             def forward(self, x: Any) -> Any:

@@ -160,7 +160,6 @@ def export(
             input_names=input_names,
             output_names=output_names,
             external_data=external_data,
-            training=training,
         )
 
 

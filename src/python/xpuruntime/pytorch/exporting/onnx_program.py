@@ -49,11 +49,10 @@ def write_onnx(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
     external_data: bool | None,
-    training: bool,
 ) -> Exported:
     """Export a module and write it; see `export`."""
     _need("onnx", "onnxscript")
-    proto = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names, training)
+    proto = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names)
     modules = name_nodes(proto.graph, {path for path, _ in model.named_modules()})
     nodes = {node.name: node for node in proto.graph.node}
     carried, notes = translate(policy, nodes, modules, by_node=True)
@@ -103,7 +102,6 @@ def _traced(
     dynamic_shapes: Any,
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
-    training: bool,
 ) -> onnx.ModelProto:
     what = f"<{type(model).__qualname__}>"
     with held.holding(None), quiet():
@@ -122,7 +120,6 @@ def _traced(
             proto: onnx.ModelProto = program.model_proto
         except Exception as error:
             raise ModelError(f"torch.onnx cannot export {what}: {_reason(error)}. Fix: {_FIX}") from error
-    del training
     if input_names is not None and len(input_names) != len(proto.graph.input):
         raise InputError(f"{what} has {len(proto.graph.input)} inputs, and input_names has {len(input_names)}")
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
