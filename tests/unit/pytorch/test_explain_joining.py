@@ -17,6 +17,7 @@ from torch.autograd import DeviceType  # noqa: E402
 from xpuruntime.pytorch.explaining.joining import join  # noqa: E402
 from xpuruntime.pytorch.explaining.recorder import Seen  # noqa: E402
 from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE  # noqa: E402
+from xpuruntime.runtime.marks import TUNING  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -216,6 +217,24 @@ def test_work_of_a_thread_without_records_is_nobodys(kinds):
     ]
     found = rest(join(events, kinds))
     assert found == {("elsewhere", "matmul", "nvjet_gemm"): (7, 1)}
+
+
+def test_what_is_measured_for_a_choice_is_no_work_of_the_program(kinds):
+    events = [
+        Event("aten::mm", 0, 200, number=1),
+        Event(TUNING, 10, 80, number=2, annotation=True),
+        Event("aten::fill_", 20, 10, number=3),
+        Event(f"{RANGE}0", 100, 40, number=4),
+        launch(12, 500, linked=1),
+        kernel("candidate", 900, 50, 500, linked=1),
+        launch(22, 501, linked=3),
+        kernel("fill", 960, 3, 501, linked=3),
+        launch(110, 502, linked=1),
+        kernel("gemm", 1000, 7, 502, linked=1),
+    ]
+    joined = join(events, kinds)
+    assert times(joined) == {0: 7}
+    assert rest(joined) == {("other", "", "xpuruntime, tuning"): (53, 2)}
 
 
 def test_an_operator_that_escaped_has_the_kernels_below_it(kinds):

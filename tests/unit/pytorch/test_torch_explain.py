@@ -166,6 +166,28 @@ def test_a_recurrent_layer_bypasses_a_policy_for_products():
     assert free.require() is free
 
 
+def test_the_fast_path_of_attention_is_seen_and_not_changed():
+    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 4, 8)
+    with torch.no_grad(), xt.explain() as found:
+        attention(x, x, x)
+    rows = of(found, "attention")
+    assert [(row.operator, row.status, row.count) for row in rows] == [
+        ("aten::_native_multi_head_attention", "default", 1)
+    ]
+    # The products inside pass the overrides, one by one.
+    assert of(found, "matmul")
+
+
+def test_what_a_policy_measures_is_told_apart():
+    a = torch.randn(48, 48)
+    policy = xrt.KernelPolicy(matmul="auto", auto_strategy="best_performance")
+    with xt.kernel_policy(policy), xt.explain() as found:
+        torch.mm(a, a)
+    (row,) = of(found, "matmul")
+    assert (row.requested, row.count) == (("auto",), 1)
+    assert row.resolved
+
+
 def test_matrix_times_vector_bypasses_a_rule_only_where_it_is_meant():
     a, v = torch.randn(4, 4), torch.randn(4)
     rules = [{"match": {"op": "matmul", "dtype": "fp16"}, "use": "cpu.reference"}]

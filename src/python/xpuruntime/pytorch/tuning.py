@@ -13,6 +13,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.routing import Route
+from xpuruntime.runtime import marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.tuning_cache import TuningCache
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["may_measure", "pick", "replayed", "settle"]
+__all__ = ["may_measure", "measuring", "pick", "replayed", "settle"]
 
 #: How much faster than PyTorch's own kernel another has to be, as a fraction, so that noise decides nothing.
 _MARGIN = 0.03
@@ -37,6 +38,18 @@ _known: dict[tuple[str, str, bool], dict[str, float]] = {}
 _replays = 0
 _store: TuningCache | None = None
 _store_is_open = False
+
+
+class _Here(threading.local):
+    measuring = False
+
+
+_here = _Here()
+
+
+def measuring() -> bool:
+    """Say whether kernels are being measured in this thread: what is called then is no call of the program's."""
+    return _here.measuring
 
 
 def may_measure() -> bool:
@@ -169,7 +182,16 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
         with _measuring:  # one at a time, so that none meets the load of another
             times = _known.get(mark)
             if times is None:
-                times = _known[mark] = _measure(candidates, device, eager)
+                _here.measuring = True
+                try:
+                    names = [name for name, _ in candidates]
+                    with (
+                        marks.mark("tuning", f"{op}: {key}", candidates=names),
+                        torch.profiler.record_function(marks.TUNING),
+                    ):
+                        times = _known[mark] = _measure(candidates, device, eager)
+                finally:
+                    _here.measuring = False
                 _keep(mark, times)
     _known[mark] = times
     return _best(times, candidates[0][0])

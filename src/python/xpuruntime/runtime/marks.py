@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Mark", "Marks", "mark", "watch_marks"]
+__all__ = ["TUNING", "Mark", "Marks", "mark", "watch_marks"]
+
+#: Name of the range around the measuring of kernels, so that a profile does not take that for the work of the program.
+TUNING = "xpuruntime tuning"
 
 
 class Mark(NamedTuple):

@@ -151,6 +151,12 @@ class _Joining:
             if timed:
                 share.add(runs.name, node.own)
             return
+        if node.aside:
+            if timed:
+                share = self._other(node.aside)
+                share.add(node.aside, node.own)
+                share.count += node.parent is None or not node.parent.aside
+            return
         if node.inner_call is not None:
             self._overhead += node.own
             return
@@ -158,12 +164,6 @@ class _Joining:
         if preparing is not None:
             if timed:
                 self._share(preparing).add(node.name, node.own)
-            return
-        if node.compiling:
-            if timed:
-                share = self._other("torch.compile, compiling")
-                share.add("torch.compile", node.own)
-                share.count += node.parent is None or not node.parent.compiling
             return
         escape = self._escape(node)
         if escape is not None:
@@ -192,15 +192,13 @@ class _Joining:
             self._rest[key].add(work.name, work.duration)
             return
         if node is not None:
-            for one in node.upward():
-                call = one.call or one.inner_call
-                if call is not None:
-                    self._share(call).add(work.name, work.duration)
-                    return
-            if node.compiling:
-                share = self._other("torch.compile, compiling")
-                share.add(work.name, work.duration)
-                share.count += 1
+            if node.aside and node.call is None:
+                self._other(node.aside).add(work.name, work.duration)
+                self._other(node.aside).count += 1
+                return
+            call = next((one.call or one.inner_call for one in node.upward() if one.call or one.inner_call), None)
+            if call is not None:
+                self._share(call).add(work.name, work.duration)
                 return
             escape = self._escape(node)
             if escape is not None:

@@ -14,6 +14,7 @@ from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.explaining.asking import Asking
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS
+from xpuruntime.pytorch.tuning import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +125,8 @@ class CallRecorder:
     Notes
     -----
     What runs inside a call that is recorded, such as the products inside unfused attention, belongs to that call,
-    unless the policy asks for something for it by itself. A call that raises is not counted.
+    unless the policy asks for something for it by itself. A call that raises is not counted, and neither is what is
+    called to measure kernels.
     """
 
     def __init__(self, range_of: Callable[[Seen], AbstractContextManager[Any]]) -> None:
@@ -144,7 +146,7 @@ class CallRecorder:
     ) -> Any:
         """Return ``run(*args, **kwargs)``; see `calls.Recorder`."""
         depth = self._depth
-        if (depth.value and (route is None or route.source == "default")) or _tracing():
+        if (depth.value and (route is None or route.source == "default")) or measuring() or _tracing():
             return run(*args, **kwargs)
         seen = self._kind(name, op, route, args, kwargs)
         depth.value += 1

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.autograd import DeviceType
 
+from xpuruntime.runtime.marks import TUNING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -43,8 +45,9 @@ class Node:
         Of a range: number of the kind of calls; otherwise -1.
     below : set of int or None
         Kinds of calls whose ranges are inside.
-    compiling : bool
-        Whether torch.compile compiles in it: operators are traced then, and compute nothing.
+    aside : str
+        What is done in it besides the program's own work, such as compiling, where operators are traced and compute
+        nothing; empty: nothing.
     inner_call : Node or None
         Of an operator: the range of a call that is directly inside; the first, if there are several.
     shapes, dtypes : list
@@ -54,7 +57,7 @@ class Node:
     """
 
     __slots__ = (
-        "annotation", "below", "call", "compiling", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module",
+        "annotation", "aside", "below", "call", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module",
         "name", "parent", "sequence", "shapes", "start",
     )  # fmt: skip
 
@@ -73,7 +76,11 @@ class Node:
         self.call: Node | None = self if self.kind >= 0 else None
         self.inner_call: Node | None = None
         self.below: set[int] | None = None
-        self.compiling = self.name in _COMPILING or self.name.endswith("(dynamo_timed)")
+        self.aside = ""
+        if self.name == TUNING:
+            self.aside = "xpuruntime, tuning"
+        elif self.name in _COMPILING or self.name.endswith("(dynamo_timed)"):
+            self.aside = "torch.compile, compiling"
         self.module: str | None = None
         if self.name.startswith(MODULE):
             self.annotation = True
@@ -221,7 +228,7 @@ def _nest(nodes: list[Node]) -> None:
             parent = open_[-1]
             node.parent = parent
             parent.inner += node.end - node.start
-            node.compiling = node.compiling or parent.compiling
+            node.aside = parent.aside or node.aside
             if node.call is None:
                 node.call = parent.call
                 open_.append(node)
