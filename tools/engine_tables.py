@@ -163,6 +163,22 @@ def models() -> dict[str, ModelInfo]:
     return {name: inspect_model(MODELS / name) for name in SIZES}
 
 
+#: Operators of ONNX to what PyTorch calls them.
+PYTORCH = {
+    "MatMul": "aten.linear",
+    "Gemm": "aten.linear",
+    "Conv": "aten.conv2d",
+    "Softmax": "aten.scaled_dot_product_attention",
+    "LayerNormalization": "aten.layer_norm",
+}
+
+
+def as_program(info: ModelInfo) -> ModelInfo:
+    """Return what would be known of a model if it were a program of PyTorch."""
+    nodes = tuple(msgspec.structs.replace(node, op=PYTORCH.get(node.op, node.op)) for node in info.nodes)
+    return msgspec.structs.replace(info, format="pt2", nodes=nodes)
+
+
 def answer(
     engine: str, device: str, info: ModelInfo, sizes: dict[str, Any], key: str, policy: dict[str, Any]
 ) -> tuple[str, str]:
@@ -171,7 +187,7 @@ def answer(
         policy["execution"]["shapes"] = sizes
     policy["execution"] |= {"engine": engine, "device": device, **NEEDED.get(engine, {})}
     if engine == "torch":
-        info = msgspec.structs.replace(info, format="pt2")
+        info = as_program(info)
     asked, calibration = Policy.coerce({"mode": "auto", **policy}), None
     info = with_shapes(info, asked)
     if policy["execution"].get("precision") == "int8":

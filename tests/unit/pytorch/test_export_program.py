@@ -285,6 +285,14 @@ class TestPlan:
         assert control is not None
         assert (control.enforceability, reason in control.reason) == (level, True), control
 
+    def test_the_words_are_those_of_training(self) -> None:
+        from xpuruntime.engines.torch.kernel_controls import NATIVE
+        from xpuruntime.pytorch.routing import NATIVE_WORDS
+
+        assert {op: set(words) for op, words in NATIVE.items()} == {
+            op: set(words) for op, words in NATIVE_WORDS.items()
+        }
+
     def test_strict_refuses_the_rest(self, done: Any) -> None:
         with pytest.raises(xrt.UnsupportedOperationError, match="does not run on cpu"):
             xrt.plan(done.path, policy={"mode": "strict", "kernels": {"matmul": "cublasLt"}})

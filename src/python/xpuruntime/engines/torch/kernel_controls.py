@@ -16,14 +16,34 @@ if TYPE_CHECKING:
     from xpuruntime.engines.book import Book
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["ABSENT", "settle_kernels"]
+__all__ = ["ABSENT", "NATIVE", "settle_kernels"]
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
 _REMOVE = "remove the key, or use mode: prefer"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
-_CUDA_ALONE = ("torch.cudnn", "torch.efficient")
+#: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.routing.NATIVE_WORDS`, which needs PyTorch: a plan
+#: is made from facts alone.
+NATIVE = {
+    "matmul": ("torch", "torch.mm"),
+    "attention": (
+        "torch",
+        "torch.sdpa",
+        "flash_v2",
+        "torch.flash",
+        "efficient",
+        "torch.efficient",
+        "cudnn",
+        "torch.cudnn",
+        "math",
+        "torch.math",
+    ),
+    "layer_norm": ("torch", "torch.layer_norm"),
+    "rms_norm": ("torch", "torch.rms_norm"),
+    "conv": ("torch", "torch.conv"),
+}
+_CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 
 
 def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
@@ -106,16 +126,11 @@ def _why_not(op: str, word: str, *, cuda: bool) -> str:
     """Return why a kernel can serve no call of an operation on this device; empty where it may."""
     from xpuruntime import _core
     from xpuruntime.ops.ambient import prepare
-    from xpuruntime.pytorch.overriding.registry import overrides_of
-    from xpuruntime.pytorch.routing import NATIVE_WORDS
 
     if word == "auto":
         return ""
-    if not overrides_of(op):
-        return f"{op} of PyTorch cannot be given other kernels"
-    native = NATIVE_WORDS[op].get(word)
-    if native is not None:
-        return f"{native} runs on CUDA" if native in _CUDA_ALONE and not cuda else ""
+    if word in NATIVE[op]:
+        return f"{word} runs on CUDA" if word in _CUDA_ALONE and not cuda else ""
     prepare()
     ids = _core.KernelRegistry.instance().find(op, word.partition("@")[0])
     if not ids:
