@@ -14,7 +14,7 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.held import Held, current
-from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.routing import NATIVE_WORDS, Route
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.ambient import Place
-    from xpuruntime.pytorch.routing import Route
 
 __all__ = ["AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "traits", "whole"]
 
@@ -111,13 +110,16 @@ _MOST = 256
 
 
 def held_for(kernel: str, under: Held | None) -> Held:
-    """Return the policy `under`, but asking strictly for the kernels that a call itself names, joined by commas."""
+    """Return the policy `under`, but asking for the kernels that a call itself names, joined by commas.
+
+    Strictly, unless there is a question mark after them: that is said where the policy itself has led to this kernel.
+    """
     key = (0 if under is None else under.number, kernel)
     found = _pins.get(key)
     if found is None:
-        kernels = KernelPolicy(attention=tuple(kernel.split(",")))
+        kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
-        found = Held(base.replace(kernels=kernels, mode="strict"))
+        found = Held(base.replace(kernels=kernels, mode=base.mode if kernel.endswith("?") else "strict"))
         with _pins_lock:
             if len(_pins) >= _MOST:
                 _pins.clear()
@@ -173,8 +175,8 @@ def find_route(
             key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
             phase=call.phase, module=call.module, doing=str(call), head_dim=whole(call.q.shape[-1]),
         )  # fmt: skip
-        if route.open and not call.backward and not call.unfit and call.dropout_p == 0:
-            return _settle(held, key, route, call, natively, exact)
+        if route.open:
+            return _settle(held, key, route, call, natively, exact, {word for word, _ in skip})
         if route.place is None:
             reason, word = _reason_against_native(route, call), _word_of(route)
         else:
@@ -277,34 +279,74 @@ def _description(op: str, call: AttentionCall, exact: bool) -> dict[str, Any]:
     }
 
 
-def _settle(held: Held, key: Any, route: Route, call: AttentionCall, natively: Callable[[], Any], exact: bool) -> Route:
-    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
-    shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in call[:3])
+def _settle(
+    held: Held, key: Any, route: Route, call: AttentionCall, natively: Callable[[], Any], exact: bool, skip: set[str]
+) -> Route:
+    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
+
+    A call with dropout stays PyTorch's.
+    """
+    ours = [] if call.unfit or call.dropout_p > 0 else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
+    best: str | None = route.kernel
+    if call.backward:  # of a graph that has our operator: the forward is done
+        best = ours[0] if ours else route.kernel
+    elif ours:
+        places = {
+            id_: held.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
+            for id_ in ours
+        }
+        candidates = [(route.kernel, lambda: _do_natively(call, natively))]
+        candidates += [(id_, lambda place=place: _do_ours(call, place)) for id_, place in places.items()]  # type: ignore[misc]
+        best = tuning.pick(held, "attention", f"{_text_of(call)};deterministic={exact}", candidates, call.q.device)
+    if best is None:
+        held.keep(key, None)
+        return route
+    place = None
+    if best != route.kernel:
+        place = held.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
+    found = Route(
+        "attention", route.asked, route.source, best, place=place, passed_over=route.passed_over, module=route.module,
+        phase=route.phase, tuned=True,
+    )  # fmt: skip
+    held.keep(key, found)
+    return found
+
+
+def _ours_for(call: AttentionCall, exact: bool) -> list[str]:
+    """Return the kernels of ours that may be chosen for a call without being asked for."""
+    prepare()
+    kernels = _core.KernelRegistry.instance().kernels("attention")
+    return [one["id"] for one in kernels if one["automatic"] and not reason_against_ours(one["id"], call, exact)]
+
+
+def _text_of(call: AttentionCall) -> str:
+    tensors = (four(x) for x in call[:3])
+    shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in tensors)
     mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
-    text = f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
-    q, k, v = (four(x.detach()) for x in call[:3])
+    return f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
 
-    def native() -> None:
-        if not call.needs_grad:
-            with torch.no_grad():
-                natively()
-            return
-        with torch.enable_grad():
-            out = natively()
-            operands = [x for x in call[:3] if x.requires_grad]
-            torch.autograd.grad(out, operands, torch.ones_like(out))
 
-    def ours(place: Place) -> None:
-        causal = "top_left" if call.is_causal else False
+def _do_natively(call: AttentionCall, natively: Callable[[], Any]) -> None:
+    if not call.needs_grad:
         with torch.no_grad():
-            found = _core.op_attention(
-                place, q, k, v, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
-            )
-            if call.needs_grad:
-                out, lse = found
-                _core.op_attention_backward(
-                    place, torch.ones_like(out), q, k, v, out, lse, call.mask, None, None, None, None, causal,
-                    call.scale, 0.0, None,
-                )  # fmt: skip
+            natively()
+        return
+    with torch.enable_grad():
+        out = natively()
+        operands = [x for x in call[:3] if x.requires_grad]
+        torch.autograd.grad(out, operands, torch.ones_like(out))
 
-    return tuning.settle(held, key, route, text, native, ours, call.q.device, deterministic=exact)
+
+def _do_ours(call: AttentionCall, place: Place) -> None:
+    causal = "top_left" if call.is_causal else False
+    q, k, v = (four(x.detach()) for x in call[:3])
+    with torch.no_grad():
+        done = _core.op_attention(
+            place, q, k, v, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
+        )
+        if call.needs_grad:
+            out, lse = done
+            _core.op_attention_backward(
+                place, torch.ones_like(out), q, k, v, out, lse, call.mask, None, None, None, None, causal, call.scale,
+                0.0, None,
+            )  # fmt: skip

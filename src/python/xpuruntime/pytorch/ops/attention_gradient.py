@@ -108,7 +108,7 @@ def _say_that_math_serves(dropout_p: float, kernel: str) -> None:
             " and PyTorch's draw other random numbers. Fix: leave dropout out, or ask for torch.math from the start"
         )
         raise UnsupportedOperationError(msg, engine="torch")
-    if kernel or (held is not None and held.strict and "attention" in held.ops):
+    if (kernel and not kernel.endswith("?")) or (held is not None and held.strict and "attention" in held.ops):
         msg = (
             "the gradient of the gradient of attention has no kernel but torch.math, which the policy or the call does"
             " not ask for. Fix: ask for torch.math where gradients are differentiated again, or use mode: prefer"

@@ -89,7 +89,7 @@ def run_forward(
     dropout_p, is_causal, scale
         As for ``scaled_dot_product_attention``.
     kernel : str
-        Kernels to choose from, joined by commas; empty: those that the policy asks for.
+        Kernels to choose from, joined by commas; empty: those that the policy asks for. See `held_for`.
     want_lse : bool
         Whether the gradient will be asked for.
     phase, module : str

@@ -133,11 +133,12 @@ def attend(
         if route.place is None and not apart:
             return _natively(route, natively, plain)
         rng = None
-        name = kernel
+        name = kernel if not route.tuned else f"{route.kernel}?"
         if dropout:
             # From PyTorch's generator of the device: repeatable by its seed, and anew in each replay of a CUDA graph.
             rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=query.device)
-            name = route.kernel  # the backward has to drop what the forward has dropped
+            # The backward has to drop what the forward has dropped.
+            name = route.kernel if kernel else f"{route.kernel}?"
         run = attention if plain else _operator
         try:
             out = run(
