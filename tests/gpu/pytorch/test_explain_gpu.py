@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import DeviceType  # noqa: E402
+
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 
@@ -70,8 +72,6 @@ def of(found: Any, op: str, **values: Any) -> list[Any]:
 
 def device_ns(block: Any) -> int:
     """Return the time of all work of the device that the profiler of an explain block saw."""
-    from torch.autograd import DeviceType
-
     events = block._profiler.events()
     return sum(e.duration_ns() for e in events if e.device_type() == DeviceType.CUDA and not e.is_user_annotation())
 
@@ -103,8 +103,13 @@ def test_times_are_all_of_the_device_and_shares_sum_to_one(block, x):
     with xt.kernel_policy(layer_norm="cuda_raw.layer_norm"), watching as found:
         step(block, x)
     assert found.total_us == pytest.approx(device_ns(watching) / 1000, rel=1e-6)
-    prof = watching._profiler.torch
-    told = sum(event.self_device_time_total for event in prof.key_averages())
+    averages = watching._profiler.torch.key_averages()
+    # An operator repeats there the time of its kernels, which stand there, too.
+    told = sum(
+        event.self_device_time_total
+        for event in averages
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    )
     assert found.total_us == pytest.approx(told, rel=0.01)
     shares = found.coverage
     parts = (shares.honoured, shares.substituted, shares.default, shares.bypassed, shares.opaque, shares.other)

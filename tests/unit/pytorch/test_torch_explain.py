@@ -188,6 +188,37 @@ def test_what_a_policy_measures_is_told_apart():
     assert row.resolved
 
 
+def test_a_gradient_that_no_kernel_of_ours_computes_is_bypassed():
+    conv, x = torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    with xt.kernel_policy(conv="cpu.reference"), xt.explain() as found:
+        step(conv, x)
+    assert [(row.status, row.resolved) for row in of(found, "conv", phase="train")] == [("honoured", "cpu.reference")]
+    for row in of(found, "conv", phase="backward"):
+        assert row.status == "bypassed" or row.resolved == "cpu.reference"
+        assert row.requested == ("cpu.reference",)
+
+
+def test_a_checkpoint_computes_its_forward_twice_and_bypasses_nothing():
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = Block(), torch.randn(4, 8, requires_grad=True)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        checkpoint(model, x, use_reentrant=False).square().sum().backward()
+    assert {row.status for row in of(found, "matmul")} == {"honoured"}
+    assert found.require() is found
+
+
+def test_operations_that_are_called_by_name():
+    from xpuruntime.pytorch import ops
+
+    y = torch.randn(4, 16, requires_grad=True)
+    with xt.explain() as found:
+        ops.fused_layernorm(y, [16]).square().sum().backward()
+    rows = of(found, "layer_norm")
+    assert {row.phase for row in rows} == {"train", "backward"}
+    assert all(row.operator.startswith("xpuruntime::") for row in rows), rows
+
+
 def test_matrix_times_vector_bypasses_a_rule_only_where_it_is_meant():
     a, v = torch.randn(4, 4), torch.randn(4)
     rules = [{"match": {"op": "matmul", "dtype": "fp16"}, "use": "cpu.reference"}]

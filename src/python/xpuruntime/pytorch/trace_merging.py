@@ -135,7 +135,7 @@ class _Own:
             start, end = min(start, near[0]), max(end, near[0])
         kernel = seen.kernel if decision is None else decision.kernel
         details: dict[str, Any] = {
-            "operator": f"aten::{seen.name}",
+            "operator": seen.operator,
             "requested": list(seen.asked),
             "by": seen.source,
             "resolved": kernel,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "means_more"]
 
 
 class Asking:
@@ -45,18 +45,18 @@ class Asking:
         """
         for kernels in self._policies.values():
             words, source = kernels.choose(op, **facts)
-            if _means_more(op, words):
+            if means_more(op, words):
                 return words, source, True
             if source.startswith("kernels.rules"):
                 continue
             for index, rule in enumerate(kernels.rules):
                 used = () if rule.use is None else (rule.use,) if isinstance(rule.use, str) else tuple(rule.use)
-                if used and _means_more(op, used) and _may_match(rule.match, op, facts):
+                if used and means_more(op, used) and _may_match(rule.match, op, facts):
                     return used, f"kernels.rules[{index}]", False
         return (), "default", True
 
 
-def _means_more(op: str, words: tuple[str, ...]) -> bool:
+def means_more(op: str, words: tuple[str, ...]) -> bool:
     """Say whether words ask for more than PyTorch's own choice."""
     return any(word != "auto" and NATIVE_WORDS[op].get(word) != DEFAULT_ID[op] for word in words)
 

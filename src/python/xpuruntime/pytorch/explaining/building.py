@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
@@ -112,7 +112,7 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
             observed = (decision.kernel,)
     return Row(
         op=seen.op,
-        operator=key.operator or f"aten::{seen.name}",
+        operator=key.operator or seen.operator,
         module=key.module,
         phase=key.phase,
         shapes=key.shapes,
@@ -130,9 +130,7 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
 
 
 def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
-    status: RowStatus = (
-        "substituted" if seen.status == "substituted" else "honoured" if seen.status == "honoured" else "default"
-    )
+    status = cast("RowStatus", seen.status)
     marks = _ATTENTION.get(seen.kernel)
     if status == "honoured" and seen.native and marks:
         ran = [leaf for leaf in share.leaves if any(mark in leaf for all_ in _ATTENTION.values() for mark in all_)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from xpuruntime.policies.kernel_ids import OPS
 
-__all__ = ["Escape", "escape_of_kernel", "escape_of_operator"]
+__all__ = ["NOT_REACHED", "Escape", "escape_of_kernel", "escape_of_operator"]
 
 
 class Escape(NamedTuple):
@@ -32,7 +32,7 @@ _FAST_PATH = (
     "the fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer runs kernels of its own; "
     "torch.backends.mha.set_fastpath_enabled(False) turns it off"
 )
-_NOT_REACHED = "it reached PyTorch's kernel without passing an override"
+NOT_REACHED = "it reached PyTorch's kernel without passing an override"
 _NO_OVERRIDE = "no override takes this operator"
 _TRITON = "torch.compile made a kernel of its own, which PyTorch's dispatcher does not see"
 _TEMPLATE = (
@@ -52,9 +52,9 @@ _OPERATORS: dict[str, Escape] = {
     },
     "_native_multi_head_attention": Escape("attention", _FAST_PATH),
     "_triton_multi_head_attention": Escape("attention", _FAST_PATH),
-    **{name: Escape("matmul", _NOT_REACHED) for name in ("mm", "addmm", "bmm", "baddbmm")},
+    **{name: Escape("matmul", NOT_REACHED) for name in ("mm", "addmm", "bmm", "baddbmm")},
     **{
-        name: Escape("attention", _NOT_REACHED)
+        name: Escape("attention", NOT_REACHED)
         for name in (
             "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
             "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu",
@@ -63,8 +63,8 @@ _OPERATORS: dict[str, Escape] = {
             "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_attention_math",
         )
     },
-    **{name: Escape("layer_norm", _NOT_REACHED) for name in ("native_layer_norm", "native_layer_norm_backward")},
-    "convolution": Escape("conv", _NOT_REACHED),
+    **{name: Escape("layer_norm", NOT_REACHED) for name in ("native_layer_norm", "native_layer_norm_backward")},
+    "convolution": Escape("conv", NOT_REACHED),
     **{
         name: Escape("matmul", _NO_OVERRIDE)
         for name in (
@@ -136,4 +136,4 @@ def escape_of_kernel(name: str) -> Escape | None:
 def _overridden() -> dict[str, Escape]:
     from xpuruntime.pytorch.overriding.registry import overrides_of
 
-    return {one.name.partition(".")[0]: Escape(op, _NOT_REACHED) for op in OPS for one in overrides_of(op)}
+    return {one.name.partition(".")[0]: Escape(op, NOT_REACHED) for op in OPS for one in overrides_of(op)}

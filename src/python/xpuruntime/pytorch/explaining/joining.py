@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.pytorch.explaining.escapes import Escape, escape_of_kernel, escape_of_operator
+from xpuruntime.pytorch.explaining.escapes import NOT_REACHED, Escape, escape_of_kernel, escape_of_operator
 from xpuruntime.pytorch.explaining.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -250,9 +250,14 @@ class _Joining:
             escape = escape_of_operator(node.name) or _compiled(node.name)
             # An operator that only leads to one that was recorded has not escaped.
             through = escape is not None and any(self._kinds[kind].op == escape.op for kind in node.below or ())
-            found = None if escape is None or through else (node, escape)
+            found = None if escape is None or through or _cut_short(node, escape) else (node, escape)
         self._escapes[id(node)] = found
         return found
+
+
+def _cut_short(node: Node, escape: Escape) -> bool:
+    """Say whether a checkpoint has ended its second forward in this operator, before anything was computed."""
+    return escape.reason == NOT_REACHED and node.sequence >= 0 and node.phase == "backward"
 
 
 def _arguments(node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

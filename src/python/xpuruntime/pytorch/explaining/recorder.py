@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.explaining.asking import Asking
+from xpuruntime.pytorch.explaining.asking import Asking, means_more
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS
 from xpuruntime.pytorch.tuning import measuring
@@ -92,22 +92,43 @@ class Seen:
             if route.source != "default":
                 self.asked, self.source = route.asked, route.source
         else:
-            self._ask_switches(current())
+            self._ask(current())
 
-    def _ask_switches(self, held: Held | None) -> None:
-        words = None if held is None else held.policy.kernels.get(self.op)
-        if words is None:
+    def _ask(self, held: Held | None) -> None:
+        """Find out what a policy asks for of calls that it does not decide one by one."""
+        if held is None:
             return
-        self.by_switch = True
-        self.asked = (words,) if isinstance(words, str) else tuple(words)
-        self.source = f"kernels.{self.op}"
-        self.kernel = NATIVE_WORDS[self.op].get(self.asked[0], DEFAULT_ID[self.op])
-        self.status = "honoured"
+        if self.op in held.ops:
+            words, source = held.policy.kernels.choose(
+                self.op,
+                dtype=self.dtypes[0] if self.dtypes else None,
+                device=self.device,
+                phase=self.phase,
+                module=self.module or None,
+            )
+            if means_more(self.op, words):
+                self.asked, self.source, self.status, self.reason = words, source, "bypassed", _LEFT
+            return
+        stated = held.policy.kernels.get(self.op)
+        if stated is not None:
+            self.by_switch = True
+            self.asked = (stated,) if isinstance(stated, str) else tuple(stated)
+            self.source = f"kernels.{self.op}"
+            self.kernel = NATIVE_WORDS[self.op].get(self.asked[0], DEFAULT_ID[self.op])
+            self.status = "honoured"
+
+    @property
+    def operator(self) -> str:
+        """The operator with its namespace, such as ``"aten::mm.out"``."""
+        return self.name if "::" in self.name else f"aten::{self.name}"
 
     @property
     def label(self) -> str:
         """The calls in a few words, for a trace."""
         return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
+
+
+_LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
 
 
 class _Depth(threading.local):
