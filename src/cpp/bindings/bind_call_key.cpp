@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bind.h"
+#include "call_key.h"
 #include "exchange.h"
 #include "xpuruntime/error.h"
 
@@ -64,17 +65,8 @@ bool put_array(KeyBytes& key, PyObject* object) {
 
 PyObject* call_key(PyObject*, PyObject* const* values, Py_ssize_t count) noexcept {
   try {
-    if (count < 1 || PyUnicode_Check(values[0]) == 0) {
-      throw py::type_error("call_key() takes a name, then arrays or None");
-    }
-    Py_ssize_t length = 0;
-    const char* const name = PyUnicode_AsUTF8AndSize(values[0], &length);
-    if (name == nullptr) throw py::error_already_set();
-    KeyBytes key;
-    bool whole = key.put(name, static_cast<std::size_t>(length));
-    for (Py_ssize_t i = 1; whole && i < count; ++i) whole = put_array(key, values[i]);
-    if (!whole) Py_RETURN_NONE;
-    return key.object();
+    if (count < 1) throw py::type_error("call_key() takes a name, then arrays or None");
+    return call_key_of(values[0], values + 1, count - 1).release().ptr();
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -86,6 +78,24 @@ PyMethodDef method = {"call_key",
                       METH_FASTCALL, "Everything that a kernel depends on of a call's arrays."};
 
 }  // namespace
+
+py::object call_key_of(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* last) {
+  Py_ssize_t length = 0;
+  const char* const text =
+      PyUnicode_Check(name) == 0 ? nullptr : PyUnicode_AsUTF8AndSize(name, &length);
+  if (text == nullptr) {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    throw py::type_error("a key begins with a name");
+  }
+  KeyBytes key;
+  bool whole = key.put(text, static_cast<std::size_t>(length));
+  for (Py_ssize_t i = 0; whole && i < count; ++i) whole = put_array(key, arrays[i]);
+  if (whole && last != nullptr) whole = put_array(key, last);
+  if (!whole) return py::none();
+  PyObject* const made = key.object();
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
 
 void bind_call_key(py::module_& module) {
   module.attr(method.ml_name) =

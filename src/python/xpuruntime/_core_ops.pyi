@@ -6,7 +6,7 @@ Arguments are taken by place only, all of them. Their meaning and the errors are
 come as tuples of the length stated there: two for `stride` and `dilation`, four for `padding`, one for `groups`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 def op_matmul(
@@ -109,5 +109,15 @@ def call_key(name: str, /, *arrays: Any) -> bytes | None:
 
     Arrays that require a gradient are taken. ``None`` where one of them cannot be seen, or they have many dimensions.
     """
+
+def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    """Return what stands for an operator: see `xpuruntime.pytorch.overriding.gates`.
+
+    It is called with a keyset, arrays, and at most `out`. It calls ``native.call`` where no policy holds, or the route
+    under the key of the call has no `place`; ``native`` itself where that has been invalidated; and `slow` otherwise.
+    """
+
+def set_gates(routes: dict[Any, Any] | None, slow: bool) -> None:
+    """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call."""
 
 def measure_choose() -> dict[str, float]: ...

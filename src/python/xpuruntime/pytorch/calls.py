@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpuruntime import _core
+from xpuruntime.pytorch.overriding import gates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,4 +94,5 @@ def watch(who: Recorder | None) -> Recorder | None:
     """Let `who` watch every call of every overridden operator, in all threads. Returns who did before."""
     global recorder
     before, recorder = recorder, who
+    gates.set_watched(who is not None)
     return before

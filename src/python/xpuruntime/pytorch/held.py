@@ -13,6 +13,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
 if TYPE_CHECKING:
@@ -265,6 +266,10 @@ def set_global(held: Held | None) -> Held | None:
     """Let a policy hold in all threads that have none of their own, those of autograd included. Returns the former."""
     global _global, _version
     before, _global = _global, held
+    if held is None:
+        gates.set_policy(None, by_call=False)
+    else:
+        gates.set_policy(held.routes, by_call=held.by_call)
     _version += 1
     return before
 
@@ -289,9 +294,11 @@ class holding:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         self._before = _local.held
+        gates.count_thread(1)
         _local.held = self._held
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _local.held = self._before
+        gates.count_thread(-1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, held, module_paths
+from xpuruntime.pytorch.overriding.gates import gate
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.product import Product
 from xpuruntime.pytorch.overriding.product_route import compute, find_route
@@ -32,49 +33,17 @@ _call_key = calls.call_key
 
 
 def _two(native: Native) -> Callable[..., Any]:
-    """Return what stands for ``mm`` and ``bmm``."""
+    """Return what stands for ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
     name = native.name
 
-    def product(keyset: Any, a: Tensor, b: Tensor) -> Any:
+    def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
         held = _current()
-        if held is not None:
-            key = _call_key(name, a, b)
-            if held.by_call:
-                key = _with_call(held, key)
-            route = held.routes.get(key)
-            if route is None or route.place is not None or calls.recorder is not None:
-                return _run(native, held, key, route, Product(a, b), (keyset, a, b), {})
-        elif calls.recorder is not None:
-            return calls.recorder.call(name, "matmul", None, native, (keyset, a, b), {})
-        try:
-            return native.call(keyset, a, b)
-        except RuntimeError as error:
-            return native.again(error, keyset, a, b)
+        if held is None:
+            return _leave(native, (keyset, a, b), more)
+        key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
+        return _run(native, held, key, Product(a, b, **more), (keyset, a, b), more)
 
-    return product
-
-
-def _two_into(native: Native) -> Callable[..., Any]:
-    """Return what stands for ``mm.out`` and ``bmm.out``, which code compiled by Inductor calls."""
-    name = native.name
-
-    def product(keyset: Any, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
-        held = _current()
-        if held is not None:
-            key = _call_key(name, a, b, out)
-            if held.by_call:
-                key = _with_call(held, key)
-            route = held.routes.get(key)
-            if route is None or route.place is not None or calls.recorder is not None:
-                return _run(native, held, key, route, Product(a, b, out=out), (keyset, a, b), {"out": out})
-        elif calls.recorder is not None:
-            return calls.recorder.call(name, "matmul", None, native, (keyset, a, b), {"out": out})
-        try:
-            return native.call(keyset, a, b, out=out)
-        except RuntimeError as error:
-            return native.again(error, keyset, a, b, out=out)
-
-    return product
+    return gate(native, product)
 
 
 def _three(native: Native) -> Callable[..., Any]:
@@ -84,24 +53,16 @@ def _three(native: Native) -> Callable[..., Any]:
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
         held = _current()
-        if held is not None:
-            key: Any = _call_key(name, a, b, c, more.get("out"))
-            if more:
-                key = (key, more.get("beta", 1), more.get("alpha", 1))
-            if held.by_call:
-                key = _with_call(held, key)
-            route = held.routes.get(key)
-            if route is None or route.place is not None or calls.recorder is not None:
-                whole = Product(a, b, c, **more) if not in_place else Product(a, b, c, out=c, **more)
-                return _run(native, held, key, route, whole, (keyset, c, a, b), more)
-        elif calls.recorder is not None:
-            return calls.recorder.call(name, "matmul", None, native, (keyset, c, a, b), more)
-        try:
-            return native.call(keyset, c, a, b, **more)
-        except RuntimeError as error:
-            return native.again(error, keyset, c, a, b, **more)
+        if held is None:
+            return _leave(native, (keyset, c, a, b), more)
+        out = more.get("out")
+        key: Any = _call_key(name, c, a, b) if out is None else _call_key(name, c, a, b, out)
+        if len(more) > (out is not None):
+            key = (key, more.get("beta", 1), more.get("alpha", 1))
+        whole = Product(a, b, c, out=c, **more) if in_place else Product(a, b, c, **more)
+        return _run(native, held, key, whole, (keyset, c, a, b), more)
 
-    return product
+    return gate(native, product)
 
 
 def _typed(native: Native) -> Callable[..., Any]:
@@ -131,30 +92,27 @@ def _activated(native: Native) -> Callable[..., Any]:
 def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
     held = _current()
     if held is None:
-        if calls.recorder is not None:
-            return calls.recorder.call(native.name, "matmul", None, native, args, more)
-        return native(*args, **more)
+        return _leave(native, args, more)
     key: Any = _call_key(native.name, product.a, product.b, product.c, product.out)
     key = (key, product.beta, product.alpha, product.activation, product.out_dtype)
-    if held.by_call:
-        key = _with_call(held, key)
-    return _run(native, held, key, held.routes.get(key), product, args, more)
+    return _run(native, held, key, product, args, more)
 
 
-def _with_call(held: Held, key: Any) -> Any:
-    return (
-        key,
-        calls.phase() if held.by_phase else "",
-        module_paths.current() if held.by_module else "",
-    )
+def _leave(native: Native, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    if calls.recorder is not None:
+        return calls.recorder.call(native.name, "matmul", None, native, args, more)
+    return native(*args, **more)
 
 
-def _run(
-    native: Native, held: Held, key: Any, route: Route | None, product: Product, args: tuple[Any, ...], more: Any
-) -> Any:
+def _run(native: Native, held: Held, key: Any, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
     """Do a call by the kernel of its route, which is found where it is not known."""
+    phase = module = ""
+    if held.by_call:
+        phase = calls.phase() if held.by_phase else ""
+        module = module_paths.current() if held.by_module else ""
+        key = (key, phase, module)
+    route = held.routes.get(key)
     skip: tuple[tuple[str, str], ...] = ()
-    phase, module = key[1:] if held.by_call else ("", "")
     while True:
         if route is None:
             route = find_route(native, held, key, product, args, more, phase, module, skip)
@@ -192,8 +150,7 @@ class _Ours:
 
 _KEYS = ("CPU", "CUDA")
 OVERRIDES = (
-    *(Override(name, "matmul", _KEYS, _two) for name in ("mm", "bmm")),
-    *(Override(f"{name}.out", "matmul", _KEYS, _two_into) for name in ("mm", "bmm")),
+    *(Override(f"{name}{form}", "matmul", _KEYS, _two) for name in ("mm", "bmm") for form in ("", ".out")),
     *(
         Override(f"{name}{form}", "matmul", _KEYS, _three)
         for name in ("addmm", "baddbmm")
