@@ -294,6 +294,32 @@ def test_rules_by_module_hold_in_both_directions():
     assert counts() == {"attention": 1, "attention_backward": 1}
 
 
+def test_rules_by_module_hold_in_compiled_code():
+    class Block(torch.nn.Module):
+        def forward(self, x):
+            return sdpa(x, x, x)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Block(), Block(), Block()])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, x = Model(), torch.randn(1, 2, 3, 8, requires_grad=True)
+    expected = torch.autograd.grad(model(x).sum(), x)
+    with xt.kernel_policy(strict(rules=[rule("cpu.reference", module="layers.1")])):
+        for compiled in (model, lambda x: model(x)):
+            xrt.clear_decisions()
+            found = torch.autograd.grad(torch.compile(compiled, backend="aot_eager", fullgraph=True)(x).sum(), x)
+            torch.testing.assert_close(found, expected)
+            assert counts() == {"attention": 1, "attention_backward": 1}
+            assert {one.module for one in xrt.decisions()} == {"layers.1"}
+
+
 def test_the_backward_may_be_by_another_kernel():
     q, k, v = operands()
     expected = gradients(q, k, v, is_causal=True)

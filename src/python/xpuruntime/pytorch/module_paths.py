@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import warnings
 import weakref
@@ -12,17 +13,22 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import traceback
 from torch.nn.modules import module as torch_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "inside", "require", "running"]
+__all__ = ["current", "give_back", "inside", "require", "running", "traced"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
 #: Prefixes that wrappers put before the names of the model's own modules.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+#: A part of a path as Dynamo writes it: ``L['self'].layers[0]``, ``L['self']._modules['layers']``.
+_SELF = "L['self']"
+_STEP = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 _lock = threading.Lock()
 _users = 0
@@ -83,6 +89,22 @@ def current() -> str:
             with contextlib.suppress(KeyError):  # another thread has cleared it
                 _nodes.popitem(last=False)
     return path
+
+
+def traced() -> str:
+    """Return the path of the module whose code is traced now, for ``torch.compile`` or an export; empty if none is.
+
+    Named from the outermost module that is running or traced.
+    """
+    stack = traceback.get_current_meta().get("nn_module_stack") if traceback.has_preserved_node_meta() else None
+    if not stack:
+        return ""
+    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(stack.values()))))
+    # Of a module that is compiled itself, the record begins with what is inside of it.
+    inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
+    inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")
+    outer = _stack.paths[-1] if _stack.paths else ""
+    return f"{outer}.{_plain(inner)}".strip(".")
 
 
 def running() -> str:

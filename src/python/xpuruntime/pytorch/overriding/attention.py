@@ -96,7 +96,7 @@ def attend(
         The policy is strict and nothing that it asks for can serve.
     """
     phase = calls.phase() if held.by_phase else ""
-    module = module_paths.current() if held.by_module else ""
+    module = (module_paths.traced() or module_paths.current()) if held.by_module else ""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     layers = transforms()
     plain = (
