@@ -42,11 +42,13 @@ bool passes(PyObject* name, PyObject* const* values, Py_ssize_t count, PyObject*
   const State& now = state();
   if (now.slow) return false;
   if (now.routes == nullptr) return true;
-  static PyObject* const out = interned("out");
   static PyObject* const place = interned("place");
   PyObject* last = nullptr;
   if (names != nullptr && PyTuple_GET_SIZE(names) > 0) {
-    if (PyTuple_GET_SIZE(names) > 1 || PyTuple_GET_ITEM(names, 0) != out) return false;
+    if (PyTuple_GET_SIZE(names) > 1 ||
+        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "out") != 0) {
+      return false;
+    }
     last = values[count];
   }
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);

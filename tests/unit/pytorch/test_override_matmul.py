@@ -229,8 +229,7 @@ def test_the_reason_names_only_the_kernel_that_was_asked_for():
             XpuRuntimeWarning, match=r"asks for cpu\.blas: cpu\.blas: OpenBLAS multiplies fp32 and fp64"
         ) as said,
     ):
-        for _ in range(2):
-            torch.mm(a, a)
+        torch.mm(a, a)
     assert len(said) == 1
     assert "cuda_raw" not in str(said[0].message)
 
@@ -318,3 +317,52 @@ def test_scaled_mm(case):
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
     assert torch.equal(found, into)
     assert served() == {"cpu.reference"}
+
+
+@pytest.mark.parametrize("form", ["mm", "mm.out", "addmm", "addmm.out", "bmm", "in place"])
+def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
+    from xpuruntime.pytorch import calls, held
+    from xpuruntime.pytorch.overriding import matmul
+
+    a, b, c, out = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2), torch.empty(3, 2)
+    run = {
+        "mm": lambda: torch.mm(a, b),
+        "mm.out": lambda: torch.mm(a, b, out=out),
+        "addmm": lambda: torch.addmm(c, a, b),
+        "addmm.out": lambda: torch.addmm(c, a, b, out=out),
+        "bmm": lambda: torch.bmm(a[None], b[None]),
+        "in place": lambda: torch.zeros(3, 2).addmm_(a, b),
+    }[form]
+    asked = []
+    real = matmul._run
+
+    def count(*args):
+        asked.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(matmul, "_run", count)
+    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]):
+        expected = run().clone()
+        assert len(asked) == 1
+        for _ in range(3):
+            assert torch.equal(run(), expected)
+        assert len(asked) == 1
+        with held.holding(held.Held(held.current().policy)):
+            run()
+        assert len(asked) == 2  # a thread's own policy has routes of its own
+        run()
+        assert len(asked) == 2
+
+        class Watching:
+            def call(self, name, op, route, run, args, kwargs):
+                assert route is not None
+                return run(*args, **kwargs)
+
+        before = calls.watch(Watching())
+        try:
+            assert torch.equal(run(), expected)
+        finally:
+            calls.watch(before)
+        assert len(asked) == 3
+        run()
+        assert len(asked) == 3

@@ -161,7 +161,7 @@ def _products(setting: Any) -> list[Escape]:
                 )
             )  # fmt: skip
     if setting("freezing"):
-        reason = "Inductor packs weights for oneDNN, whose product is an operator of its own on the CPU"
+        reason = "on the CPU, Inductor may pack weights for oneDNN, whose product is an operator of its own"
         found.append(Escape("matmul", "matrix products under freezing", reason, "set freezing=False"))
     if setting("coordinate_descent_tuning") and torch.backends.cuda.is_built():
         reason = "Inductor computes products of one row or one column inside its own kernels on CUDA"
