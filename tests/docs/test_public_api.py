@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -15,6 +16,12 @@ import xpuruntime
 
 ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "docs" / "reference" / "api.md"
+#: Packages with a public surface of their own, and the page that has it.
+PACKAGES = {
+    "xpuruntime.pytorch": "pytorch.md",
+    "xpuruntime.pytorch.ops": "pytorch.md",
+    "xpuruntime.distributed": "api.md",
+}
 
 
 def test_the_list_is_sorted_and_without_repeats():
@@ -28,6 +35,19 @@ def test_name_resolves_and_is_documented(name: str):
         assert inspect.getdoc(thing), f"xpuruntime.{name} has no docstring"
     directive = rf"^::: xpuruntime\.(?:[\w.]+\.)?{re.escape(name)}$|^\| `{re.escape(name)}` \|"
     assert re.search(directive, API.read_text(encoding="utf-8"), re.M), f"{name} is not in docs/reference/api.md"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_of_a_package_resolve_and_are_documented(package: str):
+    if package.startswith("xpuruntime.pytorch"):
+        pytest.importorskip("torch", reason="xpuruntime.pytorch needs torch")
+    module = importlib.import_module(package)
+    page = (ROOT / "docs" / "reference" / PACKAGES[package]).read_text(encoding="utf-8")
+    assert len(module.__all__) == len(set(module.__all__))
+    for name in module.__all__:
+        assert inspect.getdoc(getattr(module, name)), f"{package}.{name} has no docstring"
+        directive = rf"^::: {re.escape(package)}\.(?:[\w.]+\.)?{re.escape(name)}$"
+        assert re.search(directive, page, re.M), f"{package}.{name} is not in docs/reference/{PACKAGES[package]}"
 
 
 def test_nothing_public_is_missing_from_the_list():
