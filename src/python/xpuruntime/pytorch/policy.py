@@ -125,7 +125,13 @@ def set_kernel_policy(
     -----
     PyTorch's kernels below autograd are replaced for the operations that the policy decides call by call; what PyTorch
     has a switch for, such as one SDPA backend for all calls, is set by that switch. Autograd, optimizers and
-    ``torch.compile`` stay PyTorch's. What `torch.compile` has compiled is compiled again, so that it follows the new
+    ``torch.compile`` stay PyTorch's.
+
+    What `torch.compile` has compiled is compiled again at its next call, unless the former policy and the new one
+    differ in the kernels of products alone: set a policy before a loop, and not in each step. What of compiled code a
+    policy does not reach is warned of, or refused where it is strict; see `escapes`.
+
+    Products of integers and of complex numbers, empty ones, and products with a vector are PyTorch's own under every
     policy.
 
     Examples
