@@ -48,7 +48,6 @@ class Recorder:
         self._names: Counter[str] = Counter()
         self._made: dict[int, str] = {}
         self._alive: list[Any] = []
-        self._whole = False
 
     @contextlib.contextmanager
     def paths(self) -> Iterator[None]:
@@ -93,16 +92,15 @@ class Recorder:
         return stack
 
     def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function as one operator, and note none of those that it is made of."""
-        self._whole = True
-        try:
+        """Run a function as one operator, as it runs without a recorder, and note none of those that it is made of."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
             return self._noted(op, func, args, kwargs)
-        finally:
-            self._whole = False
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator and note it."""
-        return func(*args, **kwargs) if self._whole else self._noted(op_name(func), func, args, kwargs)
+        return self._noted(op_name(func), func, args, kwargs)
 
     def _noted(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         import torch
