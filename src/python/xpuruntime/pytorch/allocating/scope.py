@@ -231,9 +231,14 @@ class AllocatorScope:
             self._threading.__exit__(None, None, None)
         self._threading = None
         self.pause()
-        outer, self._outer = self._outer, None
-        if outer is not None and same_thread:
-            outer.resume()
+        try:
+            self._drop_pool()
+        finally:  # PyTorch ends the process where a pool goes while another is routed to
+            outer, self._outer = self._outer, None
+            if outer is not None and same_thread:
+                outer.resume()
+
+    def _drop_pool(self) -> None:
         lender = self._lender
         if lender is None:
             return
