@@ -282,8 +282,7 @@ def test_one_graph_at_a_time_gives_its_pool_back():
     net = make_net()
     step = xrt_torch.capture_graph(loss_of(net), optimizer=sgd(net.parameters()), max_graphs=1, strict=True)
     with pytest.warns(XpuRuntimeWarning, match="no more than max_graphs=1 are kept"):
-        for rows in (4, 8, 4, 8):
-            step(*batches(1, rows)[0])
+        train(step, [batches(1, rows)[0] for rows in (4, 8, 4, 8)])
     step.reset()
     step(*batches(1)[0])
     assert (step.report.captures, len(step.graphs)) == (5, 1)
