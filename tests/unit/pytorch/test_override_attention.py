@@ -478,6 +478,7 @@ def test_who_watches_sees_forward_and_backward():
     class Watch:
         def call(self, name, op, route, run, args, kwargs):
             seen.append((name, op, None if route is None else route.kernel))
+            assert sum(isinstance(one, torch.Tensor) for one in args) >= 3
             return run(*args, **kwargs)
 
     q, k, v = operands()
@@ -489,7 +490,7 @@ def test_who_watches_sees_forward_and_backward():
             sdpa(q, k, v)
     finally:
         calls.watch(before)
-    ours = [("attention", "attention", "cpu.reference"), ("attention_backward", "attention", "cpu.reference")]
+    ours = [(f"xpuruntime::{name}", "attention", "cpu.reference") for name in ("attention", "attention_backward")]
     assert [one for one in seen if one[1] == "attention"] == [
         *ours, ("scaled_dot_product_attention", "attention", "torch.math"),
     ]  # fmt: skip

@@ -205,7 +205,7 @@ def _dense(grad_out: Tensor) -> Tensor:
 
 def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if calls.recorder is not None:
-        return calls.recorder.call(name, "attention", route, run, args, {})
+        return calls.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
     return run(*args)
 
 
@@ -254,14 +254,14 @@ def _backward_by_torch(
     if dropout_p > 0:
         raise _no_dropout(route, "the gradient")
 
-    def again() -> tuple[Tensor, ...]:
+    def again(*_: Tensor) -> tuple[Tensor, ...]:
         with _autograd_here(), torch.enable_grad():
             a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
             out = by_torch(route.kernel, a, b, c, mask, 0.0, is_causal, scale)
             found: tuple[Tensor, ...] = torch.autograd.grad(out, (a, b, c), grad_out)
             return found
 
-    found = _run("attention_backward", route, again, ())
+    found = _run("attention_backward", route, again, (grad_out, q, k, v))
     gradients = tuple(torch.empty_like(x) for x in (q, k, v))
     for gradient, value in zip(gradients, found, strict=True):
         gradient.copy_(value)

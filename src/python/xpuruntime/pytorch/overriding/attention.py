@@ -4,6 +4,10 @@
 
 It is replaced above autograd, where PyTorch chooses among its own kernels. A call goes on to one of those, with their
 own gradients, or to ``xpuruntime::attention``, whose gradient the policy decides again.
+
+Not reached are calls that go past it: of its parts by name, such as ``aten::_flash_attention_forward`` (so does
+``torch.nn.attention.varlen``), and ``flex_attention``, which has an option ``kernel_options={"BACKEND": ...}``. `explain`
+shows them as bypassed. The fast path of ``nn.MultiheadAttention`` is turned off; see `attention_switch`.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any]:
 
         held = current()
         if held is None or "attention" not in held.ops:
-            return _natively(None, natively, not _modes())
+            return _natively(None, natively, not _modes(), (query, key, value))
         return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return scaled_dot_product_attention
@@ -114,7 +118,7 @@ def attend(
     known = (seen, dropout, is_causal, enable_gqa, needs_grad, learns, phase, module, deterministic(held))
     route = held.routes.get(known)
     call: AttentionCall | None = None
-    if route is None or route.place is None or held.by_phase:
+    if route is None or held.by_phase:
         call = AttentionCall(
             query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
         )
@@ -131,7 +135,7 @@ def attend(
         else:
             apart = False
         if route.place is None and not apart:
-            return _natively(route, natively, plain)
+            return _natively(route, natively, plain, (query, key, value))
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
         if dropout:
@@ -149,7 +153,9 @@ def attend(
             if route.place is None:
                 raise
             # Of wrong arguments PyTorch says in its own words what is wrong; otherwise our kernel has not served.
-            served = _natively(route, natively, plain) if isinstance(error, InputError) else None
+            served = None
+            if isinstance(error, InputError):
+                served = _natively(route, natively, plain, (query, key, value))
             skip = (*route.passed_over, (route.kernel, str(error)))
             call = AttentionCall(
                 query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
@@ -161,18 +167,18 @@ def attend(
         return out if query.dim() == 4 else out.reshape(query.shape)
 
 
-def _natively(route: Route | None, natively: Callable[[], Tensor], plain: bool) -> Tensor:
-    run = natively
-    if route is not None and route.kernel in BACKENDS:
-        kernel = route.kernel
-
-        def run() -> Tensor:
-            with by_backend(kernel):
-                return natively()
+def _natively(
+    route: Route | None, natively: Callable[[], Tensor], plain: bool, tensors: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    def run(*_: Tensor) -> Tensor:
+        if route is None or route.kernel not in BACKENDS:
+            return natively()
+        with by_backend(route.kernel):
+            return natively()
 
     if calls.recorder is None or not plain:  # of what is traced, nothing is computed now
         return run()
-    found: Tensor = calls.recorder.call("scaled_dot_product_attention", "attention", route, run, (), {})
+    found: Tensor = calls.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
     return found
 
 
