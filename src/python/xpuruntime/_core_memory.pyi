@@ -299,7 +299,7 @@ class TorchAllocator:
     pools : iterable of MemoryPool
         At most one a CUDA device, and none of host memory.
     throws : bool
-        Whether a failed allocation throws; by default it returns a null pointer, as PyTorch's caching allocator expects.
+        Whether a failed allocation throws; by default it returns a null pointer, as PyTorch expects.
 
     Raises
     ------

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ["BACKENDS", "Settings", "by_backend", "read", "reason_against", "write"]
+__all__ = ["BACKENDS", "Settings", "by_backend", "read", "reason_against", "settle_order", "write"]
 
 #: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).
 BACKENDS = {"torch.math": 0, "torch.flash": 1, "torch.efficient": 2, "torch.cudnn": 3}
@@ -50,6 +51,18 @@ class Settings(NamedTuple):
 
     enabled: tuple[bool, ...]
     order: tuple[int, ...]
+
+
+@functools.cache
+def settle_order() -> None:
+    """Have PyTorch settle its order of backends now, where CUDA is there.
+
+    It does so once in a process, with its first attention on CUDA: on Hopper it puts cuDNN first, over whatever order
+    was set before.
+    """
+    if torch.cuda.is_available():
+        q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(q, q, q)
 
 
 def read() -> Settings:

@@ -56,7 +56,7 @@ def attention_switch(policy: Policy) -> Callable[[], Any] | None:
     Notes
     -----
     On CUDA the backends that are asked for are tried first, in their order; under ``strict`` no other is enabled, and
-    PyTorch refuses what none of them can serve. On the CPU there are two: flash serves what it can wherever it is
+    PyTorch refuses what none of them can serve. CUDA is started by it where it is not yet. On the CPU there are two: flash serves what it can wherever it is
     enabled, and math serves the rest; so where math is asked for before flash, flash is disabled.
 
     While a policy names kernels for attention, the fast path of ``nn.MultiheadAttention``, which has kernels of its
@@ -124,6 +124,7 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         warnings.warn(f"kernels.attention: {'; '.join(refused)}", XpuRuntimeWarning, stacklevel=2)
     if not wanted:
         return
+    sdpa_backends.settle_order()
     before = sdpa_backends.read()
     sdpa_backends.write(_settings(before, wanted, only=strict and not free))
     undo.append(lambda: sdpa_backends.write(before))
