@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.overriding.native import Override
-from xpuruntime.pytorch.overriding.serving import leave, serve
+from xpuruntime.pytorch.overriding.serving import is_native, leave, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES"]
 
 _op_conv2d = _core.op_conv2d
+#: Calls whose bias no kernel that they may have adds on its way; with one more than `_MOST`, all are forgotten.
+_unfused: set[tuple[Any, ...]] = set()
+_MOST = 4096
 _deterministic = torch._C._get_deterministic_algorithms
 _fp32_precision = torch._C._get_fp32_precision_getter
 
@@ -48,6 +52,8 @@ def _convolution(native: Native) -> Callable[..., Any]:
             tf32, fixed, phase, module,
         )  # fmt: skip
         route = held.routes.get(key)
+        if is_native(route):
+            return native(*args)
         if route is None and not _fits(x, weight, stride, padding, dilation):
             return native(*args)
         return serve(
@@ -81,7 +87,21 @@ def _our_convolution(
         (x.shape[0], weight.shape[0], max(height, 0), max(width, 0)),
         dtype=x.dtype, device=x.device, memory_format=layout,
     )  # fmt: skip
-    _op_conv2d(place, x, weight, bias, out, (sh, sw), (ph, pw, ph, pw), (dh, dw), (groups,), None, phase or None, None)
+    rest = (out, (sh, sw), (ph, pw, ph, pw), (dh, dw), (groups,), None, phase or None, None)
+    kind = (place.site, x.shape, weight.shape, x.stride(), x.dtype, *rest[1:5])
+    if bias is None or kind in _unfused:
+        _op_conv2d(place, x, weight, None, *rest)
+    else:
+        try:
+            _op_conv2d(place, x, weight, bias, *rest)
+        except UnsupportedOperationError:
+            # cuDNN fuses the bias of some convolutions only. PyTorch never does: it adds it afterwards.
+            _op_conv2d(place, x, weight, None, *rest)
+            if len(_unfused) >= _MOST:
+                _unfused.clear()
+            _unfused.add(kind)
+    if bias is not None and kind in _unfused:
+        out.add_(bias.view(-1, 1, 1))
     return out if two else out.squeeze(2)
 
 

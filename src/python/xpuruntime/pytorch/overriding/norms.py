@@ -12,7 +12,7 @@ from xpuruntime import _core
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import Override
-from xpuruntime.pytorch.overriding.serving import leave, serve
+from xpuruntime.pytorch.overriding.serving import is_native, leave, serve
 from xpuruntime.pytorch.overriding.tracing import OVERRIDES as TRACED
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def _layer_norm(native: Native) -> Callable[..., Any]:
         module = module_paths.current() if held.by_module else ""
         key = ("layer_norm", x.shape, len(shape), x.dtype, x.device, _like(weight), _like(bias), phase, module)
         route = held.routes.get(key)
+        if is_native(route):
+            return native(*args)
         if route is None and not (_fits(x, shape, weight, bias) and _parameters_fit(x, weight, bias)):
             return native(*args)
         return serve(
@@ -68,8 +70,8 @@ def _our_layer_norm(
         place, False, as_rows(x, n), None, _flat(weight, n), _flat(bias, n), None, None, False, True, eps,
         phase or None, None,
     )  # fmt: skip
-    dtype = stats_dtype(x, weight, bias)
-    if mean.dtype != dtype:
+    if mean.dtype is not x.dtype:
+        dtype = stats_dtype(x, weight, bias)
         mean, rstd = mean.to(dtype), rstd.to(dtype)
     if n == 1:
         return out, mean.unsqueeze(-1), rstd.unsqueeze(-1)
@@ -93,6 +95,8 @@ def _layer_norm_backward(native: Native) -> Callable[..., Any]:
             grad.dtype, phase, module,
         )  # fmt: skip
         route = held.routes.get(key)
+        if is_native(route):
+            return native(*args)
         if route is None and not (
             _fits(x, shape, weight, bias)
             and grad.shape == x.shape
@@ -133,6 +137,8 @@ def _rms_norm(native: Native) -> Callable[..., Any]:
         module = module_paths.current() if held.by_module else ""
         key = ("rms_norm", x.shape, len(shape), x.dtype, x.device, _like(weight), phase, module)
         route = held.routes.get(key)
+        if is_native(route):
+            return native(*args)
         if route is None and not (_fits(x, shape, weight, None) and _same_dtype(x, weight)):
             return native(*args)
         return serve(
@@ -171,6 +177,8 @@ def _rms_norm_backward(native: Native) -> Callable[..., Any]:
             module,
         )  # fmt: skip
         route = held.routes.get(key)
+        if is_native(route):
+            return native(*args)
         if route is None and not (
             _fits(x, shape, weight, None)
             and _same_dtype(x, weight)
@@ -202,7 +210,7 @@ def _our_rms_norm_backward(
 
 def as_rows(x: Tensor, n: int) -> Tensor:
     """Return `x` detached, contiguous, and with its last `n` dimensions as one; without a copy where that can be."""
-    rows = x.detach()
+    rows = x.detach() if x.requires_grad else x
     if not rows.is_contiguous():
         rows = rows.contiguous()
     return rows if n == 1 else rows.view(*x.shape[:-n], -1)
@@ -228,7 +236,7 @@ def rms_eps(dtype: torch.dtype, eps: float | None) -> float:
 def _flat(columns: Tensor | None, n: int) -> Tensor | None:
     if columns is None:
         return None
-    columns = columns.detach()
+    columns = columns.detach() if columns.requires_grad else columns
     return columns if n == 1 else columns.reshape(-1)
 
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.held import Held
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["leave", "serve"]
+__all__ = ["is_native", "leave", "serve"]
+
+
+def is_native(route: Route | None) -> bool:
+    """Say whether a route is known to lead to PyTorch's own kernel, and nobody watches: then `serve` is not needed."""
+    return route is not None and route.place is None and not route.open and calls.recorder is None
 
 
 def leave(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
