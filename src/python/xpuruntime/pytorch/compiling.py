@@ -57,6 +57,10 @@ def policy_changed(held: Held | None) -> None:
         return
     config = torch.compiler.config
     rest = config.cache_key_tag.partition(_TAG)[0]
+    if built_in:
+        from xpuruntime import __version__
+
+        built_in += __version__  # its operators are in the code that is kept, with their arguments
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
