@@ -69,6 +69,8 @@ def _database() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
+    # That import forbids the process to set switches such as torch.backends.cudnn.deterministic, as policies do.
+    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
     named = {f"{one.name} {one.variant_test_name}".strip(): one for one in op_db}
     return {name: named[name] for name in OPS}
 
