@@ -70,7 +70,8 @@ def _database() -> dict[str, Any]:
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
     # That import forbids the process to set switches such as torch.backends.cudnn.deterministic, as policies do.
-    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    assert not torch.backends.flags_frozen()
     named = {f"{one.name} {one.variant_test_name}".strip(): one for one in op_db}
     return {name: named[name] for name in OPS}
 
