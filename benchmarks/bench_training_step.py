@@ -102,6 +102,27 @@ def compiled_with_graphs(training: Training, _: Batch) -> Step:
     return step
 
 
+class ByHand:
+    """A graph that was captured by hand, with all that it works on.
+
+    A graph holds the memory of what was made while it was captured, and nothing else: parameters and the optimizer's
+    state have to be kept alive beside it.
+    """
+
+    def __init__(self, training: Training, graph: torch.cuda.CUDAGraph, inputs: Batch, loss: torch.Tensor) -> None:
+        self.training = training
+        self.graph = graph
+        self.inputs = inputs
+        self.loss = loss
+
+    def __call__(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        static_tokens, static_wanted = self.inputs
+        static_tokens.copy_(tokens)
+        static_wanted.copy_(wanted)
+        self.graph.replay()
+        return self.loss
+
+
 def by_hand(training: Training, batch: Batch) -> Step:
     """Capture as PyTorch's manual says."""
     static_tokens, static_wanted = (tensor.clone() for tensor in batch)
@@ -122,14 +143,7 @@ def by_hand(training: Training, batch: Batch) -> Step:
         for state in training.optimizer.state.values():
             for value in state.values():
                 value.zero_()
-
-    def step(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        static_tokens.copy_(tokens)
-        static_wanted.copy_(wanted)
-        graph.replay()
-        return loss
-
-    return step
+    return ByHand(training, graph, (static_tokens, static_wanted), loss)
 
 
 def captured(training: Training, batch: Batch) -> Step:
