@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A captured step, apart from CUDA, says what it cannot: failed captures, errors, wrong functions, threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from recorded_steps import captured  # noqa: E402 - needs torch
+from trained_net import batches, loss_of, make, train_eagerly  # noqa: E402
+
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+
+
+def test_a_failed_capture_runs_eagerly_and_says_why():
+    theirs, their_optimizer = make()
+    wanted = train_eagerly(theirs, their_optimizer, batches(4))
+    net, own = make()
+    step, recorder = captured(loss_of(net), optimizer=own)
+    recorder.fails = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+    with pytest.warns(XpuRuntimeWarning, match="not permitted when stream is capturing") as caught:
+        found = [step(*batch).item() for batch in batches(4)]
+    assert len(caught) == 1, "one warning is enough"
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert len(step.reasons) == 1
+    assert "float32[8, 6], float32[8, 1]; train cannot be captured: RuntimeError: CUDA error" in step.reasons[0]
+    assert "more" not in step.reasons[0]
+    assert step.report.eager_calls == 4
+    assert not step.report.captured
+    assert "because the step for" in str(step.report)
+    recorder.fails = None
+    step.reset()
+    step(*batches(1)[0])
+    assert (recorder.records, step.reasons) == (1, ())
+
+
+def test_strict_raises_instead():
+    net, own = make()
+    before = copy.deepcopy(net.state_dict())
+    step, recorder = captured(loss_of(net), optimizer=own, strict=True)
+    recorder.fails = RuntimeError("no")
+    with pytest.raises(UnsupportedOperationError, match="cannot be captured: RuntimeError: no"):
+        step(*batches(1)[0])
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_an_error_of_the_function_is_the_one_that_is_seen():
+    net, own = make()
+    before = copy.deepcopy(net.state_dict())
+    step, _ = captured(loss_of(net), optimizer=own)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        step(torch.zeros(8, 5), torch.zeros(8, 1))
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    step(*batches(1)[0])
+    assert step.reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda net: lambda x, y: net(x) - y, r"this fn returned a tensor of shape \[8, 1\]"),
+        (lambda net: lambda x, y: net(x).sum().item(), "this fn returned float"),
+        (lambda net: lambda x, y: net(x).sum().detach(), "does not depend on any parameter"),
+    ],
+)
+def test_functions_that_return_no_loss(fn, message):
+    net, own = make()
+    step, _ = captured(fn(net), optimizer=own)
+    with pytest.raises(InputError, match=message):
+        step(*batches(1)[0])
+
+
+def test_one_thread_at_a_time():
+    net, own = make()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fn(x, y):
+        begun.set()
+        assert go_on.wait(20)
+        return loss_of(net)(x, y)
+
+    step, _ = captured(fn, optimizer=own)
+    thread = threading.Thread(target=step, args=batches(1)[0])
+    thread.start()
+    assert begun.wait(20)
+    try:
+        with pytest.raises(UnsupportedOperationError, match="one step for each thread"):
+            step(*batches(1)[0])
+    finally:
+        go_on.set()
+        thread.join()
+    step(*batches(1)[0])
+
+
+def test_threads_have_steps_of_their_own():
+    wanted = train_eagerly(*make(), batches(4))
+    found: dict[int, list[float]] = {}
+
+    made = [make() for _ in range(4)]
+
+    def train(number: int) -> None:
+        net, own = made[number]
+        step, _ = captured(loss_of(net), optimizer=own)
+        found[number] = [step(*batch).item() for batch in batches(4)]
+
+    threads = [threading.Thread(target=train, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        assert found[number] == pytest.approx(wanted, rel=1e-5)
