@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What tests of policies in PyTorch have to leave behind as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def nothing_is_watched_afterwards():
+    import torch
+    from torch.nn.modules import module as torch_module
+
+    import xpuruntime.pytorch as xt
+    from xpuruntime.pytorch import calls
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    xt.clear_kernel_policy()
+    hooks = len(torch_module._global_forward_pre_hooks)
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+    assert calls.recorder is None
+    assert len(torch_module._global_forward_pre_hooks) == hooks
+    assert not torch._C._autograd._profiler_enabled()
+
+
+@pytest.fixture
+def no_policy_of_attention_is_left():
+    import torch
+
+    import xpuruntime as xrt
+    import xpuruntime.pytorch as xt
+    from xpuruntime.pytorch import sdpa_backends
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    xt.clear_kernel_policy()
+    xrt.clear_decisions()
+    before = sdpa_backends.read()
+    torch.manual_seed(0)
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+    assert sdpa_backends.read() == before

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What `explain` hands back: shares, text and JSON, what it requires, and that the program itself is unchanged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+from explained_block import Block, of, step  # noqa: E402 - it needs PyTorch
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+
+def test_shares_sum_to_one_and_times_are_those_of_the_profiler():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    shares = found.coverage
+    parts = (shares.honoured, shares.substituted, shares.default, shares.bypassed, shares.opaque, shares.other)
+    assert sum(parts) == pytest.approx(1)
+    assert shares.rule == shares.honoured > 0
+    assert shares.default > 0
+    assert shares.other > 0
+    assert found.time_kind == "cpu"
+    assert found.total_us == pytest.approx(sum(row.time_us for row in found.rows))
+    by_rule = sum(row.time_us for row in found.rows if row.status == "honoured")
+    assert shares.honoured == pytest.approx(by_rule / found.total_us)
+
+
+def test_require_names_what_is_against_it():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    assert found.require(coverage=found.coverage.covered) is found
+    with pytest.raises(UnsupportedOperationError, match=r"100\.0% is required[\s\S]*default: aten::native_layer_norm"):
+        found.require(coverage=1.0)
+    with pytest.raises(InputError, match="share from 0 to 1"):
+        found.require(coverage=90)
+
+
+def test_text_dict_and_json_say_the_same():
+    model, x = Block(), torch.randn(4, 8)
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, x)
+    plain = found.to_dict()
+    assert json.loads(found.to_json()) == json.loads(json.dumps(plain))
+    assert plain["schema"] == "xpuruntime.explanation/1"
+    assert plain["policy"]["kernels"]["matmul"] == "cpu.reference"
+    assert len(plain["rows"]) == len(found.rows)
+    assert plain["coverage"]["covered"] == pytest.approx(found.coverage.covered)
+    text = str(found)
+    assert "under a rule" in text.splitlines()[0]
+    assert "cpu.reference" in text
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_the_table_keeps_to_the_width(monkeypatch, columns):
+    model = torch.nn.Sequential(Block(), Block())
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step(model, torch.randn(4, 8))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= columns
+    # The same layer of two blocks is one line.
+    assert any("(2 modules)" in line for line in lines) or columns < 200
+
+
+def test_nothing_is_told_before_the_end():
+    with xt.explain() as found:
+        with pytest.raises(InputError, match="after its with block"):
+            _ = found.rows
+        assert repr(found) == "Explanation(nothing yet)"
+    assert "0 rows" in repr(found)
+    assert found.coverage.covered == 0
+
+
+def test_an_error_in_the_block_restores_and_is_the_one_heard():
+    a = torch.randn(3, 3)
+
+    def work():
+        torch.mm(a, a)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), xt.explain() as found:
+        work()
+    assert found.partial
+    assert [row.count for row in of(found, "matmul")] == [1]
+
+
+def test_a_call_that_fails_is_not_counted():
+    with xt.explain() as found, pytest.raises(RuntimeError):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert sum(row.count for row in of(found, "matmul") if row.status != "default" or row.time_us == 0) == 0
+
+
+def test_a_second_profiler_is_refused():
+    running = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
+    with running, pytest.raises(InputError, match="one profiler runs at a time"):
+        xt.explain().__enter__()
+    with xt.explain(), pytest.raises(InputError, match="one profiler runs at a time"):
+        xt.explain().__enter__()
+
+
+def test_results_and_gradients_do_not_change():
+    model, x = Block(), torch.randn(4, 8)
+    step(model, x)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with xt.explain():
+        step(model, x)
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, grad)
