@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+import xpuruntime as xrt
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
@@ -160,3 +161,15 @@ def test_a_switch_that_a_session_holds_is_said_or_refused():
     with pytest.raises(PolicyError, match="Fix: close that session"):
         xt.set_kernel_policy(policy("strict", tf32=False))
     session.release()
+
+
+def test_a_list_with_another_kernel_is_decided_call_by_call():
+    with xt.kernel_policy(matmul=["cublasLt", "cpu.blas"]):
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    assert xrt.decisions()[-1].chosen == "cpu.blas"
+
+
+def test_the_mode_auto_says_nothing():
+    for kernels in ({"matmul": "cublasLt"}, {"matmul": "cublas.cublasLt"}, {"attention": "torch.cudnn"}):
+        with xt.kernel_policy({"schema": "xpuruntime.policy/1", "mode": "auto", "kernels": kernels}):
+            torch.mm(torch.ones(2, 3), torch.ones(3, 2))

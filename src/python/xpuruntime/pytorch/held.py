@@ -222,6 +222,8 @@ class Held:
         return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
 
     def _warn(self, route: Route, doing: str) -> None:
+        if self.policy.mode == "auto":  # asks for no word about it
+            return
         mark = (route.op, route.source, route.passed_over)
         with self._lock:
             if mark in self._warned:

@@ -120,8 +120,9 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         msg += "; ".join(refused)
         if strict:
             raise PolicyError(f"{msg}. Fix: ask for torch.flash or torch.math, put 'auto' last, or use mode: prefer")
-        warnings.warn(f"{msg}. PyTorch chooses for itself", XpuRuntimeWarning, stacklevel=2)
-    elif refused and not strict:
+        if policy.mode != "auto":
+            warnings.warn(f"{msg}. PyTorch chooses for itself", XpuRuntimeWarning, stacklevel=2)
+    elif refused and policy.mode == "prefer":
         warnings.warn(f"kernels.attention: {'; '.join(refused)}", XpuRuntimeWarning, stacklevel=2)
     if not wanted:
         return

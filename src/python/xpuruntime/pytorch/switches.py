@@ -43,7 +43,7 @@ def settled_by_switches(policy: Policy, op: str) -> bool:
     words = _words(policy, op)
     if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
         return False
-    if op == "matmul" and policy.mode != "strict" and all(word in _BLAS or word in _NATIVE for word in words[:1]):
+    if op == "matmul" and policy.mode != "strict" and _only_libraries(words):
         return True
     return bool(words) and words[0] in ("torch", f"torch.{op}", "auto", *(_NATIVE if op == "matmul" else ()))
 
@@ -130,13 +130,19 @@ def _hold(policy: Policy, wanted: dict[str, Any]) -> Callable[[], Any] | None:
 def _cannot(policy: Policy, reason: str, fix: str) -> None:
     if policy.mode == "strict":
         raise PolicyError(f"{reason}. Fix: {fix}, or use mode: prefer")
-    warnings.warn(f"{reason}; that part of the policy is not done", XpuRuntimeWarning, stacklevel=2)
+    if policy.mode != "auto":
+        warnings.warn(f"{reason}; that part of the policy is not done", XpuRuntimeWarning, stacklevel=2)
+
+
+def _only_libraries(words: tuple[str, ...]) -> bool:
+    """Say whether nothing but PyTorch's BLAS libraries and its own choice is named, so that a switch does it."""
+    return bool(words) and all(word in _BLAS or word in _NATIVE or word == "auto" for word in words)
 
 
 def _blas_library(policy: Policy) -> str | None:
     """Return PyTorch's preferred BLAS library for the short form of matmul, or ``None`` to leave it."""
     words = _words(policy, "matmul")
-    if not words or words[0] not in _BLAS:
+    if not words or words[0] not in _BLAS or not _only_libraries(words):
         return None
     if not torch.backends.cuda.is_built():
         if "auto" not in words and not _NATIVE & set(words):
