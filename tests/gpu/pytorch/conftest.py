@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What tests of captured work have to leave behind as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def cuda_is_usable_afterwards():
+    from captured_training import assert_usable
+
+    import xpuruntime.pytorch as xrt_torch
+
+    xrt_torch.clear_kernel_policy()
+    yield
+    xrt_torch.clear_kernel_policy()
+    assert_usable()
