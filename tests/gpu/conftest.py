@@ -86,3 +86,14 @@ def wide(tmp_path: Path) -> Path:
     from xpuruntime.testing import models
 
     return models.save(models.mlp(width=512), tmp_path)
+
+
+@pytest.fixture
+def operators_of_onnxruntime() -> None:
+    import onnxruntime as ort
+
+    from xpuruntime import _core
+
+    assert _core.build_info()["onnxruntime"], "built without the headers of ONNX Runtime: make ort-headers install"
+    assert "CUDAExecutionProvider" in ort.get_available_providers(), "the tests of operators need onnxruntime-gpu"
+    _core.Dispatcher.instance().clear_decisions()

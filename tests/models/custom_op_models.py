@@ -37,6 +37,19 @@ NUMPY: dict[str, Any] = {
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-3, "bf16": 1.6e-2, "fp64": 2e-7}
 
 
+class Normal:
+    """Draws float32 arrays from the standard normal distribution."""
+
+    def __init__(self, seed: int) -> None:
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def __call__(self, *shape: int) -> Any:
+        return self._generator.standard_normal(shape).astype(np.float32)
+
+
 def name_rules(mode: str = "strict", **policy: Any) -> _core.OnnxRuntimeRules:
     """Name the rules of ``KernelPolicy(**policy)``."""
     return _core.OnnxRuntimeRules(compile_rules(KernelPolicy(**policy), mode))
@@ -170,6 +183,16 @@ def normalise(
     centred = x if rms else x - x.mean(axes, keepdims=True)
     result = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + epsilon) * scale
     return np.asarray(result if bias is None else result + bias)
+
+
+def stock_conv(operands: dict[str, Any], dtype: str, attributes: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Return what ONNX Runtime's own operator gives on the CPU, in float32, for operands rounded to `dtype`."""
+    stated = dict(attributes)
+    activation = stated.pop("activation", "none")
+    stock = helper.make_node("Conv", list(operands), ["y"], **stated)
+    session = open_session(model([stock], {n: ("fp32", v.shape) for n, v in operands.items()}, {"y": "fp32"}))
+    values = {n: rounded(v, dtype).astype(np.float32) for n, v in operands.items()}
+    return activate(session.run(None, values)[0].astype(np.float64), activation)
 
 
 def heads_first(x: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

@@ -18,6 +18,7 @@ import pytest
 ort = pytest.importorskip("onnxruntime")
 
 from custom_op_models import (  # noqa: E402
+    Normal,
     assert_close,
     decisions_of,
     model,
@@ -32,12 +33,8 @@ if not _core.build_info()["onnxruntime"]:
     pytest.skip("built without the headers of ONNX Runtime: make ort-headers install", allow_module_level=True)
 
 F32 = np.float32
-DRAW = np.random.default_rng(12)
+randn = Normal(12)
 RowsAndK: Any = {"a": ("fp32", ["n", 8]), "b": ("fp32", [8, 6])}
-
-
-def randn(*shape: int) -> Any:
-    return DRAW.standard_normal(shape).astype(F32)
 
 
 @pytest.fixture(autouse=True)

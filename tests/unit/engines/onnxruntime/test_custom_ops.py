@@ -12,6 +12,7 @@ import pytest
 ort = pytest.importorskip("onnxruntime")
 
 from custom_op_models import (  # noqa: E402
+    Normal,
     activate,
     assert_close,
     attention,
@@ -24,6 +25,7 @@ from custom_op_models import (  # noqa: E402
     one_op,
     open_session,
     rounded,
+    stock_conv,
 )
 from onnx import helper  # noqa: E402
 
@@ -34,11 +36,7 @@ if not _core.build_info()["onnxruntime"]:
 
 F32 = np.float32
 DTYPES = ("fp32", "fp16", "bf16", "fp64")
-DRAW = np.random.default_rng(11)
-
-
-def randn(*shape: int) -> Any:
-    return DRAW.standard_normal(shape).astype(F32)
+randn = Normal(11)
 
 
 @pytest.fixture(autouse=True)
@@ -123,14 +121,8 @@ def test_shapes_that_change_in_every_run() -> None:
 def test_conv(dtype: str, x: Any, w: Any, attributes: dict[str, Any], with_bias: bool) -> None:
     operands = {"x": randn(*x), "w": randn(*w)} | ({"b": randn(w[0])} if with_bias else {})
     found = one_op("Conv", dtype, operands, name_rules(), **attributes)
-    stated = dict(attributes)
-    activation = stated.pop("activation", "none")
-    stock = helper.make_node("Conv", list(operands), ["y"], **stated)
-    session = open_session(model([stock], {n: ("fp32", v.shape) for n, v in operands.items()}, {"y": "fp32"}))
-    values = {n: rounded(v, dtype).astype(F32) for n, v in operands.items()}
-    wanted = activate(session.run(None, values)[0].astype(np.float64), activation)
     # The stock operator computes in fp32 at best.
-    assert_close(found, wanted, "fp32" if dtype == "fp64" else dtype)
+    assert_close(found, stock_conv(operands, dtype, attributes), "fp32" if dtype == "fp64" else dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
