@@ -16,52 +16,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from exported_models import FOLDER, example, exported, samples
+from exported_models import FOLDER, example, exported
 from onnx import TensorProto, numpy_helper
+from quantised_models import calibrated, cosine, graph_of, made_from, run, types_of
 
-from xpuruntime.engines.model import inspect_bytes, inspect_model
-from xpuruntime.engines.quantisation import STYLES, Calibration, quantise
-from xpuruntime.errors import EngineError, ModelError
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.quantisation import STYLES, quantise
 from xpuruntime.testing import models
 
 needs_nncf = pytest.mark.skipif(find_spec("nncf") is None, reason="could not import 'nncf'")
+
+
 ORT_STYLES = [name for name, style in STYLES.items() if style.tool != "nncf"]
-
-
-def calibrated(model, data):
-    info = inspect_bytes(model) if isinstance(model, onnx.ModelProto) else inspect_model(model)
-    return info, Calibration(data, info)
-
-
-def made_from(name, style, **options):
-    info, calibration = calibrated(exported(name), samples(name, 8))
-    return quantise(info, calibration, style, **options)
-
-
-def graph_of(made):
-    return onnx.load_model_from_string(made.data)
-
-
-def types_of(proto, op, place):
-    """Return the types of an input of all nodes of one operator, of initializers."""
-    kinds = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    return {kinds[node.input[place]] for node in proto.graph.node if node.op_type == op and node.input[place] in kinds}
-
-
-def run(model, feeds, optimise=True):
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), options)
-    return session.run(None, feeds)
-
-
-def cosine(a, b):
-    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 @pytest.mark.parametrize("style", ORT_STYLES)
@@ -206,19 +172,6 @@ def test_a_rule_for_a_folded_node_holds_the_node_that_it_is_folded_into():
     assert any(note.startswith("6 nodes were folded into 3 before") for note in made.notes)
 
 
-def test_keeping_everything_is_refused():
-    with pytest.raises(ModelError, match=r"nothing in it can be quantised: rules keep every node in floats"):
-        made_from("convnet", "ort-cpu", keep_fp32=("*",))
-
-
-def test_a_model_without_products_is_refused():
-    info, calibration = calibrated(models.identity(), np.ones((4, 3), np.float32))
-    with pytest.raises(
-        ModelError, match=r"nothing in it can be quantised: it has no Conv, .* Fix: use precision: fp32"
-    ):
-        quantise(info, calibration, "ort-cpu")
-
-
 def old_opset(opset):
     proto = models.conv()
     proto.opset_import[0].version = opset
@@ -275,67 +228,6 @@ def test_functions_are_inlined():
     assert cosine(run(proto.SerializeToString(), {"x": data})[0], run(made.data, {"x": data})[0]) > 0.99
 
 
-def test_half_precision_weights_are_refused():
-    proto = models.mlp()
-    for tensor in proto.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    info, calibration = calibrated(proto, np.ones((2, 64), np.float16))
-    with pytest.raises(
-        ModelError, match=r"100% of its weights are float16, and quantising starts from float32.*export"
-    ):
-        quantise(info, calibration, "ort-cpu")
-
-
-def test_models_beyond_protobuf_are_refused(tmp_path):
-    proto = models.mlp(width=8)
-    path = models.save(proto, tmp_path, external=True)
-    grown = onnx.load(path, load_external_data=False)
-    rows = 60_000_000
-    for tensor in grown.graph.initializer:
-        tensor.dims[:] = [8, rows] if tensor.name == "w1" else [rows, 8]
-        tensor.external_data[1].value = "0"
-        tensor.external_data[2].value = str(8 * rows * 4)
-    with (tmp_path / "model.onnx.data").open("wb") as file:
-        file.truncate(8 * rows * 4)
-    for value in (*grown.graph.input, *grown.graph.output):
-        value.type.tensor_type.shape.dim[1].dim_value = 8
-    path.write_bytes(grown.SerializeToString())
-    info, calibration = calibrated(path, np.ones((1, 8), np.float32))
-    with pytest.raises(ModelError, match=r"it has 3.6 GiB of weights, and quantising takes models of less than 2 GiB"):
-        quantise(info, calibration, "ort-cpu")
-
-
-def test_a_full_temporary_folder_is_named(monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(EngineError, match=r"temporary folder cannot be used \(No space left on device\).*TMPDIR"):
-        made_from("convnet", "ort-cpu")
-
-
-def test_a_missing_temporary_folder_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(EngineError, match=r"temporary folder cannot be used .*No such file"):
-        made_from("convnet", "ort-cpu")
-
-
-def test_an_interrupt_leaves_no_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    info, calibration = calibrated(exported("convnet"), samples("convnet", 4))
-
-    def interrupted(self):
-        yield from samples("convnet", 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Calibration, "__iter__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        quantise(info, calibration, "ort-cpu")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_threads_do_not_disturb_each_other():
     from concurrent.futures import ThreadPoolExecutor
 
@@ -378,18 +270,6 @@ def test_styles_know_the_processor(monkeypatch):
     assert machine("aarch64", []) == set()
 
 
-def test_nncf_missing_is_named(monkeypatch):
-    monkeypatch.setattr("xpuruntime.engines.quantisation.nncf_quantiser.find_spec", lambda _: None)
-    with pytest.raises(EngineError, match=r"not installed. Fix: pip install .xpuruntime.nncf."):
-        made_from("convnet", "openvino-nncf")
-
-
-def test_onnxruntime_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(EngineError, match=r"onnxruntime.*which the quantiser needs. Fix: pip install onnxruntime-gpu"):
-        made_from("convnet", "openvino")
-
-
 @needs_nncf
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "convnet"])
@@ -404,15 +284,3 @@ def test_nncf_quantises_in_a_process_of_its_own(name, capfd, tmp_path, monkeypat
     for want, got in zip(run(exported(name), feeds), run(made.data, feeds), strict=True):
         assert cosine(want, got) > 0.98
     assert made_from(name, "openvino-nncf").data == made.data
-
-
-@needs_nncf
-def test_what_nncf_says_when_it_fails_is_passed_on(tmp_path):
-    from xpuruntime.engines.quantisation.nncf_quantiser import quantise_nncf
-    from xpuruntime.engines.quantisation.preparing import Prepared
-
-    path = tmp_path / "prepared.onnx"
-    path.write_bytes(b"no model")
-    prepared = Prepared(path=path, proto=models.mlp(), regions={}, notes=())
-    with pytest.raises(EngineError, match=r"NNCF cannot quantise this model: .*Fix: leave the option out"):
-        quantise_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], STYLES["openvino-nncf"], (), tmp_path)
