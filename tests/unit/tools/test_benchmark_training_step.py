@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the benchmark of a training step keeps alive: a CUDA graph keeps neither parameters nor optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+class Stream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+class Graph:
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.mark.parametrize("name", ["by_hand", "eager", "pinned"])
+def test_each_variant_keeps_its_model_and_its_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(str(FOLDER))
+    bench: Any = importlib.import_module("bench_training_step")
+    models: Any = importlib.import_module("training_models")
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+
+    class OnCpu(bench.Training):
+        def __init__(self) -> None:
+            self.model = models.Decoder(models.Size(layers=1, width=16, heads=2, words=32, positions=8))
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.loss = self.forward
+
+        def forward(self, tokens: Any, wanted: Any) -> Any:
+            return bench.loss_of(self.model(tokens), wanted)
+
+    training = OnCpu()
+    kept = [weakref.ref(training.optimizer), *(weakref.ref(p) for p in training.model.parameters())]
+    batch = tuple(torch.randint(32, (1, 8)) for _ in range(2))
+    step = getattr(bench, name)(training, batch)
+    del training
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    step(*batch)
