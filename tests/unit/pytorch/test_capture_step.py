@@ -13,6 +13,7 @@ from trained_net import batches, loss_of, make  # noqa: E402
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.policies import KernelPolicy, Policy  # noqa: E402
+from xpuruntime.pytorch import tuning  # noqa: E402
 from xpuruntime.pytorch.held import Held, holding  # noqa: E402
 
 
@@ -203,3 +204,22 @@ def test_reset_gives_everything_back():
     before = net.layers[4].weight.clone()
     step(*batches(1)[0])
     assert not torch.equal(before, net.layers[4].weight), "the new layer is not trained"
+
+
+def test_what_is_tuned_is_tuned_for_replays_in_the_warmup_and_the_capture_alone():
+    net, own = make()
+    seen = []
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(tuning._replays)
+        return (net(x) - y).square().mean()
+
+    step, recorder = captured(loss, optimizer=own, warmup=2)
+    assert step.prepare(*batches(1)[0])
+    assert recorder.records == 1
+    assert seen == [1, 1, 1]
+    assert tuning._replays == 0
+    recorder.fails = RuntimeError("no")
+    with pytest.warns(XpuRuntimeWarning, match="no"):
+        step(*batches(1, 4)[0])
+    assert tuning._replays == 0

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import held
+from xpuruntime.pytorch import held, tuning
 from xpuruntime.pytorch.capture.accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
@@ -195,7 +195,7 @@ class CapturedStep:
             inputs.forget_gradients()
             return work.captured_part(*inputs.arguments())
 
-        with uncached_autocast():
+        with uncached_autocast(), tuning.replayed():
             problem = ""
             snapshot = Snapshot(self._used, self._device, optimizers=work.steps_inside)
             try:
