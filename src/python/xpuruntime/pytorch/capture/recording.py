@@ -110,9 +110,11 @@ class CudaRecorder:
         with torch.cuda.device(self.device):
             outer = torch.cuda.current_stream(self.device)
             self.stream.wait_stream(outer)
-            with torch.cuda.stream(self.stream):
-                yield
-            outer.wait_stream(self.stream)
+            try:
+                with torch.cuda.stream(self.stream):
+                    yield
+            finally:  # where the work failed, too: what it has changed is given back on the caller's stream
+                outer.wait_stream(self.stream)
 
     def record(self, run: Callable[[], Any], generators: list[Any]) -> Recording:
         """Capture `run`, which is called once and whose work on the device does not run.
