@@ -138,28 +138,14 @@ def escapes_of_settings(held: Held, options: Mapping[str, Any]) -> list[Escape]:
     if "matmul" in held.ops:
         found += _products(setting)
     if "conv" in held.ops and setting("max_autotune"):
-        others = _others(setting("max_autotune_conv_backends", ""))
-        if others:
-            found.append(
-                Escape(
-                    "conv", "convolutions under max_autotune", f"Inductor may take a kernel of {others}",
-                    "set max_autotune_conv_backends='ATEN'",
-                )
-            )  # fmt: skip
+        found += _tuned("conv", "convolutions", setting, "max_autotune_conv_backends")
     return found
 
 
 def _products(setting: Any) -> list[Escape]:
     found = []
     if setting("max_autotune") or setting("max_autotune_gemm"):
-        others = _others(setting("max_autotune_gemm_backends", ""))
-        if others:
-            found.append(
-                Escape(
-                    "matmul", "matrix products under max_autotune", f"Inductor may take a kernel of {others}",
-                    "set max_autotune_gemm_backends='ATEN'",
-                )
-            )  # fmt: skip
+        found += _tuned("matmul", "matrix products", setting, "max_autotune_gemm_backends")
     if setting("freezing"):
         reason = "on the CPU, Inductor may pack weights for oneDNN, whose product is an operator of its own"
         found.append(Escape("matmul", "matrix products under freezing", reason, "set freezing=False"))
@@ -170,10 +156,14 @@ def _products(setting: Any) -> list[Escape]:
     return found
 
 
-def _others(backends: str) -> str:
-    return ", ".join(
-        word for word in (part.strip().upper() for part in backends.split(",")) if word not in ("ATEN", "")
-    )
+def _tuned(op: str, shown: str, setting: Any, backends: str) -> list[Escape]:
+    """Return the escape to what Inductor may choose by measuring, where `backends` names more than PyTorch's own."""
+    words = (part.strip().upper() for part in setting(backends, "").split(","))
+    others = ", ".join(word for word in words if word not in ("ATEN", ""))
+    if not others:
+        return []
+    reason = f"Inductor may take a kernel of {others}"
+    return [Escape(op, f"{shown} under max_autotune", reason, f"set {backends}='ATEN'")]
 
 
 def _recurrent(name: str) -> Escape:

@@ -79,18 +79,9 @@ def _our_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = len(shape)
-    found = list(
-        _core.op_norm(
-            place, False, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
-            _flat(bias), None, None, residual is not None, True, eps, phase or None, None,
-        )
-    )  # fmt: skip
+    out, total, mean, rstd = _forward(place, phase, False, input, residual, shape, weight, bias, eps)
     dtype = stats_dtype(input, weight, bias)
-    lead = (*input.shape[:-n], *(1,) * n)
-    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
-    out, mean, rstd = found
-    return out.view(input.shape), total, mean.view(lead).to(dtype), rstd.view(lead).to(dtype)
+    return out, total, mean.to(dtype), rstd.to(dtype)
 
 
 def _layer_norm_backward(
@@ -160,15 +151,8 @@ def _our_rms_norm(
     weight: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    n = len(shape)
-    found = list(
-        _core.op_norm(
-            place, True, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight), None,
-            None, None, residual is not None, True, eps, phase or None, None,
-        )
-    )  # fmt: skip
-    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
-    return found[0].view(input.shape), total, found[1].view(*input.shape[:-n], *(1,) * n)
+    out, total, rstd = _forward(place, phase, True, input, residual, shape, weight, None, eps)
+    return out, total, rstd
 
 
 def _rms_norm_backward(
@@ -201,6 +185,31 @@ def _our_rms_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     del phase
     return _backward(place, True, grad, grad_sum, summed, shape, None, rstd, weight, (*mask, False))[:2]
+
+
+def _forward(
+    place: Place,
+    phase: str,
+    rms: bool,
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Return the norm, the sum, and what there is of mean and rstd, in the type of our kernels."""
+    n = len(shape)
+    found = list(
+        _core.op_norm(
+            place, rms, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
+            _flat(bias), None, None, residual is not None, True, eps, phase or None, None,
+        )
+    )  # fmt: skip
+    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
+    out, *stats = found
+    lead = (*input.shape[:-n], *(1,) * n)
+    return out.view(input.shape), total, *(one.view(lead) for one in stats)
 
 
 def _backward(
