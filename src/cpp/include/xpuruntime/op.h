@@ -66,7 +66,8 @@ struct AttentionBackward {
 };
 /// s = x + residual; y = (s - mean(s)) * rstd(s) * weight + bias over the last dimension. x is
 /// [rows, columns]. sum: s in the dtype of x. mean and rstd: fp32 [rows], or fp64
-/// where x is. weight and bias [columns], in the dtype of x or fp32. An RMS norm has no bias and no mean.
+/// where x is. weight and bias [columns], in the dtype of x or fp32. An RMS norm has no bias and no
+/// mean.
 struct Norm {
   enum : std::uint8_t { kX, kResidual, kWeight, kBias, kY, kSum, kMean, kRstd, kCount };
 };
