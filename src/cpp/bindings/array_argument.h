@@ -63,7 +63,7 @@ class ArrayArgument {
   Kind kind_ = Kind::kTensor;
   PyObject* object_ = nullptr;
   const DLPackExchangeAPI* api_ = nullptr;
-  bool has_gradients_ = false;  // that could be lost
+  bool has_gradients_ = false;      // that could be lost
   StreamHandle current_ = 0;        // kOther: what its library works on
   const Tensor* tensor_ = nullptr;  // all but kTable
   std::optional<Tensor> imported_;  // kNumpy, kOther
