@@ -28,9 +28,9 @@ void check_norm(const std::string& id, DType dtype, const Norm& at, double offse
   Array bias(at.weight_dtype, {at.columns});
   Array y(dtype, {at.rows, at.columns}, plain, 0, 1);
   Array sum(dtype, {at.rows, at.columns});
-  const DType stats = dtype == kFp64 ? kFp64 : kFp32;
-  Array mean(stats, {at.rows}, {}, 1);
-  Array rstd(stats, {at.rows});
+  const DType stats_dtype = dtype == kFp64 ? kFp64 : kFp32;
+  Array mean(stats_dtype, {at.rows}, {}, 1);
+  Array rstd(stats_dtype, {at.rows});
   x.fill(random);
   for (std::int64_t i = 0; i < x.count(); ++i) x.set(i, x.get(i) + offset);
   residual.fill(random);
@@ -123,9 +123,9 @@ void check_norm_backward(const std::string& id, DType dtype, std::int64_t rows,
   Array grad_y(dtype, {rows, columns}, {0, 1}, 0, 1);
   Array grad_sum(dtype, {rows, columns});
   Array weight(dtype, {columns});
-  const DType stats = dtype == kFp64 ? kFp64 : kFp32;
-  Array mean(stats, {rows});
-  Array rstd(stats, {rows});
+  const DType stats_dtype = dtype == kFp64 ? kFp64 : kFp32;
+  Array mean(stats_dtype, {rows});
+  Array rstd(stats_dtype, {rows});
   Array grad_x(dtype, {rows, columns});
   Array grad_weight(dtype, {columns});
   Array grad_bias(dtype, {columns});
