@@ -4,11 +4,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
 from xpuruntime.testing import models
+
+
+@pytest.fixture(autouse=True)
+def _signal_stack() -> Iterator[None]:
+    """Some tests ask OpenVINO itself, which leaves a thread with a signal stack that is gone."""
+    with kept_signal_stack():
+        yield
 
 
 @pytest.fixture

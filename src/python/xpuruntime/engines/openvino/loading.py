@@ -14,6 +14,7 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.naming import name_operations
 from xpuruntime.engines.openvino.readback import read_back, word
+from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
 from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 
@@ -77,11 +78,16 @@ class _Opener:
         self.info: ModelInfo = with_shapes(request.model, request.policy)
         self._quantised: Source | None = None
         self._told = False
-        self.core = _core(request.device)
-        _there(self.core, settings.device, request.device)
+        with kept_signal_stack():
+            self.core = _core(request.device)
+            _there(self.core, settings.device, request.device)
 
     def open(self, more: Mapping[str, Any]) -> Any:
         """Compile or import the model; `more` are properties on top."""
+        with kept_signal_stack():  # a plugin can load another one
+            return self._open(more)
+
+    def _open(self, more: Mapping[str, Any]) -> Any:
         settings = self.settings
         properties: dict[str, Any] = {**settings.properties, "INFERENCE_PRECISION_HINT": settings.hint, **more}
         artifact = self.request.artifact

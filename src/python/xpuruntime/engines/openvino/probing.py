@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
 from xpuruntime.runtime.machine import EngineFacts
 
 __all__ = ["INSTALL", "device_word", "our_device", "probe"]
@@ -100,6 +101,11 @@ def _vendor(node: Path) -> str | None:
 @functools.lru_cache(maxsize=1)
 def _ask(version: str) -> EngineFacts:
     """Ask OpenVINO which devices it has. Once a process: loading the plugins takes time."""
+    with kept_signal_stack():
+        return _devices(version)
+
+
+def _devices(version: str) -> EngineFacts:
     import openvino
 
     core = openvino.Core()
