@@ -165,7 +165,7 @@ docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while yo
 
 wheel: $(STAMPS)/build ## Build a wheel into dist/
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
-	  --config-settings=build-dir=build/wheel --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) .
+	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) .
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
