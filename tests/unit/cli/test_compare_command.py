@@ -31,7 +31,7 @@ def test_a_mismatch_names_the_first_node_and_exits_with_1(xrt: Any, digits: str)
 
 
 def test_json(xrt: Any, digits: str) -> None:
-    found = xrt("compare", digits, "--engines", "null,nobody", "-d", "cpu", "-n", 1, "--json")
+    found = xrt("compare", digits, "--engines", "null,ort@npu", "-d", "cpu", "-n", 1, "--json")
     assert found.code == 1
     plain = found.json()
     assert plain["schema"] == "xpuruntime.comparison/1"
@@ -53,4 +53,10 @@ def test_what_is_no_engine(xrt: Any, digits: str, engines: str) -> None:
 
 
 def test_nothing_ran(xrt: Any, digits: str) -> None:
-    assert xrt("compare", digits, "--engines", "nobody").code == 1
+    assert xrt("compare", digits, "--engines", "ort@npu").code == 1
+
+
+def test_a_mistyped_engine_beside_a_good_one(xrt: Any, digits: str) -> None:
+    result = xrt("compare", digits, "--engines", "onnxruntime,openvno", "-d", "cpu", "-n", 1)
+    assert result.code == 2
+    assert "openvno" in result.err

@@ -23,20 +23,25 @@ def row_of(engine: FaultEngine, model: object = MODEL, **options: object) -> obj
 
 
 def test_every_engine_has_a_row() -> None:
-    table = xrt.compare_engines(MODEL, ["onnxruntime", "ort@cpu", "null", "nobody"], device="cpu", runs=2)
+    table = xrt.compare_engines(MODEL, ["onnxruntime", "ort@cpu", "null", "ort@npu"], device="cpu", runs=2)
     assert [row.status for row in table.rows] == ["agrees", "agrees", "differs", "rejected"]
-    assert [row.engine for row in table.rows] == ["onnxruntime", "onnxruntime", "null", "nobody"]
-    first, _, zeros, nobody = table.rows
+    assert [row.engine for row in table.rows] == ["onnxruntime", "onnxruntime", "null", "ort"]
+    first, _, zeros, elsewhere = table.rows
     assert first.max_abs == 0.0
     assert first.cosine == pytest.approx(1.0)
     assert first.median_us is not None
     assert first.median_us > 0
     assert zeros.max_rel == pytest.approx(1.0)
-    assert "no engine is named 'nobody'" in nobody.reason
-    assert nobody.median_us is None
+    assert "npu" in elsewhere.reason
+    assert elsewhere.median_us is None
     assert not table.agreed
-    assert xrt.compare_engines(MODEL, ["onnxruntime", "nobody"], device="cpu", runs=1).agreed
-    assert not xrt.compare_engines(MODEL, ["nobody"], device="cpu").agreed
+    assert xrt.compare_engines(MODEL, ["onnxruntime", "ort@npu"], device="cpu", runs=1).agreed
+    assert not xrt.compare_engines(MODEL, ["ort@npu"], device="cpu").agreed
+
+
+def test_a_name_that_no_engine_has_is_refused_before_anything_runs() -> None:
+    with pytest.raises(xrt.InputError, match="unknown engine 'onnxruntme'; did you mean 'onnxruntime'"):
+        xrt.compare_engines(MODEL, ["null", "onnxruntme@cpu"])
 
 
 def test_the_table_as_text_and_json() -> None:

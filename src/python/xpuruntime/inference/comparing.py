@@ -12,7 +12,7 @@ from xpuruntime.engines.accuracy import limits_of, make_reference
 from xpuruntime.engines.book import REFERENCE
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError, ModelError, XpuRuntimeError
+from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.inference.bisecting import Divergence, find_divergence
 from xpuruntime.inference.explain import measure
 from xpuruntime.inference.plans import merge_policy, plan_request
@@ -200,7 +200,7 @@ def compare_engines(
     Raises
     ------
     InputError
-        No engine is named, or the inputs do not fit the model.
+        No engine is named, none has the name that is given, or the inputs do not fit the model.
     ModelError
         The model cannot be used.
     XpuRuntimeError
@@ -226,6 +226,12 @@ def compare_engines(
     if not names or isinstance(engines, str):
         msg = f"engines is a list of names, such as ['onnxruntime', 'openvino'], got {engines!r}"
         raise InputError(msg)
+    pairs = [_split(name) for name in names]
+    for engine, _ in pairs:
+        try:
+            known.get(engine)
+        except EngineError as error:
+            raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
     base = merge_policy(device, None, None, None, policy, precision, fp16=False, backend=None)
     info = with_shapes(read_model(model), base)
     request = PlanRequest(model=info, calibration=None if calibration is None else Calibration.of(calibration, info))
@@ -239,7 +245,7 @@ def compare_engines(
         model=str(model),
         reference=REFERENCE,
         inputs=reference.origin,
-        rows=tuple(bench.row(*_split(name)) for name in names),
+        rows=tuple(bench.row(*pair) for pair in pairs),
     )
 
 
