@@ -18,7 +18,7 @@ from xpuruntime.evidence.report import Report
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from xpuruntime.evidence.records import Boundary, Control, Conversion, Latency, Unit
+    from xpuruntime.evidence.records import Boundary, Control, Conversion, Latency, SourceNode, Unit
     from xpuruntime.runtime.machine import Library
 
 __all__ = ["Seen", "build_report"]
@@ -55,6 +55,7 @@ def build_report(
     notes: Iterable[str] = (),
     command: str | None = None,
     environment: Mapping[str, Any] | None = None,
+    graph: Iterable[SourceNode] = (),
 ) -> Report:
     """Compare the plan with what was observed, and gather the rest.
 
@@ -82,6 +83,8 @@ def build_report(
         What reproduces the report; the default is the command line of this process.
     environment : mapping, optional
         The default reads this process; see `environment_facts`.
+    graph : iterable of SourceNode
+        The nodes of the source model.
 
     Returns
     -------
@@ -115,6 +118,7 @@ def build_report(
         libraries=tuple(libraries),
         notes=(*observed.notes, *notes),
         partial=observed.partial,
+        graph=tuple(graph),
     )
 
 

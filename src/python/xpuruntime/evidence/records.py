@@ -20,6 +20,7 @@ __all__ = [
     "KeySeen",
     "Latency",
     "Observation",
+    "SourceNode",
     "Status",
     "Time",
     "Unit",
@@ -179,6 +180,15 @@ class Unit(_Record, frozen=True, kw_only=True):
     placement_reason: str | None = None
     placement_source: Literal["log", "rule", "policy", "none"] = "none"
     status: Status = "honoured"
+
+
+class SourceNode(_Record, frozen=True, kw_only=True):
+    """One node of the source model, as units name it. `inputs` are the tensors that it reads, without weights."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class Boundary(_Record, frozen=True, kw_only=True):

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, Unit
+from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
+from xpuruntime.evidence.writing import write_whole
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What could not be observed, and why.
     partial : bool
         Whether the pass broke off or a source of records was missing.
+    graph : tuple of SourceNode
+        The nodes of the source model and what they read and make, in the order of the model; empty where that is not
+        known.
     """
 
     schema: str = SCHEMA
@@ -72,6 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...] = ()
     notes: tuple[str, ...] = ()
     partial: bool = False
+    graph: tuple[SourceNode, ...] = ()
 
     @property
     def deviations(self) -> tuple[Observation, ...]:
@@ -123,21 +127,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             The file cannot be written.
         """
-        target = Path(path)
-        temporary: str | None = None
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json() + "\n")
-            Path(temporary).replace(target)
-        except OSError as error:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
-            raise InputError(
-                f"cannot write the report to '{target}': {error.strerror or error}. Give a path in a folder that "
-                "exists, is writable and has room."
-            ) from error
-        return target
+        return write_whole(path, self.to_json() + "\n", "the report")
+
+    def to_html(self) -> str:
+        """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
+        from xpuruntime.evidence.page import render_page
+
+        return render_page(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        return write_whole(path, self.to_html(), "the page of the report")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -173,6 +179,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         from xpuruntime.evidence.terminal import plain_text
 
         return plain_text(self)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.evidence.page import render_fragment
+
+        return render_fragment(self)
 
     def __rich__(self) -> RenderableType:
         from xpuruntime.evidence.terminal import render

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.book import PROBED
-from xpuruntime.evidence import Latency, build_report
+from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.inference.carried import compare_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence import Report
     from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["explain_session", "measure"]
+__all__ = ["explain_session", "measure", "source_graph"]
 
 _WARM = 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
@@ -66,6 +67,22 @@ def explain_session(
         memory=loaded.memory(),
         libraries=loaded_libraries(),
         notes=notes,
+        graph=source_graph(session.model),
+    )
+
+
+def source_graph(model: ModelInfo) -> tuple[SourceNode, ...]:
+    """Return a model's nodes with the tensors between them; weights and other constants of the file are left out."""
+    between = {tensor.name for tensor in model.inputs} | {name for node in model.nodes for name in node.outputs}
+    between.discard("")  # an input or output that is left out
+    return tuple(
+        SourceNode(
+            name=node.name,
+            op=node.op,
+            inputs=tuple(name for name in node.inputs if name in between),
+            outputs=tuple(name for name in node.outputs if name),
+        )
+        for node in model.nodes
     )
 
 

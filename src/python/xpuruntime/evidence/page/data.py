@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`page_data`: what the page shows, as one compact JSON value.
+
+Names recur hundreds of times in a large model, so units and source nodes are columns of indices into one list of
+strings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.evidence.records import Boundary, Observation, Time
+    from xpuruntime.evidence.report import Report
+
+__all__ = ["model_name", "ordered", "page_data"]
+
+#: Deviations first, then what nobody could see.
+_ORDER = {"substituted": 0, "unsupported": 1, "unobservable": 2, "honoured": 3}
+_WORDS = (
+    "id", "op", "relation", "engine", "device", "provider", "kernel", "kernel_source", "precision_requested",
+    "precision_run", "layout", "placement_reason", "placement_source", "status",
+)  # fmt: skip
+_LISTS = ("source_nodes", "outputs", "serves")
+
+
+def page_data(report: Report) -> dict[str, Any]:
+    """Return plain dicts, lists and scalars; `page/js/core.js` reads them."""
+    names = _Names()
+    plan = report.plan
+    return {
+        "headline": report.headline,
+        "honoured": report.honoured,
+        "partial": report.partial,
+        "created": report.created,
+        "command": report.command,
+        "schema": report.schema,
+        "plan": {
+            key: plan.get(key) for key in ("engine", "engine_version", "device", "precision", "mode", "fingerprint")
+        },
+        "model": _model(plan),
+        "policy": plan.get("policy"),
+        "policy_source": plan.get("policy_source"),
+        "verdicts": plan.get("verdicts") or [],
+        "latency": None if report.latency is None else msgspec.to_builtins(report.latency),
+        "observations": [msgspec.to_builtins(o) for o in ordered(report.observations)],
+        "kinds": _kinds(report),
+        "units": _units(report, names),
+        "graph": _graph(report, names),
+        "boundaries": [_boundary(b) for b in report.boundaries],
+        "conversions": [msgspec.to_builtins(c) for c in report.conversions],
+        "memory": list(report.memory.items()),
+        "environment": report.environment,
+        "libraries": [msgspec.to_builtins(one) for one in report.libraries],
+        "notes": list(report.notes),
+        "strings": names.all,
+    }
+
+
+def ordered(observations: Iterable[Observation]) -> list[Observation]:
+    """Return policy keys with those that deviate first, else in their own order."""
+    return sorted(observations, key=lambda o: _ORDER[o.status])
+
+
+def model_name(report: Report) -> str:
+    """Return the last part of the model's path, or ``"a model"``."""
+    model = report.plan.get("model")
+    path = str(model.get("path") or "") if isinstance(model, dict) else ""
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a model"
+
+
+class _Names:
+    """Strings, each once."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str | None) -> int:
+        """Return where a string stands, -1 for none."""
+        if text is None:
+            return -1
+        found = self._places.setdefault(text, len(self.all))
+        if found == len(self.all):
+            self.all.append(text)
+        return found
+
+    def places(self, texts: Iterable[str]) -> list[int]:
+        return [self.place(text) for text in texts]
+
+
+def _model(plan: dict[str, Any]) -> dict[str, Any]:
+    model = plan.get("model")
+    if not isinstance(model, dict):
+        return {}
+    return {key: model.get(key) for key in ("path", "sha256", "size", "nodes", "inputs", "outputs", "opsets")}
+
+
+def _kinds(report: Report) -> list[dict[str, Any]]:
+    """Return each kind of time with its unit; times of different ones are never added up."""
+    found: dict[tuple[str, str], int] = {}
+    for unit in report.units:
+        if unit.time is not None:
+            key = (unit.time.unit, unit.time.kind)
+            found[key] = max(found.get(key, 0), unit.time.runs)
+    return [{"unit": unit, "kind": kind, "runs": runs} for (unit, kind), runs in found.items()]
+
+
+def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
+    kinds = {(one["unit"], one["kind"]): i for i, one in enumerate(_kinds(report))}
+    columns: dict[str, list[Any]] = {name: [names.place(getattr(u, name)) for u in report.units] for name in _WORDS}
+    columns |= {name: [names.places(getattr(u, name)) for u in report.units] for name in _LISTS}
+    times: list[Time | None] = [u.time for u in report.units]
+    columns["time"] = [None if t is None else float(f"{t.value:.7g}") for t in times]
+    columns["kind"] = [-1 if t is None else kinds[t.unit, t.kind] for t in times]
+    columns["runs"] = [0 if t is None else t.runs for t in times]
+    return columns
+
+
+def _graph(report: Report, names: _Names) -> dict[str, list[Any]]:
+    """Return the source nodes and, for each, the nodes that it reads from."""
+    makers = {output: i for i, node in enumerate(report.graph) for output in node.outputs}
+    reads = [sorted({makers[n] for n in node.inputs if n in makers} - {i}) for i, node in enumerate(report.graph)]
+    return {
+        "name": [names.place(node.name) for node in report.graph],
+        "op": [names.place(node.op) for node in report.graph],
+        "reads": reads,
+    }
+
+
+def _boundary(boundary: Boundary) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(boundary)
+    return found

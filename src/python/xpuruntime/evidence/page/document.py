@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`render_page`: the page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.evidence.page.data import model_name, page_data
+from xpuruntime.evidence.page.fragment import fragment_style, render_fragment
+
+if TYPE_CHECKING:
+    from xpuruntime.evidence.report import Report
+
+__all__ = ["render_page"]
+
+_HERE = Path(__file__).parent
+#: The parts of the one script, in the order in which they build on each other.
+_PARTS = (
+    "core", "overview", "charts", "timeline", "units", "tables", "groups", "columns", "layout", "paint", "graph",
+    "inspector", "main",
+)  # fmt: skip
+#: In JSON these may stand as escapes only: inside of HTML they could end the block that holds them.
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render_page(report: Report) -> str:
+    """Return the whole page. It loads nothing, from nowhere, and shows all text of the report as text."""
+    style, script = _assets()
+    data = msgspec.json.encode(page_data(report)).decode()
+    parts = {
+        "policy": html.escape(_content_policy(style, script)),
+        "title": html.escape(f"{report.headline} - {model_name(report)}"),
+        "style": style,
+        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], data),
+        "script": script,
+        "fragment": render_fragment(report),
+    }
+    template = (_HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+@functools.cache
+def _assets() -> tuple[str, str]:
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    bodies = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PARTS)
+    return style, f'"use strict";\n(() => {{\n{bodies}}})();\n'
+
+
+def _content_policy(style: str, script: str) -> str:
+    """Return the Content-Security-Policy: nothing, but the style and script that are in the page."""
+    return (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)} {_digest(fragment_style())}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`render_fragment`: a report in a notebook. No script; the style holds for the fragment alone."""
+
+from __future__ import annotations
+
+import functools
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xpuruntime.evidence.page.data import model_name, ordered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.evidence.records import Unit
+    from xpuruntime.evidence.report import Report
+
+__all__ = ["fragment_style", "render_fragment"]
+
+_TOP = 8
+
+
+@functools.cache
+def fragment_style() -> str:
+    """Return the style of a fragment, which takes colours and fonts of the page around it."""
+    return (Path(__file__).parent / "fragment.css").read_text(encoding="utf-8")
+
+
+def render_fragment(report: Report) -> str:
+    """Return headline, policy keys, the units that took most of the time, and notes."""
+    parts = [f"<style>{fragment_style()}</style>", _headline(report)]
+    if report.observations:
+        rows = [
+            (o.key, o.requested, o.resolved, o.observed, _Badge(o.status), o.reason)
+            for o in ordered(report.observations)
+        ]
+        parts.append(_table("Policy", ("key", "requested", "resolved", "observed", "status", "reason"), rows))
+    parts += _hot(report)
+    if report.notes:
+        parts.append(f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in report.notes)}</ul>")
+    parts.append(
+        "<p class='xrt-dim'>The whole report: <code>report.save_html('report.html')</code> or "
+        "<code>print(report)</code></p>"
+    )
+    return f"<div class='xrt-report'>{''.join(parts)}</div>"
+
+
+class _Badge(str):
+    """A status, to be shown as such."""
+
+    __slots__ = ()
+
+
+def _headline(report: Report) -> str:
+    kind = "honoured" if report.honoured else "substituted"
+    facts = [model_name(report)]
+    if report.plan.get("engine"):
+        facts.append(f"{report.plan['engine']}@{report.plan.get('device', '?')}")
+    if report.latency is not None:
+        facts.append(f"median {report.latency.median_us:,.1f} µs over {report.latency.runs} runs")
+    if report.unobservable:
+        facts.append(f"{len(report.unobservable)} of {len(report.observations)} keys could not be observed")
+    if report.partial:
+        facts.append("incomplete: the observing pass broke off or a source was missing")
+    return (
+        f"<p class='xrt-headline xrt-{kind}'>{_text(report.headline)}</p>"
+        f"<p class='xrt-dim'>{' · '.join(_text(fact) for fact in facts)}</p>"
+    )
+
+
+def _hot(report: Report) -> list[str]:
+    """Return a table for each kind of time: times of different kinds are not comparable."""
+    kinds: dict[tuple[str, str], list[tuple[float, Unit]]] = {}
+    for unit in report.units:
+        if unit.time is not None:
+            kinds.setdefault((unit.time.unit, unit.time.kind), []).append((unit.time.value, unit))
+    tables = []
+    for (measure, kind), timed in kinds.items():
+        total = sum(value for value, _ in timed)
+        timed.sort(key=lambda pair: -pair[0])
+        rows = [
+            (u.id, u.op, u.device, u.precision_run or "?", f"{v:,.1f}", f"{v / total:.0%}" if total else "-")
+            for v, u in timed[:_TOP]
+        ]
+        named = "cycles" if measure == "cycles" else f"{measure.replace('us', 'µs')}, {kind} time"
+        title = f"Where the time goes ({named}; {len(rows)} of {len(timed)} units)"
+        tables.append(_table(title, ("unit", "op", "on", "ran in", "time", "share"), rows))
+    return tables
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    head = "".join(f"<th scope='col'>{_text(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
+    return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: str) -> str:
+    if isinstance(value, _Badge):
+        return f"<td><span class='xrt-badge xrt-{_text(value)}'>{_text(value)}</span></td>"
+    return f"<td>{_text(value)}</td>"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// The smaller tables: precision, boundaries, conversions, memory, surroundings, notes, the command.
+
+function showTables() {
+  showPrecision();
+  fillTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((b) =>
+    [b.kind, b.where, whole.format(b.count), bytes(b.bytes), timeWords(b.time)]), "No copy, cast or layout change was reported.");
+  fillTable("conversions", ["what", "reason", ">count"], DATA.conversions.map((c) => [c.what, c.reason, whole.format(c.count)]),
+    "None: arrays and model went in as they were.");
+  showMemory();
+  showEnvironment();
+  const notes = bodyOf("notes");
+  if (DATA.notes.length) notes.append(make("ul", {}, DATA.notes.map((text) => make("li", { text }))));
+  else notes.append(nothing("There are none."));
+  bodyOf("reproduce").append(make("pre", { text: DATA.command || "The report does not say." }));
+}
+
+function fillTable(section, columns, rows, empty) {
+  bodyOf(section).append(rows.length ? table(section, columns, rows.map((cells) => ({ cells }))) : nothing(empty));
+}
+
+function timeWords(time) {
+  if (!time) return "?";
+  const word = time.unit === time.kind ? "" : `, ${time.kind}`;
+  return `${amount(time.value)} ${time.unit === "us" ? "µs" : time.unit}${word}`;
+}
+
+/** A row for each device, precision that ran and precision that was asked; times apart for each kind. */
+function showPrecision() {
+  const groups = new Map();
+  for (const unit of UNITS) {
+    if (unit.relation === "folded") continue;
+    const key = JSON.stringify([unit.device, unit.ran || "?", unit.asked || "-", unit.kind ? unit.kind.index : -1]);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(unit);
+  }
+  const rows = [...groups.keys()].sort().map((key) => {
+    const [device, ran, asked, kind] = JSON.parse(key);
+    const units = groups.get(key);
+    const time = units.reduce((sum, u) => sum + (u.time || 0), 0);
+    const unlike = units.filter((u) => u.status === "substituted").length;
+    return { mark: unlike ? "off" : null, cells: [
+      device, ran, asked === "-" ? "nothing (not of the model)" : asked, whole.format(units.length),
+      kind < 0 ? "-" : `${amount(time)} ${KINDS[kind].measure}`,
+      kind < 0 ? "-" : share(KINDS[kind].total ? time / KINDS[kind].total : 0),
+      unlike ? make("span", {}, badge("substituted"), ` ${unlike} of ${units.length}`) : "yes",
+    ] };
+  });
+  const columns = ["device", "ran in", "asked", ">units", ">time", ">share of its kind", "as asked"];
+  bodyOf("precision").append(rows.length ? table("Precision", columns, rows, { class: "policy" }) : nothing("No unit was observed."));
+}
+
+function showMemory() {
+  const body = bodyOf("memory");
+  if (!DATA.memory.length) {
+    body.append(nothing("The engine does not say what it holds."));
+    return;
+  }
+  const most = Math.max(...DATA.memory.map(([, held]) => held), 1);
+  body.append(make("ul", { class: "bars" }, DATA.memory.map(([owner, held]) => {
+    const bar = make("span", { class: "fill k2" });
+    bar.style.width = `${(held / most) * 100}%`;
+    return make("li", {}, make("span", { class: "name", title: owner, text: owner }),
+      make("span", { class: "track", "aria-hidden": "true" }, bar), make("span", { class: "num", text: bytes(held) }), make("span", {}));
+  })));
+}
+
+function showEnvironment() {
+  const body = bodyOf("environment");
+  const { packages, variables, ...rest } = DATA.environment;
+  const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const rows = (things) => Object.entries(things || {}).map(([name, value]) => ({ cells: [name, plain(value)] }));
+  const open = (title, content) => body.append(make("details", {}, make("summary", { text: title }), content));
+  if (Object.keys(rest).length) body.append(table("Platform", ["what", "value"], rows(rest)));
+  else body.append(nothing("The report does not say."));
+  const installed = rows(packages);
+  if (installed.length) open(`Packages (${installed.length})`, table("Packages", ["package", "version"], installed));
+  const set = rows(variables);
+  if (set.length) open(`Environment variables that engines read (${set.length})`, table("Environment variables", ["variable", "value"], set));
+  if (DATA.libraries.length) {
+    open(`Libraries loaded (${DATA.libraries.length})`, table("Libraries", ["library", "version", "origin", "path"],
+      DATA.libraries.map((l) => ({ cells: [l.name, l.version || "?", l.origin || "?", l.path || "?"] }))));
+  }
+  const model = DATA.model;
+  const facts = [["path", model.path], ["sha256", model.sha256], ["plan", DATA.plan.fingerprint], ["report", DATA.schema]].filter(([, value]) => value);
+  open("Fingerprints", table("Fingerprints", ["what", "value"], facts.map((cells) => ({ cells }))));
+}
