@@ -256,3 +256,22 @@ def test_policy_commands_in_plain_text(xrt: Xrt, tmp_path: Path) -> None:
     assert xrt("policy", "convert", source, tmp_path / "p.json").code == 0
     assert json.loads((tmp_path / "p.json").read_text())["execution"] == {"device": "cpu"}
     assert xrt("policy", "show", tmp_path / "missing.yaml").code == 2
+
+
+def test_explain_writes_a_page(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    result = xrt("explain", digits, "--device", "cpu", "--html", page, "--json")
+    assert result.code == 0, result.err
+    assert result.json()["headline"] == "policy honoured"
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert "<title>policy honoured - digits.onnx</title>" in page.read_text(encoding="utf-8")
+
+
+def test_explain_refuses_a_page_that_cannot_be_written_before_it_runs(
+    xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xpuruntime.inference.InferenceSession", None)  # nothing may be opened
+    for page in (tmp_path / "nowhere" / "report.html", tmp_path):
+        result = xrt("explain", digits, "--html", page)
+        assert result.code == 2
+        assert f"--html {page}: the folder" in result.err

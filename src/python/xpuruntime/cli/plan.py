@@ -28,6 +28,10 @@ MachineOption = Annotated[
         "--machine", metavar="FILE", help="Plan for another machine: what `xrt devices --json` printed there."
     ),
 ]
+HtmlOption = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE", help="Also write the report as one HTML page.", show_default=False),
+]
 
 
 def plan(
@@ -65,6 +69,7 @@ def explain(
     precision: PrecisionOption = None,
     calibration: CalibrationOption = None,
     dim: DimOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Run a model with its engine instrumented, and hold what ran against the policy.
@@ -75,10 +80,25 @@ def explain(
     from xpuruntime.cli.opening import Choice, open_session, prepare
     from xpuruntime.cli.output import print_thing, working
 
+    if html is not None:
+        _check_page_path(html)
     _, feeds = prepare(model, input, dim)
     choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
+    if html is not None:
+        report.save_html(html)
     print_thing(report, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
+
+
+def _check_page_path(path: str) -> None:
+    """Refuse a page that could not be written, before anything runs."""
+    from pathlib import Path
+
+    from xpuruntime.errors import InputError
+
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"--html {path}: the folder '{target.parent}' is not there, or the name is a folder")
