@@ -195,6 +195,12 @@ def test_the_keyboard_goes_everywhere(show, mixed):
     for name in ("stem/relu", "copy", "body+add"):  # it goes on from where the reader was
         browser.press("ArrowRight")
         assert browser.evaluate("document.querySelector('#inspector h2').textContent") == name
+    browser.press("Escape")
+    browser.evaluate("document.querySelector('#units tbody tr:nth-child(4) button').focus()")
+    browser.press("Enter")
+    assert browser.evaluate("document.activeElement.textContent") == "Close"  # the card has the focus
+    browser.press("Escape")
+    assert browser.evaluate("document.activeElement.textContent") == "body+add"  # and gives it back
     reach = (
         "[...document.querySelectorAll('button, select, input, summary, a[href]')].filter(e => e.tabIndex < 0).length"
     )
@@ -295,7 +301,7 @@ def test_two_thousand_nodes_overlap_nowhere_and_look_the_same_each_time(large, s
         "for (let i = 1; i < row.length; i += 1) if (row[i][0] < row[i - 1][1]) found += 1; } return found; })()"
     )
     assert overlaps == 0
-    drawing = "document.querySelector('#graph .wires').getAttribute('d')"
+    drawing = "[...document.querySelectorAll('#graph .wires')].map(w => w.getAttribute('d')).join()"
     first = zlib.crc32(large.evaluate(drawing).encode())
     show(deep[0])
     large.choose("#detail", "Infinity")

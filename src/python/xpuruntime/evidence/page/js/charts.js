@@ -32,7 +32,8 @@ function showTime() {
     );
   }
   listeners.push(({ unit }) => {
-    for (const button of body.querySelectorAll("[data-unit]")) button.classList.toggle("on", unit !== null && button.dataset.unit === String(unit.index));
+    const wanted = unit === null ? null : String(unit.index);
+    for (const button of body.querySelectorAll("[data-unit]")) button.classList.toggle("on", button.dataset.unit === wanted);
   });
 }
 
@@ -46,19 +47,25 @@ function opBars(kind) {
   }
   const all = [...groups.values()].sort((a, b) => b.time - a.time);
   const most = all.length ? all[0].time : 0;
-  const shown = all.slice(0, TOP).map((group) =>
-    make("li", {}, barCells([group.op, ` × ${group.units}`], group.time, kind, most, colourOfOp(group.op), `${group.op}, ${count(group.units, "unit")}`)));
-  if (all.length > TOP) shown.push(rest(all.slice(TOP).reduce((sum, g) => sum + g.time, 0), kind, most, count(all.length - TOP, "other operator")));
+  const shown = all.slice(0, TOP).map(({ op, units, time }) =>
+    make("li", {}, barCells([op, ` × ${units}`], time, kind, most, colourOfOp(op), `${op}, ${count(units, "unit")}`)));
+  if (all.length > TOP) shown.push(rest(all.slice(TOP), kind, most, "other operator"));
   return make("ul", { class: "bars" }, shown);
 }
 
 function unitBars(kind) {
   const all = [...kind.units].sort((a, b) => b.time - a.time || a.index - b.index);
   const most = all.length ? all[0].time : 0;
-  const shown = all.slice(0, TOP).map((unit) =>
-    make("li", {}, make("button", { type: "button", "data-unit": unit.index, onclick: () => choose({ unit }) },
-      barCells([short(unit.id, 25), unit.id.length > 16 ? "" : ` ${unit.op}`], unit.time, kind, most, colourOfOp(unit.op), `${unit.id}, ${unit.op}`))));
-  if (all.length > TOP) shown.push(rest(all.slice(TOP).reduce((sum, u) => sum + u.time, 0), kind, 0, count(all.length - TOP, "other unit")));
+  const shown = all.slice(0, TOP).map((unit) => {
+    const words = [short(unit.id, 25), unit.id.length > 16 ? "" : ` ${unit.op}`];
+    const open = (event) => {
+      choose({ unit });
+      if (event.detail === 0) enterInspector(); // by a key
+    };
+    return make("li", {}, make("button", { type: "button", "data-unit": unit.index, onclick: open },
+      barCells(words, unit.time, kind, most, colourOfOp(unit.op), `${unit.id}, ${unit.op}`)));
+  });
+  if (all.length > TOP) shown.push(rest(all.slice(TOP), kind, 0, "other unit"));
   return make("ul", { class: "bars" }, shown);
 }
 
@@ -74,7 +81,8 @@ function barCells([name, more], time, kind, most, colour, title) {
 }
 
 /** What is left over, without a bar where it would dwarf the others. */
-function rest(time, kind, most, text) {
+function rest(others, kind, most, word) {
+  const text = count(others.length, word), time = others.reduce((sum, one) => sum + one.time, 0);
   const cells = barCells([text, ""], time, kind, most, "k7", text);
   if (!most) cells[1] = make("span", {});
   return make("li", { class: "dim" }, cells);

@@ -37,9 +37,13 @@ function intoColumns(rows, ways) {
 
 /** The first row of each column. Columns end where few edges go on. */
 function cuts(rows, across) {
-  const wide = rows.reduce((most, row) => Math.max(most, row.length ? row[row.length - 1].x + row[row.length - 1].width / 2 - row[0].x + row[0].width / 2 : 0), 1);
+  const wide = rows.reduce((most, row) => {
+    const first = row[0], last = row[row.length - 1];
+    return row.length ? Math.max(most, last.x + last.width / 2 - first.x + first.width / 2) : most;
+  }, 1);
   const wanted = Math.max(1, Math.round(Math.sqrt((RATIO * rows.length * ROW) / (wide + BETWEEN))));
-  const length = Math.max(SHORTEST, Math.ceil(rows.length / wanted));
+  const number = Math.min(wanted, Math.ceil(rows.length / SHORTEST));
+  const length = Math.ceil(rows.length / number);
   const starts = [0];
   while (rows.length - starts[starts.length - 1] > length) {
     const from = starts[starts.length - 1];

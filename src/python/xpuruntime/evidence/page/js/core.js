@@ -153,7 +153,7 @@ function palette(values) {
 const listeners = [];
 let chosen = { unit: null, node: null, group: null };
 
-function choose(what, from = null) {
+function choose(what) {
   chosen = { unit: null, node: null, group: null, ...what };
-  for (const listener of listeners) listener(chosen, from);
+  for (const listener of listeners) listener(chosen);
 }

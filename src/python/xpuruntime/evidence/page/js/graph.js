@@ -4,7 +4,13 @@
 
 const TOO_MANY = 6000;
 const NEAR = 0.9;
-const FAR = 0.3;
+/** Below these, text is too small to be read and is left out: the name, then all of it. */
+const MIDDLE = 0.62;
+const FAR = 0.4;
+const HINT = "Drag to move. The wheel zooms while the drawing has the focus, Ctrl and the wheel always. Keys: arrows go along "
+  + "the edges, Enter chooses, Enter again opens a group or goes to the card, + and − zoom, 0 shows all.";
+/** Edges of one path: small enough that those out of view cost nothing. */
+const BUNDLE = 40;
 
 class GraphView {
   constructor(body) {
@@ -17,14 +23,17 @@ class GraphView {
     this.legend = make("ul", { class: "legend boxes" });
     this.says = make("span", { class: "count", role: "status" });
     this.colours = Object.entries(COLOURINGS).map(([name, { title }]) =>
-      make("button", { type: "button", "data-colour": name, "aria-pressed": String(name === this.colouring), onclick: () => this.recolour(name), text: title }));
+      make("button", {
+        type: "button", "data-colour": name, "aria-pressed": String(name === this.colouring), text: title,
+        onclick: () => this.recolour(name),
+      }));
     body.append(
       make("div", { class: "row" },
         make("div", { class: "group", role: "group", "aria-label": "Colour the graph by" }, this.colours),
         this.detail(), this.says),
       this.canvas, this.legend,
-      make("p", { class: "hint", text: "Drag to move. The wheel zooms while the drawing has the focus, Ctrl and the wheel always. Keys: arrows go along the edges, Enter chooses or opens a group, + and − zoom, 0 shows all." }));
-    listeners.push((what, from) => this.light(what, from));
+      make("p", { class: "hint", text: HINT }));
+    listeners.push((what) => this.light(what));
     this.redraw();
   }
 
@@ -33,13 +42,17 @@ class GraphView {
     if (!depth) return null;
     const levels = Array.from({ length: depth }, (_, i) => i + 1);
     const select = make("select", { id: "detail", onchange: (event) => this.setLevel(Number(event.target.value)) },
-      levels.map((level) => make("option", { value: level, text: `groups of level ${level}: ${boxCount(this.groups.cut(level).boxes.length)}` })),
+      levels.map((level) => {
+        const boxes = boxCount(this.groups.cut(level).boxes.length);
+        return make("option", { value: level, text: `groups of level ${level}: ${boxes}` });
+      }),
       make("option", { value: "Infinity", text: `all ${whole.format(NODES.length)} nodes` }));
     select.value = String(this.level);
     return make("label", {}, "detail", select);
   }
 
   setLevel(level) {
+    this.canvas.style.height = "";
     this.level = level;
     this.groups.opened.clear();
     this.groups.closed.clear();
@@ -58,8 +71,12 @@ class GraphView {
     this.at = -1;
     this.says.textContent = `${boxCount(this.boxes.length)} for ${count(NODES.length, "node")}`;
     if (this.boxes.length > TOO_MANY && !this.forced) {
-      this.canvas.replaceChildren(make("p", { class: "none" }, make("button", { type: "button", text: `Draw all ${whole.format(this.boxes.length)} boxes`,
-        onclick: () => { this.forced = true; this.redraw(); } })));
+      this.elements = null;
+      const force = () => {
+        this.forced = true;
+        this.redraw();
+      };
+      this.canvas.replaceChildren(make("button", { type: "button", text: `Draw all ${boxCount(this.boxes.length)}`, onclick: force }));
       return;
     }
     this.drawBoxes();
@@ -102,14 +119,16 @@ class GraphView {
       text(16, "op"), text(30, "name"), text(43, "word"));
   }
 
-  /** One path for all ordinary edges, one for those between devices. */
+  /** Paths of ordinary edges, and of those between devices. */
   wires() {
     const deviceOf = this.boxes.map((box) => [...new Set([...unitsOf(box)].map(placement).filter((word) => !PLAIN.includes(word)))]);
     const crosses = ([a, b]) => deviceOf[a].length === 1 && deviceOf[b].length === 1 && deviceOf[a][0] !== deviceOf[b][0];
     const plain = [], cross = [];
     this.edges.forEach((edge, i) => (crosses(edge) ? cross : plain).push(this.plan.paths[i]));
     this.crossing = cross.length;
-    return [draw("path", { class: "wires", d: plain.join("") }), draw("path", { class: "wires cross", d: cross.join("") })];
+    const bundles = (paths, kind) => Array.from({ length: Math.ceil(paths.length / BUNDLE) }, (_, i) =>
+      draw("path", { class: kind, d: paths.slice(i * BUNDLE, (i + 1) * BUNDLE).join("") }));
+    return [...bundles(plain, "wires"), ...bundles(cross, "wires cross")];
   }
 
   recolour(name) {
@@ -125,7 +144,8 @@ class GraphView {
       const [rect, ...texts] = [...this.elements[i].children].slice(1);
       const { look, word } = looks[i];
       rect.setAttribute("class", look);
-      this.elements[i].setAttribute("class", `box${box.group ? " group-box" : ""}${deviates(box) ? " off" : ""}${look === "s4" ? " deep" : ""}`);
+      const kinds = ["box", box.group && "group-box", deviates(box) && "off", look === "s4" && "deep"];
+      this.elements[i].setAttribute("class", kinds.filter(Boolean).join(" "));
       this.elements[i].setAttribute("aria-label", `${boxName(box)}: ${word}${deviates(box) ? ", deviates" : ""}`);
       linesOf(box, word).forEach((text, line) => { texts[line].textContent = text; });
     });
@@ -145,7 +165,9 @@ class GraphView {
   hear() {
     const { svg } = this;
     let from = null;
-    svg.addEventListener("pointerdown", (event) => { if (event.button === 0) from = { x: event.clientX, y: event.clientY, view: { ...this.view }, moved: false }; });
+    svg.addEventListener("pointerdown", (event) => {
+      if (event.button === 0) from = { x: event.clientX, y: event.clientY, view: { ...this.view }, moved: false };
+    });
     svg.addEventListener("pointermove", (event) => {
       if (!from) return;
       const dx = event.clientX - from.x, dy = event.clientY - from.y;
@@ -179,9 +201,11 @@ class GraphView {
   }
 
   key(event) {
-    const go = { ArrowDown: () => this.step(1), ArrowUp: () => this.step(-1), ArrowRight: () => this.beside(1), ArrowLeft: () => this.beside(-1),
+    const go = {
+      ArrowDown: () => this.step(1), ArrowUp: () => this.step(-1), ArrowRight: () => this.beside(1), ArrowLeft: () => this.beside(-1),
       "+": () => this.zoom(1.4), "=": () => this.zoom(1.4), "-": () => this.zoom(0.7), 0: () => this.fit(),
-      Enter: () => this.enter() }[event.key];
+      Enter: () => this.enter(),
+    }[event.key];
     if (!go || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     go();
@@ -189,8 +213,9 @@ class GraphView {
 
   enter() {
     if (this.at < 0) return;
-    const { group } = this.boxes[this.at];
+    const { group, node } = this.boxes[this.at];
     if (group && chosen.group === group) this.open(group);
+    else if (node && chosen.node === node) enterInspector();
     else this.pick(this.at);
   }
 
@@ -222,7 +247,7 @@ class GraphView {
   pick(i) {
     this.point(i);
     const { node, group } = this.boxes[i];
-    choose(group ? { group } : { node, unit: node.unit }, "graph");
+    choose(group ? { group } : { node, unit: node.unit });
   }
 
   /** Mark what is chosen: its box, the others of the same unit, its edges. */
@@ -251,6 +276,7 @@ class GraphView {
   look(view) {
     this.view = view;
     this.world.setAttribute("transform", `translate(${view.x.toFixed(2)} ${view.y.toFixed(2)}) scale(${view.k.toFixed(4)})`);
+    this.svg.classList.toggle("middle", view.k < MIDDLE);
     this.svg.classList.toggle("far", view.k < FAR);
   }
 
@@ -267,9 +293,12 @@ class GraphView {
 
   /** Begin with all of it where that can be read, else with the first node at the top. */
   home() {
+    if (this.plan.height < 560 && !this.canvas.style.height) this.canvas.style.height = `${Math.max(260, this.plan.height + 44)}px`;
     this.fit();
     if (this.view.k >= 0.55 || !this.boxes.length) return;
-    this.look({ k: NEAR, x: this.plan.width * NEAR < this.size()[0] ? this.view.x - (this.plan.width * (NEAR - this.view.k)) / 2 : 24, y: 20 });
+    const [wide] = this.size(), first = this.plan.x[0] * NEAR;
+    const x = this.plan.width * NEAR < wide ? (wide - this.plan.width * NEAR) / 2 : first < wide - 100 ? 24 : wide / 2 - first;
+    this.look({ k: NEAR, x, y: 20 });
   }
 
   /** Move so that a box is in view; only where it is not, unless `always`. */
@@ -291,5 +320,8 @@ let graph = null;
 function showGraph() {
   const body = bodyOf("graph");
   if (NODES.length) graph = new GraphView(body);
-  else body.append(nothing("This report does not hold the model's graph: an earlier version made it, or the model is one whose nodes are not known."));
+  else {
+    body.append(nothing("This report does not hold the model's graph: an earlier version made it, or the model is one whose nodes "
+      + "are not known."));
+  }
 }

@@ -25,7 +25,8 @@ class Groups {
       group.nodes.push(node.index);
       for (const part of partsOf(node.name).slice(0, -1)) {
         if (!group.inner.has(part)) {
-          group.inner.set(part, { path: `${group.path}/${part}`, label: part, depth: group.depth + 1, inner: new Map(), nodes: [], outer: group });
+          const path = `${group.path}/${part}`;
+          group.inner.set(part, { path, label: part, depth: group.depth + 1, inner: new Map(), nodes: [], outer: group });
         }
         group = group.inner.get(part);
         group.nodes.push(node.index);

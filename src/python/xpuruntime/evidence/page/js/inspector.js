@@ -2,6 +2,14 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 // The card beside the page: everything known of the unit, node or group that is chosen.
 
+const RELATIONS = {
+  exact: "one unit for one node",
+  fused: "one unit for several nodes",
+  inserted: "no node of the model",
+  folded: "computed or removed when the model was loaded",
+  opaque: "its inside cannot be seen",
+};
+
 function showInspector() {
   const card = document.getElementById("inspector");
   let opener = null;
@@ -26,6 +34,10 @@ function showInspector() {
   });
 }
 
+function enterInspector() {
+  document.querySelector("#inspector .close").focus();
+}
+
 function list(rows) {
   return make("dl", {}, rows.filter(([, value]) => value !== null && value !== undefined && value !== "").flatMap(([name, value]) =>
     [make("dt", { text: name }), make("dd", {}, value)]));
@@ -41,18 +53,18 @@ function names(title, values) {
 
 function unitCard(unit, node) {
   const kernel = unit.kernel ? `${unit.kernel} (${unit.kernelSource})` : "unknown: the engine does not say";
-  const relation = { exact: "exact: one unit for one node", fused: "fused: one unit for several nodes", inserted: "inserted: no node of the model",
-    folded: "folded: computed or removed at load time", opaque: "opaque: its inside cannot be seen" }[unit.relation];
+  const relation = RELATIONS[unit.relation] ? `${unit.relation}: ${RELATIONS[unit.relation]}` : unit.relation;
   const reason = unit.reason ? `${unit.reason} (${unit.reasonSource})` : null;
   const time = unit.kind ? `${timeOf(unit)} (${unit.kind.word}, ${share(unit.share)}, median of ${count(unit.runs, "run")})` : "none";
   const inside = UNITS.length > 1 && NODES.some((n) => n.unit === unit);
   return [
     make("h2", { text: unit.id }),
-    list([["status", badge(unit.status)], ["node", node && node.name !== unit.id ? node.name : null], ["op", unit.op], ["relation", relation || unit.relation],
-      ["engine", unit.engine], ["device", unit.device], ["provider", unit.provider], ["asked", unit.asked], ["ran in", unit.ran || "unknown"],
+    list([["status", badge(unit.status)], ["node", node && node.name !== unit.id ? node.name : null], ["op", unit.op],
+      ["relation", relation], ["engine", unit.engine], ["device", unit.device], ["provider", unit.provider],
+      ["asked", unit.asked], ["ran in", unit.ran || "unknown"],
       ["layout", unit.layout], ["kernel", kernel], ["time", time], ["placement", reason]]),
     make("div", { class: "row" },
-      inside ? make("button", { type: "button", text: "Show in graph", onclick: () => { document.getElementById("graph").scrollIntoView(); graph.reveal(unit); } }) : null,
+      inside ? make("button", { type: "button", text: "Show in graph", onclick: () => showInGraph(unit) }) : null,
       groupButton(node)),
     ...names(`Stands for ${count(unit.sources.length, "node")}`, unit.sources),
     ...names("Runs on behalf of", unit.serves),
@@ -61,8 +73,17 @@ function unitCard(unit, node) {
   ];
 }
 
+function showInGraph(unit) {
+  document.getElementById("graph").scrollIntoView();
+  graph.reveal(unit);
+}
+
 function nodeCard(node) {
-  return [make("h2", { text: node.name }), list([["op", node.op], ["unit", "none was observed to run it"]]), make("div", { class: "row" }, groupButton(node))];
+  return [
+    make("h2", { text: node.name }),
+    list([["op", node.op], ["unit", "none was observed to run it"]]),
+    make("div", { class: "row" }, groupButton(node)),
+  ];
 }
 
 function groupCard(group) {
@@ -79,7 +100,8 @@ function groupCard(group) {
   return [
     make("h2", { text: group.path }),
     list([["nodes", whole.format(group.nodes.length)], ["units", whole.format(units.size)], ["time", times.join("; ") || "none"],
-      ["placement", tally(placement)], ["ran in", tally((u) => u.ran || "unknown")], ["status", tally((u) => u.status)], ["ops", tally((u) => u.op)]]),
+      ["placement", tally(placement)], ["ran in", tally((u) => u.ran || "unknown")], ["status", tally((u) => u.status)],
+      ["ops", tally((u) => u.op)]]),
     make("div", { class: "row" }, make("button", { type: "button", text: "Open this group", onclick: () => graph.open(group) })),
   ];
 }

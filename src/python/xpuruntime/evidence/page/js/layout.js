@@ -105,6 +105,10 @@ function place(rows) {
   }
 }
 
+function median(sorted) {
+  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
+}
+
 function mean(line) {
   return line.reduce((sum, point) => sum + point.x, 0) / line.length;
 }
@@ -118,7 +122,7 @@ function settle(row, sides, straighten) {
     const all = sides.flatMap((side) => point[side]);
     const boxes = all.filter((p) => p.box >= 0); // chains of boxes are to be straight, rather than ways past them
     const near = (boxes.length ? boxes : all).map((p) => p.x).sort((a, b) => a - b);
-    const middle = straighten && point.line ? mean(point.line) : near.length ? (near[(near.length - 1) >> 1] + near[near.length >> 1]) / 2 : point.x;
+    const middle = straighten && point.line ? mean(point.line) : near.length ? median(near) : point.x;
     const weight = point.box < 0 || !near.length ? 0.1 : 1;
     point.offset = offset;
     blocks.push({ sum: (middle - offset) * weight, weight, points: [point] });

@@ -16,7 +16,8 @@ function showOverview() {
     make("p", { class: "says", text: words.join(" · ") }),
   );
   if (DATA.partial) {
-    top.append(make("p", { class: "partial", text: "Partial: the observing pass broke off, or a source of records was missing. See the notes." }));
+    const text = "Partial: the observing pass broke off, or a source of records was missing. See the notes.";
+    top.append(make("p", { class: "partial", text }));
   }
   top.append(make("dl", { class: "facts" }, facts().map(([name, value, more]) =>
     make("div", {}, make("dt", { text: name }), make("dd", {}, value, more ? make("small", { text: more }) : null)))));

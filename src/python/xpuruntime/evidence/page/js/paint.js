@@ -49,7 +49,10 @@ function paintWords(boxes, value, name) {
     const bad = name === "status" && ["substituted", "unsupported"].find((word) => counts.has(word));
     return { look: bad ? classOf(bad) : "mixed", word: parts.join(", ") };
   });
-  const legend = words.map((word) => legendItem(classOf(word), word === "folded" ? "folded: computed or removed when the model was loaded" : word, count(totals.get(word), "node")));
+  const legend = words.map((word) => {
+    const text = word === "folded" ? `folded: ${RELATIONS.folded}` : word;
+    return legendItem(classOf(word), text, count(totals.get(word), "node"));
+  });
   if (looks.some(({ look }) => look === "mixed")) legend.push(legendItem("mixed", "mixed: a group with several of these"));
   return { looks, legend };
 }
@@ -71,10 +74,16 @@ function paintTime(boxes) {
     const band = most ? BANDS.findIndex((edge) => found.value <= most * edge * 1.0000001) : 0;
     return { look: `s${band}`, word: `${amount(found.time)} ${found.kind.measure}, ${share(found.value)}` };
   });
-  const legend = BANDS.map((edge, i) => legendItem(`s${i}`, i ? `${share(most * BANDS[i - 1])} to ${share(most * edge)}` : `up to ${share(most * edge)}`));
+  const legend = BANDS.map((edge, i) =>
+    legendItem(`s${i}`, `${i ? `${fine(most * BANDS[i - 1])} to` : "up to"} ${fine(most * edge)}`));
   if (looks.some(({ look }) => look === "sx")) legend.push(legendItem("sx", "no time of its own"));
   legend.push(make("li", { text: "A share is of all time of its kind. Nodes that were fused show the time of their unit." }));
   return { looks, legend };
+}
+
+/** A share with two digits that tell. */
+function fine(value) {
+  return `${Number((value * 100).toPrecision(2))} %`;
 }
 
 /** The three lines of a box. */

@@ -39,15 +39,16 @@ function showPrecision() {
     const [device, ran, asked, kind] = JSON.parse(key);
     const units = groups.get(key);
     const time = units.reduce((sum, u) => sum + (u.time || 0), 0);
-    const unlike = units.filter((u) => u.status === "substituted").length;
-    return { mark: unlike ? "off" : null, cells: [
+    const statuses = new Map();
+    for (const unit of units) statuses.set(unit.status, (statuses.get(unit.status) || 0) + 1);
+    return { mark: statuses.has("substituted") ? "off" : null, cells: [
       device, ran, asked === "-" ? "nothing (not of the model)" : asked, whole.format(units.length),
       kind < 0 ? "-" : `${amount(time)} ${KINDS[kind].measure}`,
       kind < 0 ? "-" : share(KINDS[kind].total ? time / KINDS[kind].total : 0),
-      unlike ? make("span", {}, badge("substituted"), ` ${unlike} of ${units.length}`) : "yes",
+      make("span", {}, [...statuses].sort().reverse().flatMap(([status, number]) => [badge(status), ` ${whole.format(number)} `])),
     ] };
   });
-  const columns = ["device", "ran in", "asked", ">units", ">time", ">share of its kind", "as asked"];
+  const columns = ["device", "ran in", "asked", ">units", ">time", ">share of its kind", "status"];
   bodyOf("precision").append(rows.length ? table("Precision", columns, rows, { class: "policy" }) : nothing("No unit was observed."));
 }
 
@@ -77,12 +78,15 @@ function showEnvironment() {
   const installed = rows(packages);
   if (installed.length) open(`Packages (${installed.length})`, table("Packages", ["package", "version"], installed));
   const set = rows(variables);
-  if (set.length) open(`Environment variables that engines read (${set.length})`, table("Environment variables", ["variable", "value"], set));
+  if (set.length) {
+    open(`Environment variables that engines read (${set.length})`, table("Environment variables", ["variable", "value"], set));
+  }
   if (DATA.libraries.length) {
     open(`Libraries loaded (${DATA.libraries.length})`, table("Libraries", ["library", "version", "origin", "path"],
       DATA.libraries.map((l) => ({ cells: [l.name, l.version || "?", l.origin || "?", l.path || "?"] }))));
   }
   const model = DATA.model;
-  const facts = [["path", model.path], ["sha256", model.sha256], ["plan", DATA.plan.fingerprint], ["report", DATA.schema]].filter(([, value]) => value);
-  open("Fingerprints", table("Fingerprints", ["what", "value"], facts.map((cells) => ({ cells }))));
+  const facts = [["path", model.path], ["sha256", model.sha256], ["plan", DATA.plan.fingerprint], ["report", DATA.schema]];
+  const known = facts.filter(([, value]) => value).map((cells) => ({ cells }));
+  open("Fingerprints", table("Fingerprints", ["what", "value"], known));
 }

@@ -66,7 +66,8 @@ class Timeline {
       onkeydown: (event) => this.key(event),
     });
     this.devices.forEach((device, lane) => svg.append(
-      draw("text", { x: 0, y: lane * LANE + 17, text: device.length > 14 ? `${device.slice(0, 13)}…` : device }, draw("title", { text: device })),
+      draw("text", { x: 0, y: lane * LANE + 17, text: device.length > 14 ? `${device.slice(0, 13)}…` : device },
+        draw("title", { text: device })),
       draw("rect", { class: "base", x: GUTTER, y: lane * LANE + 3, width: wide, height: LANE - 8, rx: 3 })));
     for (const value of ticks(total, Math.max(4, Math.round(wide / 160)))) {
       const x = GUTTER + value * scale;
@@ -74,7 +75,8 @@ class Timeline {
         draw("text", { x, y: high - 6, "text-anchor": "middle", text: `${amount(value)} ${this.kind.measure}` }));
     }
     this.rects = units.map((unit, i) => draw("rect", {
-      class: `unit ${colourOfOp(unit.op)}${unit.time * scale < 4 ? " thin" : ""}`, id: `t${this.kind.index}-${i}`, role: "option", "aria-label": this.words(unit),
+      class: `unit ${colourOfOp(unit.op)}${unit.time * scale < 4 ? " thin" : ""}`,
+      id: `t${this.kind.index}-${i}`, role: "option", "aria-label": this.words(unit),
       x: GUTTER + this.starts[i] * scale, width: Math.max(0.4, unit.time * scale),
       y: this.devices.indexOf(unit.device) * LANE + 3, height: LANE - 8,
       onclick: () => { this.at = i; choose({ unit }); },

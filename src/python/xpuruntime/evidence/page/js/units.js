@@ -13,7 +13,7 @@ const COLUMNS = [
   { name: "device", value: (u) => u.device },
   { name: "asked", value: (u) => u.asked || "-" },
   { name: "ran in", value: (u) => u.ran || "?" },
-  ...(UNITS.some((u) => u.kernel) ? [{ name: "kernel", value: (u) => u.kernel || "unknown", show: (u) => short(u.kernel || "unknown"), full: (u) => u.kernel || "" }] : []),
+  ...(UNITS.some((u) => u.kernel) ? [{ name: "kernel", value: kernelOf, show: (u) => short(kernelOf(u)), full: kernelOf }] : []),
   { name: "time", number: true, value: (u) => (u.kind ? u.time : -1), show: (u) => (u.kind ? timeOf(u) : "-") },
   { name: "share", number: true, value: (u) => (u.kind ? u.share : -1), show: (u) => (u.kind ? share(u.share) : "-") },
 ];
@@ -24,6 +24,10 @@ const FACETS = [
   ["op", (u) => u.op],
   ["relation", (u) => u.relation],
 ];
+
+function kernelOf(unit) {
+  return unit.kernel || "unknown";
+}
 
 function showUnits() {
   const body = bodyOf("units");
@@ -55,17 +59,18 @@ class UnitTable {
     body.append(
       make("div", { class: "row" }, this.search, this.selects,
         make("button", { type: "button", onclick: () => this.clear(), text: "Clear" }), this.count),
-      make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Units, scrolls" }, make("table", { class: "units", "aria-label": "Units" },
-        make("thead", {}, make("tr", {}, this.heads)), this.rows)),
+      make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Units, scrolls" },
+        make("table", { class: "units", "aria-label": "Units" }, make("thead", {}, make("tr", {}, this.heads)), this.rows)),
       this.more);
-    listeners.push(({ unit }, from) => this.light(unit, from === "table"));
+    listeners.push(({ unit }) => this.light(unit));
     this.refresh();
   }
 
   facet(name, value) {
     const counts = new Map();
     for (const unit of UNITS) counts.set(value(unit), (counts.get(value(unit)) || 0) + 1);
-    const options = [...counts].sort((a, b) => b[1] - a[1]).map(([key, units]) => make("option", { value: `=${key}`, text: `${key} (${units})` }));
+    const options = [...counts].sort((a, b) => b[1] - a[1])
+      .map(([key, units]) => make("option", { value: `=${key}`, text: `${key} (${units})` }));
     const select = make("select", { "data-facet": name, onchange: (event) => {
       if (event.target.value) this.picked.set(name, event.target.value.slice(1));
       else this.picked.delete(name);
@@ -100,7 +105,8 @@ class UnitTable {
       })
       .map(([, unit]) => unit);
     this.heads.forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : down ? "descending" : "ascending"));
-    this.count.textContent = this.found.length === UNITS.length ? count(UNITS.length, "unit") : `${whole.format(this.found.length)} of ${count(UNITS.length, "unit")}`;
+    const all = count(UNITS.length, "unit");
+    this.count.textContent = this.found.length === UNITS.length ? all : `${whole.format(this.found.length)} of ${all}`;
     this.limit = PAGE;
     this.render();
   }
@@ -116,7 +122,7 @@ class UnitTable {
       make("button", { type: "button", onclick: show(left), text: `Show all ${whole.format(this.found.length)}` }),
     ] : []));
     this.more.hidden = left <= 0;
-    this.light(chosen.unit, true);
+    this.light(chosen.unit);
   }
 
   row(unit) {
@@ -130,7 +136,9 @@ class UnitTable {
 
   click(event) {
     const row = event.target.closest("tr[data-unit]");
-    if (row) choose({ unit: UNITS[Number(row.dataset.unit)] }, "table");
+    if (!row) return;
+    choose({ unit: UNITS[Number(row.dataset.unit)] });
+    if (event.detail === 0) enterInspector(); // by a key
   }
 
   light(unit) {
