@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOFT, HARD = 400, 800
 SPDX = ("SPDX-License-Identifier: Apache-2.0", "SPDX-FileCopyrightText: The xpuruntime developers")
 CPP = {".h", ".hpp", ".cpp", ".cu", ".cuh"}
-SOURCES = CPP | {".py", ".pyi", ".sh", ".cmake"}
+SOURCES = CPP | {".py", ".pyi", ".sh", ".cmake", ".js"}
 NAMED_SOURCES = {"Makefile", "CMakeLists.txt", ".clang-format", ".clang-tidy"}
-TEXT = SOURCES | {".md", ".yaml", ".yml", ".toml", ".json", ".txt", ".css"}
+TEXT = SOURCES | {".md", ".yaml", ".yml", ".toml", ".json", ".txt", ".css", ".html"}
 #: Folders of other people's files, kept as they came.
 VENDORED = ("src/cpp/third_party/", "tests/cpp/third_party/")
 DEMO_FOLDER, DEMO_LIMIT = "src/python/xpuruntime/demo/", 300_000

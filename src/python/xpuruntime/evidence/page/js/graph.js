@@ -5,7 +5,7 @@
 const TOO_MANY = 6000;
 const NEAR = 0.9;
 /** Below these, text is too small to be read and is left out: the name, then all of it. */
-const MIDDLE = 0.62;
+const MIDDLE = 0.55;
 const FAR = 0.4;
 const HINT = "Drag to move. The wheel zooms while the drawing has the focus, Ctrl and the wheel always. Keys: arrows go along "
   + "the edges, Enter chooses, Enter again opens a group or goes to the card, + and − zoom, 0 shows all.";
@@ -80,8 +80,8 @@ class GraphView {
       return;
     }
     this.drawBoxes();
-    if (centre === null) this.home();
-    else this.show(this.boxOf[centre]);
+    this.home();
+    if (centre !== null) this.show(this.boxOf[centre], false);
     this.light(chosen);
   }
 
@@ -295,7 +295,7 @@ class GraphView {
   home() {
     if (this.plan.height < 560 && !this.canvas.style.height) this.canvas.style.height = `${Math.max(260, this.plan.height + 44)}px`;
     this.fit();
-    if (this.view.k >= 0.55 || !this.boxes.length) return;
+    if (this.view.k >= MIDDLE || !this.boxes.length) return;
     const [wide] = this.size(), first = this.plan.x[0] * NEAR;
     const x = this.plan.width * NEAR < wide ? (wide - this.plan.width * NEAR) / 2 : first < wide - 100 ? 24 : wide / 2 - first;
     this.look({ k: NEAR, x, y: 20 });
@@ -307,7 +307,10 @@ class GraphView {
     const k = this.view.k < FAR ? NEAR : this.view.k;
     const x = this.plan.x[i] * this.view.k + this.view.x, y = this.plan.y[i] * this.view.k + this.view.y;
     const inside = k === this.view.k && x > 80 && x < wide - 80 && y > 10 && y < high - 70;
-    if (always || !inside) this.look({ k, x: wide / 2 - this.plan.x[i] * k, y: high / 2 - (this.plan.y[i] + BOX_HIGH / 2) * k });
+    if (!always && inside) return;
+    const within = (wish, room, size) => (size + 40 < room ? (room - size) / 2 : Math.min(20, Math.max(room - size - 20, wish)));
+    this.look({ k, x: within(wide / 2 - this.plan.x[i] * k, wide, this.plan.width * k),
+      y: within(high / 2 - (this.plan.y[i] + BOX_HIGH / 2) * k, high, this.plan.height * k) });
   }
 }
 
