@@ -148,6 +148,30 @@ def test_the_graph_is_coloured_four_ways_with_a_word_each(show, mixed):
     assert browser.evaluate("document.querySelector('[data-colour=status]').ariaPressed") == "true"
 
 
+def test_a_group_tells_what_is_in_it(show, mixed):
+    browser = show(mixed)
+    browser.choose("#detail", "1")
+    found = boxes(browser)
+    assert found["2 nodes"]
+    strips = browser.evaluate(
+        "[...document.querySelectorAll('#graph .group-box')].map(b => [b.querySelector('.op').textContent, "
+        "b.querySelector('.word').textContent, [...b.querySelectorAll('.strip')].map(s => s.getAttribute('width'))])"
+    )
+    assert [(name, word, len(widths)) for name, word, widths in strips] == [
+        ("stem", "1 cuda:0, 1 cpu", 2),
+        ("body", "cuda:0", 0),
+    ]
+    assert strips[0][2][0] == strips[0][2][1]  # one of two nodes each
+    browser.click("[data-colour=time]")
+    assert browser.evaluate("document.querySelectorAll('#graph .strip').length") == 0
+    assert browser.evaluate("document.querySelector('#graph .word').textContent") == "85.0 µs, 70.8 %"
+    browser.click("#graph .group-box > rect", double=True)
+    assert "relu" in boxes(browser)
+    browser.click("#graph .box[aria-label^='stem/relu'] > rect")
+    browser.click("#inspector .row button:last-child")
+    assert "relu" not in boxes(browser)
+
+
 def test_a_click_on_a_node_shows_its_unit(show, mixed):
     browser = show(mixed)
     browser.click("#graph .box[aria-label^='body/mul'] rect")

@@ -7,6 +7,8 @@ const NEAR = 0.9;
 /** Below these, text is too small to be read and is left out: the name, then all of it. */
 const MIDDLE = 0.55;
 const FAR = 0.4;
+/** Dashes of longer lines would be slow to draw. */
+const LONGEST_DASHED = 2000;
 const HINT = "Drag to move. The wheel zooms while the drawing has the focus, Ctrl and the wheel always. Keys: arrows go along "
   + "the edges, Enter chooses, Enter again opens a group or goes to the card, + and − zoom, 0 shows all.";
 /** Edges of one path: small enough that those out of view cost nothing. */
@@ -94,6 +96,7 @@ class GraphView {
     this.lit = draw("path", { class: "wires lit" });
     this.world.append(...this.wires(), this.lit);
     this.elements = this.boxes.map((box, i) => this.element(box, i, widths[i]));
+    this.parts = this.elements.map((element) => [...element.children].slice(1)); // without the title
     this.world.append(...this.elements);
     this.svg.append(this.world);
     this.canvas.replaceChildren(this.svg, this.zoomButtons());
@@ -116,19 +119,20 @@ class GraphView {
     return draw("g", { id: `g${i}`, "data-box": i, role: "option", transform: `translate(${x.toFixed(1)} ${y})` },
       draw("title", { text: boxName(box) }),
       draw("rect", { x: -width / 2, y: 0, width, height: BOX_HIGH, rx: box.group ? 12 : 6 }),
-      text(16, "op"), text(30, "name"), text(43, "word"));
+      text(15, "op"), text(28, "name"), text(40, "word"));
   }
 
   /** Paths of ordinary edges, and of those between devices. */
   wires() {
     const deviceOf = this.boxes.map((box) => [...new Set([...unitsOf(box)].map(placement).filter((word) => !PLAIN.includes(word)))]);
     const crosses = ([a, b]) => deviceOf[a].length === 1 && deviceOf[b].length === 1 && deviceOf[a][0] !== deviceOf[b][0];
-    const plain = [], cross = [];
-    this.edges.forEach((edge, i) => (crosses(edge) ? cross : plain).push(this.plan.paths[i]));
-    this.crossing = cross.length;
+    const isLong = ([a, b]) => Math.abs(this.plan.x[a] - this.plan.x[b]) > LONGEST_DASHED;
+    const plain = [], cross = [], long = [];
+    this.edges.forEach((edge, i) => (!crosses(edge) ? plain : isLong(edge) ? long : cross).push(this.plan.paths[i]));
+    this.crossing = cross.length + long.length;
     const bundles = (paths, kind) => Array.from({ length: Math.ceil(paths.length / BUNDLE) }, (_, i) =>
       draw("path", { class: kind, d: paths.slice(i * BUNDLE, (i + 1) * BUNDLE).join("") }));
-    return [...bundles(plain, "wires"), ...bundles(cross, "wires cross")];
+    return [...bundles(plain, "wires"), ...bundles(cross, "wires cross"), ...bundles(long, "wires cross long")];
   }
 
   recolour(name) {
@@ -141,19 +145,31 @@ class GraphView {
 
   dress(looks, legend) {
     this.boxes.forEach((box, i) => {
-      const [rect, ...texts] = [...this.elements[i].children].slice(1);
-      const { look, word } = looks[i];
+      const [rect, ...texts] = this.parts[i];
+      const { look, word, strip } = looks[i];
       rect.setAttribute("class", look);
       const kinds = ["box", box.group && "group-box", deviates(box) && "off", look === "s4" && "deep"];
       this.elements[i].setAttribute("class", kinds.filter(Boolean).join(" "));
       this.elements[i].setAttribute("aria-label", `${boxName(box)}: ${word}${deviates(box) ? ", deviates" : ""}`);
       linesOf(box, word).forEach((text, line) => { texts[line].textContent = text; });
+      this.paintStrip(this.elements[i], Number(rect.getAttribute("width")), strip || []);
     });
     if (this.boxes.some(deviates)) legend.push(legendItem("dashed", "dashed border: something else ran than was asked"));
     if (this.crossing) legend.push(legendItem("wire", "dashed line: between devices"));
     this.legend.replaceChildren(...legend);
     if (this.at >= 0) this.says.textContent = this.elements[this.at].getAttribute("aria-label");
     this.light(chosen);
+  }
+
+  /** At the foot of a group with several colours: how much of each. */
+  paintStrip(element, width, shares) {
+    for (const old of element.querySelectorAll(".strip")) old.remove();
+    const wide = width - 24;
+    let x = -wide / 2;
+    for (const [look, part] of shares) {
+      element.append(draw("rect", { class: `strip ${look}`, x: x.toFixed(1), y: BOX_HIGH - 5, width: (wide * part).toFixed(1), height: 5 }));
+      x += wide * part;
+    }
   }
 
   zoomButtons() {

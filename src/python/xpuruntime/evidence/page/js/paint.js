@@ -45,15 +45,19 @@ function paintWords(boxes, value, name) {
   const looks = found.map((counts) => {
     const [first] = [...counts.keys()];
     if (counts.size === 1) return { look: classOf(first), word: first };
-    const parts = [...counts].sort((a, b) => b[1] - a[1]).map(([word, number]) => `${number} ${word}`);
-    const bad = name === "status" && ["substituted", "unsupported"].find((word) => counts.has(word));
-    return { look: bad ? classOf(bad) : "mixed", word: parts.join(", ") };
+    const parts = [...counts].sort((a, b) => b[1] - a[1]);
+    const all = parts.reduce((sum, [, number]) => sum + number, 0);
+    return {
+      look: "mixed",
+      word: parts.map(([word, number]) => `${number} ${word}`).join(", "),
+      strip: parts.map(([word, number]) => [classOf(word), number / all]),
+    };
   });
   const legend = words.map((word) => {
     const text = word === "folded" ? `folded: ${RELATIONS.folded}` : word;
     return legendItem(classOf(word), text, count(totals.get(word), "node"));
   });
-  if (looks.some(({ look }) => look === "mixed")) legend.push(legendItem("mixed", "mixed: a group with several of these"));
+  if (looks.some(({ look }) => look === "mixed")) legend.push(legendItem("mixed", "mixed: a group with several of these, in the shares of its strip"));
   return { looks, legend };
 }
 
