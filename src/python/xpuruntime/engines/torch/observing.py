@@ -15,6 +15,7 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Time, Unit
 
 if TYPE_CHECKING:
@@ -51,16 +52,23 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         model.call(tensors)
         watch = _Watch(model)
         with watch.kernels.watching():
-            seen = [watch.run(tensors) for _ in range(runs)]
+            notes = watch.runs(tensors, runs)
     known = {node.name: node for node in model.request.model.nodes}
-    missing = sorted(known.keys() - set(watch.order))
-    notes: tuple[str, ...] = ()
-    if missing:
-        notes = (f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs",)
-    nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known)]
-    units = tuple(_unit(model, watch, seen, node, inserted=node.name not in known) for node in nodes)
-    keys = watch.kernels.keys(controls)
-    return Observed(units=units, effective=effective, notes=notes, partial=bool(missing), keys=keys)
+    missing = sorted(known.keys() - watch.order.keys())
+    broken = bool(notes)
+    if missing and not broken:
+        notes.append(f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs")
+    nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known and name in watch.nodes)]
+    units = tuple(_unit(model, watch, node, inserted=node.name not in known) for node in nodes)
+    return Observed(
+        units=units,
+        effective=effective,
+        notes=tuple(notes),
+        partial=broken or bool(missing),
+        keys=watch.kernels.keys(controls),
+        run_us=tuple(watch.spent),
+        units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
+    )
 
 
 _READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
@@ -80,12 +88,28 @@ class _Watch:
     def __init__(self, model: TorchModel) -> None:
         self._model = model
         self.kernels = PinnedKernels(model.pins)
-        self.order: list[str] = []
+        #: Of the operators that ran, in their order.
+        self.order: dict[str, None] = {}
         self.nodes: dict[str, NodeInfo] = {}
         self.precision: dict[str, str] = {}
+        #: Of each run that finished: operator to microseconds, and to the time of each kernel in it.
+        self.seen: list[dict[str, tuple[float, dict[str, float]]]] = []
+        self.spent: list[float] = []
 
-    def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, tuple[str, ...]]]:
-        """Return operator to microseconds and kernels."""
+    def runs(self, tensors: Sequence[Any], count: int) -> list[str]:
+        """Run so many times, and keep what was seen; return a note where a run fails, and then stop."""
+        for number in range(count):
+            try:
+                self.seen.append(self.run(tensors))
+            except InputError:
+                raise
+            except Exception as error:  # PyTorch and kernels of others raise what they like
+                text = " ".join(str(error).split())[:300]
+                return [f"instrumented run {number + 1} of {count} failed: {type(error).__name__}: {text}"]
+        return []
+
+    def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, dict[str, float]]]:
+        """Return operator to microseconds, and to the time of each kernel in it."""
         import torch
 
         from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
@@ -93,18 +117,22 @@ class _Watch:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._model.device != "cpu":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self.order = []
         refuse_a_second("what the torch engine observes")
         profiler = Profiler(activities)
         profiler.start()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                start = time.perf_counter()
                 self.nodes = step(self._model, tensors, self._around)
+                if self._model.device != "cpu":
+                    torch.cuda.synchronize(self._model.device)
+                spent = (time.perf_counter() - start) * 1e6
         finally:
             profiler.stop()
         events = profiler.torch.events()
-        found: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self.spent.append(spent)
+        found: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
                 found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
@@ -114,7 +142,7 @@ class _Watch:
         import torch
         from torch.utils import _pytree as pytree
 
-        self.order.append(name)
+        self.order[name] = None
         self.kernels.at(name)
         with torch.profiler.record_function(_MARK + name):
             result = function()
@@ -124,7 +152,7 @@ class _Watch:
         return result
 
 
-def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
+def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
     """Return the time of a marked operator, and its kernels: those of the device, or the operators in it."""
     kernels: dict[str, float] = defaultdict(float)
     for inner in _below(event):
@@ -133,8 +161,27 @@ def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
                 kernels[kernel.name] += kernel.duration
         else:
             kernels[inner.name] += inner.self_cpu_time_total
-    names = tuple(sorted(kernels, key=lambda name: -kernels[name]))
-    return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), names
+    return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), dict(kernels)
+
+
+def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> list[str]:
+    """Return the kernels of one operator, the one with the most time of its own first.
+
+    On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others.
+    """
+    names = dict.fromkeys(name for run in runs for name in run)
+    middle = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in names}
+    computing = list(names) if cuda else [name for name in names if not _only_calls(name)] or list(names)
+    return sorted(computing, key=lambda name: -middle[name])
+
+
+def _only_calls(name: str) -> bool:
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except RuntimeError:  # no operator of PyTorch's: a mark of somebody's
+        return False
 
 
 def _below(event: Any) -> Iterator[Any]:
@@ -146,14 +193,13 @@ def _below(event: Any) -> Iterator[Any]:
 def _unit(
     model: TorchModel,
     watch: _Watch,
-    seen: Sequence[dict[str, tuple[float, tuple[str, ...]]]],
     node: NodeInfo,
     *,
     inserted: bool,
 ) -> Unit:
     cuda = model.device != "cpu"
-    times = [run[node.name][0] for run in seen if node.name in run]
-    kernels = next((run[node.name][1] for run in seen if node.name in run), ())
+    times = [run[node.name][0] for run in watch.seen if node.name in run]
+    kernels = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
     ours = watch.kernels.kernel(node.name)
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
@@ -212,4 +258,7 @@ def _opaque(
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    return Observed(units=(unit,), effective=effective, notes=(note,), keys=watch.keys(controls))
+    keys = watch.keys(controls)
+    return Observed(
+        units=(unit,), effective=effective, notes=(note,), keys=keys, run_us=tuple(times), units_us=tuple(times)
+    )

@@ -139,6 +139,8 @@ def observe(
         effective=effective_of(joined.units, engine),
         notes=(*notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
+        run_us=profile.run_us,
+        units_us=profile.nodes_us,
     )
 
 
