@@ -65,7 +65,7 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         effective=effective,
         notes=tuple(notes),
         partial=broken or bool(missing),
-        keys=watch.kernels.keys(controls),
+        keys=watch.kernels.keys(controls, model.request.policy.kernels),
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
     )
@@ -258,7 +258,7 @@ def _opaque(
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    keys = watch.keys(controls)
+    keys = watch.keys(controls, model.request.policy.kernels)
     return Observed(
         units=(unit,), effective=effective, notes=(note,), keys=keys, run_us=tuple(times), units_us=tuple(times)
     )
