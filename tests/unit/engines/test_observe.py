@@ -211,6 +211,27 @@ def test_a_profile_that_was_cut_off():
     assert [u for u in observed.units if u.time is not None]
 
 
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', '[{"name": "x", "ph": "X"}]', "<html>", "[1, 2]"])
+def test_a_profile_of_somebody_else(text):
+    proto = conv_net()
+    make = maker(proto)
+
+    class Foreign:
+        def __init__(self, session):
+            self.run, self._session = session.run, session
+
+        def end_profiling(self):
+            path = Path(self._session.end_profiling())
+            path.write_text(text)
+            return str(path)
+
+    observed = observe(lambda *a: Foreign(make(*a)), feeds(proto), 2, proto)
+    assert observed.partial
+    assert any("is not a profile of ONNX Runtime" in note for note in observed.notes)
+    assert sorted(n for u in observed.units for n in u.source_nodes) == sorted(n.name for n in proto.graph.node)
+    assert not [u for u in observed.units if u.time is not None]
+
+
 def test_model_info_is_taken_as_source(tmp_path):
     from xpuruntime.engines.model import inspect_model
 

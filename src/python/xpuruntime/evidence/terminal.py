@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.operators import by_operator
 from xpuruntime.evidence.tables import bytes_text as _bytes
 from xpuruntime.evidence.tables import plain
 from xpuruntime.evidence.tables import table as _table
@@ -25,6 +26,8 @@ _TOP = 10
 #: Keys up to this length are never broken.
 _KEY = 26
 _BAR = 12
+#: Units beyond which their operators are summed up, too.
+_MANY = 40
 
 
 def plain_text(report: Report, width: int = 80) -> str:
@@ -42,7 +45,10 @@ def render(report: Report) -> RenderableType:
         parts += [_policy(report), *_reasons(report)]
     timed = [u for u in report.units if u.time is not None]
     if timed:
-        parts += [_hot_units(timed), _precisions(timed)]
+        parts.append(_hot_units(timed))
+        if len(timed) > _MANY:
+            parts.append(by_operator(timed))
+        parts.append(_precisions(timed))
     if report.units:
         parts.append(_accounting(report))
     if report.boundaries:
