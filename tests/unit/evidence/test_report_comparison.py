@@ -76,8 +76,9 @@ def test_what_can_differ_about_one_node():
 def test_what_one_report_does_not_say_is_no_difference(field):
     a = unit("n", kernel="gemm", kernel_source="reported", layout="nchw", provider="P")
     assert compare_reports(report(a), report(msgspec.structs.replace(a, **{field: None}))).groups == ()
-    guessed = msgspec.structs.replace(a, kernel="other", kernel_source="unknown")
-    assert compare_reports(report(a), report(guessed)).same
+    for source in ("unknown", "inferred"):
+        guessed = msgspec.structs.replace(a, kernel="other", kernel_source=source)
+        assert compare_reports(report(a), report(guessed)).same
 
 
 def test_units_are_compared_as_connected_groups():

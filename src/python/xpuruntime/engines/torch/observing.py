@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["observe"]
 
 _MARK = "xpuruntime:"
+#: An operator on the CPU is named for what is inside of it only with so many times the time of the next one.
+_CLEAR = 2
 
 
 def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
@@ -164,15 +166,16 @@ def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
     return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), dict(kernels)
 
 
-def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> list[str]:
-    """Return the kernels of one operator, the one with the most time of its own first.
+def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[str], bool]:
+    """Return the kernels of one operator, the one with the most time of its own first, and whether it clearly is.
 
     On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others.
     """
     names = dict.fromkeys(name for run in runs for name in run)
     middle = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in names}
     computing = list(names) if cuda else [name for name in names if not _only_calls(name)] or list(names)
-    return sorted(computing, key=lambda name: -middle[name])
+    order = sorted(computing, key=lambda name: -middle[name])
+    return order, cuda or len(order) < 2 or middle[order[0]] >= _CLEAR * middle[order[1]]
 
 
 def _only_calls(name: str) -> bool:
@@ -199,7 +202,7 @@ def _unit(
 ) -> Unit:
     cuda = model.device != "cpu"
     times = [run[node.name][0] for run in watch.seen if node.name in run]
-    kernels = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
+    kernels, clear = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
     ours = watch.kernels.kernel(node.name)
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
@@ -213,7 +216,7 @@ def _unit(
         engine="torch",
         device=model.device,
         kernel=ours or ", ".join(kernels if cuda else kernels[:1]) or None,
-        kernel_source="reported" if ours or kernels else "unknown",
+        kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
         precision_requested=asked or ran,
         precision_run=ran,
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
