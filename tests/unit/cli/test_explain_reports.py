@@ -34,6 +34,16 @@ def test_one_report_is_shown_again(xrt: Xrt, folder: Path) -> None:
     assert (result.code, result.out.splitlines()[0]) == (0, "policy honoured")
 
 
+def test_a_report_is_saved_beside_being_shown(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    result = xrt("explain", digits, "-d", "cpu", "-e", "null", "-o", path)
+    assert (result.code, result.out.splitlines()[0].partition(";")[0]) == (0, "policy honoured")
+    assert xrt_package.Report.load(path).plan["engine"] == "null"
+    refused = xrt("explain", digits, "-d", "cpu", "-e", "null", "-o", tmp_path / "none" / "saved.json", "--json")
+    assert refused.code == 2
+    assert "cannot write the report to" in refused.json()["error"]["message"]
+
+
 def test_a_deviating_report_exits_with_1_again(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
     saved = json.loads((folder / "a.json").read_text())
     saved["observations"][0]["status"] = "substituted"
@@ -80,6 +90,7 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("A", "B", "A"), "got 3 arguments"),
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
         (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
+        (("A", "-o", "x.json"), "--output say how"),
         (("A", "--noise", "0.2"), "for two reports"),
         (("MODEL", "--noise", "0.2"), "two saved reports"),
         (("A", "B", "--noise", "-1"), "noise must be 0 or more"),

@@ -37,6 +37,10 @@ ModelOrReports = Annotated[
         show_default=False,
     ),
 ]
+SaveOption = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Save the report as JSON, too.", show_default=False),
+]
 NoiseOption = Annotated[
     float | None,
     typer.Option(
@@ -92,6 +96,7 @@ def explain(
     precision: PrecisionOption = None,
     calibration: CalibrationOption = None,
     dim: DimOption = None,
+    output: SaveOption = None,
     noise: NoiseOption = None,
     noise_us: NoiseUsOption = None,
     json: JsonOption = False,
@@ -108,7 +113,12 @@ def explain(
 
     choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     if given_reports(models):
-        given = {"--input": input, "--dim": dim, **{f"--{name}": value for name, value in choice.arguments().items()}}
+        given = {
+            "--input": input,
+            "--dim": dim,
+            "--output": output,
+            **{f"--{name}": value for name, value in choice.arguments().items()},
+        }
         return show_reports(models, given, noise=noise, noise_us=noise_us, as_json=json)
     model = models[0]
     if noise is not None or noise_us is not None:
@@ -117,5 +127,7 @@ def explain(
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
+    if output is not None:
+        report.save(output)
     print_thing(report, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
