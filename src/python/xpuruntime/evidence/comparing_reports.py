@@ -277,7 +277,8 @@ def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
     providers = a.provider != b.provider and None not in (a.provider, b.provider)
     if a.engine != b.engine or a.device != b.device or providers:
         found.append("placement")
-    if a.kernel != b.kernel and a.kernel_source == b.kernel_source == "reported":
+    told = None not in (a.kernel, b.kernel) and a.kernel_source == b.kernel_source == "reported"
+    if told and a.kernel != b.kernel:
         found.append("kernel")
     if a.precision_run != b.precision_run and None not in (a.precision_run, b.precision_run):
         found.append("precision")
