@@ -136,6 +136,20 @@ def test_large_operators_explain_a_run(engine: str, tmp_path: Path) -> None:
     assert max(shares) >= 0.75, shares
 
 
+@pytest.mark.torch
+def test_large_operators_explain_a_run_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4))).eval()
+    x = torch.ones(768, 768)
+    shares = []
+    with xrt.InferenceSession(net, device="cpu", engine="torch", example_inputs=(x,)) as session:
+        for _ in range(4):
+            shares.append(hold(session, session.explain({session.inputs[0].name: x}, runs=5))["coverage"])
+            if shares[-1] >= 0.9:
+                break
+    assert max(shares) >= 0.75, shares
+
+
 def deep(path: Path, nodes: int = 2000) -> Path:
     """Write a chain of so many small operators, five a block."""
     rng = np.random.default_rng(0)

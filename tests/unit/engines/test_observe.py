@@ -47,6 +47,8 @@ def test_a_whole_pass():
         "execution.layout": "nchwc",
     }
     assert {u.time.runs for u in observed.units if u.time} == {5}
+    assert len(observed.run_us) == len(observed.units_us) == 5
+    assert all(0 < inside <= whole for inside, whole in zip(observed.units_us, observed.run_us, strict=True))
 
 
 def test_no_weights_are_read_back(monkeypatch):

@@ -137,7 +137,8 @@ def observe(
         allow_cpu_ops=allow_cpu_ops,
         engine=engine,
     )
-    if any(e.provider != "CPUExecutionProvider" for e in profile.events):
+    away = any(e.provider != "CPUExecutionProvider" for e in profile.events)
+    if away:
         notes.append(
             "times of units outside the CPU are the host's: how long it took to hand the work over. ONNX Runtime's "
             "profile holds no device time, and no copies of the session's own inputs and outputs"
@@ -149,7 +150,7 @@ def observe(
         notes=(*notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
         run_us=profile.run_us,
-        units_us=profile.nodes_us,
+        units_us=() if away else profile.nodes_us,
     )
 
 
