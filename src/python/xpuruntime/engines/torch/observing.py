@@ -96,7 +96,9 @@ class _Watch:
         self.precision: dict[str, str] = {}
         #: Of each run that finished: operator to microseconds, and to the time of each kernel in it.
         self.seen: list[dict[str, tuple[float, dict[str, float]]]] = []
+        #: From the first operator of each run to the end of its last: putting the marks in place is no part of a run.
         self.spent: list[float] = []
+        self._edges: list[float] = []
 
     def runs(self, tensors: Sequence[Any], count: int) -> list[str]:
         """Run so many times, and keep what was seen; return a note where a run fails, and then stop."""
@@ -125,15 +127,16 @@ class _Watch:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                start = time.perf_counter()
+                self._edges = []
                 self.nodes = step(self._model, tensors, self._around)
                 if self._model.device != "cpu":
                     torch.cuda.synchronize(self._model.device)
-                spent = (time.perf_counter() - start) * 1e6
+                    self._edges.append(time.perf_counter())
         finally:
             profiler.stop()
         events = profiler.torch.events()
-        self.spent.append(spent)
+        if self._edges:
+            self.spent.append((self._edges[-1] - self._edges[0]) * 1e6)
         found: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
@@ -146,8 +149,10 @@ class _Watch:
 
         self.order[name] = None
         self.kernels.at(name)
+        self._edges.append(time.perf_counter())
         with torch.profiler.record_function(_MARK + name):
             result = function()
+        self._edges.append(time.perf_counter())
         self.kernels.at("")
         kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
         self.precision[name] = "->".join(sorted(kinds))
