@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
     from xpuruntime.demo import demo_images, demo_model_path
     from xpuruntime.engines.artifact import Artifact
-    from xpuruntime.evidence import Report
+    from xpuruntime.evidence import Report, ReportComparison, compare_reports
     from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
@@ -79,6 +79,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Report",
+    "ReportComparison",
     "Stream",
     "StreamManager",
     "Tensor",
@@ -88,6 +89,7 @@ __all__ = [
     "__version__",
     "clear_decisions",
     "compare_engines",
+    "compare_reports",
     "compile_model",
     "decisions",
     "demo_images",
@@ -123,11 +125,13 @@ _LAZY = {
     "Plan": "planning",
     "Policy": "policies",
     "Report": "evidence",
+    "ReportComparison": "evidence",
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
     "clear_decisions": "ops",
     "compare_engines": "inference",
+    "compare_reports": "evidence",
     "compile_model": "inference",
     "decisions": "ops",
     "demo_images": "demo",

@@ -47,6 +47,8 @@ def test_a_whole_pass():
         "execution.layout": "nchwc",
     }
     assert {u.time.runs for u in observed.units if u.time} == {5}
+    assert len(observed.run_us) == len(observed.units_us) == 5
+    assert all(0 < inside <= whole for inside, whole in zip(observed.units_us, observed.run_us, strict=True))
 
 
 def test_no_weights_are_read_back(monkeypatch):
@@ -209,6 +211,27 @@ def test_a_profile_that_was_cut_off():
     assert observed.partial
     assert any("cut off" in note for note in observed.notes)
     assert [u for u in observed.units if u.time is not None]
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', '[{"name": "x", "ph": "X"}]', "<html>", "[1, 2]"])
+def test_a_profile_of_somebody_else(text):
+    proto = conv_net()
+    make = maker(proto)
+
+    class Foreign:
+        def __init__(self, session):
+            self.run, self._session = session.run, session
+
+        def end_profiling(self):
+            path = Path(self._session.end_profiling())
+            path.write_text(text)
+            return str(path)
+
+    observed = observe(lambda *a: Foreign(make(*a)), feeds(proto), 2, proto)
+    assert observed.partial
+    assert any("is not a profile of ONNX Runtime" in note for note in observed.notes)
+    assert sorted(n for u in observed.units for n in u.source_nodes) == sorted(n.name for n in proto.graph.node)
+    assert not [u for u in observed.units if u.time is not None]
 
 
 def test_model_info_is_taken_as_source(tmp_path):

@@ -14,8 +14,8 @@ from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
 from xpuruntime.engines.base import Observed
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, build_report
-from xpuruntime.evidence.environment import environment_facts, influential_variables
-from xpuruntime.runtime.machine import Library
+from xpuruntime.evidence.environment import environment_facts, influential_variables, machine_facts
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Library, Machine
 
 PLAN = {"schema": "xpuruntime.plan/1", "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "more": (1, (2,))}
 
@@ -178,6 +178,24 @@ def test_environment(monkeypatch):
     assert facts["packages"]["numpy"]
     assert facts["python"].endswith(".".join(map(str, sys.version_info[:3])))
     assert msgspec.json.decode(msgspec.json.encode(facts)) == facts
+
+
+def test_the_driver_and_the_devices():
+    here = Machine(system="Linux", architecture="x86_64", python="3.11", cpu=CpuFacts(name="EPYC", cores=4))
+    assert machine_facts(here) == {"cpu": "EPYC, 4 cores"}
+    card = CudaFacts(
+        index=1,
+        name="H200",
+        compute_capability=(9, 0),
+        total_memory=1 << 37,
+        sm_count=132,
+        driver_version=(13, 0),
+        runtime_version=(12, 9),
+        pci_id="0000:01:00.0",
+    )
+    facts = machine_facts(msgspec.structs.replace(here, cuda=(card,)))
+    assert facts["driver"] == "CUDA 13.0"
+    assert facts["devices"] == {"cuda:1": "H200, sm90, 137438953472 bytes"}
 
 
 def test_variables_of_another_process():

@@ -33,6 +33,37 @@ HtmlOption = Annotated[
     typer.Option("--html", metavar="FILE", help="Also write the report as one HTML page.", show_default=False),
 ]
 
+ModelOrReports = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, a .pt2 file or an artifact; or one or two reports that --json or Report.save wrote.",
+        show_default=False,
+    ),
+]
+SaveOption = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Save the report as JSON, too.", show_default=False),
+]
+NoiseOption = Annotated[
+    float | None,
+    typer.Option(
+        "--noise",
+        metavar="SHARE",
+        help="Two reports: times that differ by less than this share of the first are the same. Default 0.1.",
+        show_default=False,
+    ),
+]
+NoiseUsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--noise-us",
+        metavar="US",
+        help="Two reports: times that differ by less than this are the same. Default 1.",
+        show_default=False,
+    ),
+]
+
 
 def plan(
     model: ModelArgument,
@@ -61,7 +92,7 @@ def plan(
 
 
 def explain(
-    model: ModelArgument,
+    models: ModelOrReports,
     input: InputOption = None,
     policy: PolicyOption = None,
     device: DeviceOption = None,
@@ -69,36 +100,43 @@ def explain(
     precision: PrecisionOption = None,
     calibration: CalibrationOption = None,
     dim: DimOption = None,
+    output: SaveOption = None,
     html: HtmlOption = None,
+    noise: NoiseOption = None,
+    noise_us: NoiseUsOption = None,
     json: JsonOption = False,
 ) -> int:
     """Run a model with its engine instrumented, and hold what ran against the policy.
 
-    Exits with 1 when something else ran than was asked.
+    Exits with 1 when something else ran than was asked. A saved report in place of the model is shown again; two are
+    compared, and the code is 1 when not the same ran.
     """
     from xpuruntime.cli.entry import ExitCode
     from xpuruntime.cli.opening import Choice, open_session, prepare
     from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.reports import check_page_path, given_reports, show_reports
 
     if html is not None:
-        _check_page_path(html)
-    _, feeds = prepare(model, input, dim)
+        check_page_path(html)
     choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
+    if given_reports(models):
+        given = {
+            "--input": input,
+            "--dim": dim,
+            "--output": output,
+            **{f"--{name}": value for name, value in choice.arguments().items()},
+        }
+        return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, as_json=json)
+    model = models[0]
+    if noise is not None or noise_us is not None:
+        raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
+    _, feeds = prepare(model, input, dim)
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
+    if output is not None:
+        report.save(output)
     if html is not None:
         report.save_html(html)
     print_thing(report, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
-
-
-def _check_page_path(path: str) -> None:
-    """Refuse a page that could not be written, before anything runs."""
-    from pathlib import Path
-
-    from xpuruntime.errors import InputError
-
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise InputError(f"--html {path}: the folder '{target.parent}' is not there, or the name is a folder")

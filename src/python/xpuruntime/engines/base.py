@@ -104,6 +104,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         Whether the pass broke off or a source of records was missing.
     keys : dict of str to KeySeen
         Policy keys that the engine itself has compared, where it knows more than its units tell.
+    run_us : tuple of float
+        Wall time of each counted instrumented run in microseconds; empty where it was not taken.
+    units_us : tuple of float
+        What all units together took of each of these runs, or, where only means are known, of a mean one; empty where
+        the units have no wall times.
     """
 
     units: tuple[Unit, ...] = ()
@@ -112,6 +117,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     partial: bool = False
     keys: dict[str, KeySeen] = {}
+    run_us: tuple[float, ...] = ()
+    units_us: tuple[float, ...] = ()
 
 
 class Binding(ABC):

@@ -91,6 +91,8 @@ class Book:
     def options(self, where: str, names: tuple[str, ...], handed: str) -> None:
         """Add the provider options: those of this engine, and those a portable policy holds for others.
 
+        Those that were added before are left as they are.
+
         Parameters
         ----------
         where : str
@@ -103,8 +105,9 @@ class Book:
         from xpuruntime.engines.registry import default_registry
 
         listed = self.stated.get("execution.engine", ())
+        told = {control.key for control in self.controls}
         for key, value in self.stated.items():
-            if not key.startswith("execution.provider_options."):
+            if not key.startswith("execution.provider_options.") or key in told:
                 continue
             engine = key.split(".")[2]
             if engine in names:

@@ -161,7 +161,11 @@ class NullModel(LoadedModel):
         )
         effective = {"execution.engine": "null", "execution.device": "cpu"}
         return Observed(
-            units=(unit,), effective=effective, notes=("the null engine computes nothing: all outputs are zero",)
+            units=(unit,),
+            effective=effective,
+            notes=("the null engine computes nothing: all outputs are zero",),
+            run_us=tuple(times),
+            units_us=tuple(times),
         )
 
     def conversions(self) -> Sequence[Conversion]:

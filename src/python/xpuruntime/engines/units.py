@@ -89,7 +89,7 @@ def listed(values: Iterable[str]) -> str:
 
 def effective_of(units: Iterable[Unit], engine: str) -> dict[str, str]:
     """Return what the units that ran say of the policy keys that are about all of them, by key."""
-    ran = [unit for unit in units if unit.time is not None and unit.source_nodes]
+    ran = [unit for unit in units if unit.time is not None and unit.source_nodes and unit.relation != "folded"]
     if not ran:
         return {}
     precisions = (unit.precision_run for unit in ran if unit.precision_requested in FLOATS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from xpuruntime.evidence.build import build_report
 from xpuruntime.evidence.compare import observations
+from xpuruntime.evidence.comparing_reports import compare_reports
 from xpuruntime.evidence.records import (
     Boundary,
     Control,
@@ -20,6 +21,7 @@ from xpuruntime.evidence.records import (
     Verdict,
 )
 from xpuruntime.evidence.report import Report
+from xpuruntime.evidence.report_comparison import ReportComparison
 
 __all__ = [
     "Boundary",
@@ -29,11 +31,13 @@ __all__ = [
     "Latency",
     "Observation",
     "Report",
+    "ReportComparison",
     "SourceNode",
     "Status",
     "Time",
     "Unit",
     "Verdict",
     "build_report",
+    "compare_reports",
     "observations",
 ]

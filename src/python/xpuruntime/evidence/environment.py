@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["environment_facts", "influential_variables"]
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["environment_facts", "influential_variables", "machine_facts"]
 
 _PACKAGES = (
     "xpuruntime",
@@ -86,3 +88,20 @@ def environment_facts() -> dict[str, Any]:
         "packages": packages,
         "variables": influential_variables(),
     }
+
+
+def machine_facts(machine: Machine) -> dict[str, Any]:
+    """Return ``cpu``, and where there are NVIDIA devices ``driver`` and ``devices``."""
+    found: dict[str, Any] = {"cpu": f"{machine.cpu.name}, {machine.cpu.cores} cores"}
+    if machine.cuda:
+        found["driver"] = "CUDA " + _version(machine.cuda[0].driver_version)
+        found["devices"] = {
+            f"cuda:{one.index}": f"{one.name}, sm{_version(one.compute_capability).replace('.', '')}, "
+            f"{one.total_memory} bytes"
+            for one in machine.cuda
+        }
+    return found
+
+
+def _version(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.operators import by_operator
+from xpuruntime.evidence.tables import bytes_text as _bytes
+from xpuruntime.evidence.tables import plain
+from xpuruntime.evidence.tables import table as _table
+from xpuruntime.evidence.tables import time_text as _time
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
-    from xpuruntime.evidence.records import Boundary, Time, Unit
+    from xpuruntime.evidence.records import Boundary, Unit
     from xpuruntime.evidence.report import Report
 
 __all__ = ["plain_text", "render"]
@@ -22,18 +26,13 @@ _TOP = 10
 #: Keys up to this length are never broken.
 _KEY = 26
 _BAR = 12
+#: Units beyond which their operators are summed up, too.
+_MANY = 40
 
 
 def plain_text(report: Report, width: int = 80) -> str:
     """Return the report as text without colours or control codes, `width` columns wide at most."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False, highlight=False
-    )
-    console.print(render(report))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return plain(render(report), width)
 
 
 def render(report: Report) -> RenderableType:
@@ -46,7 +45,10 @@ def render(report: Report) -> RenderableType:
         parts += [_policy(report), *_reasons(report)]
     timed = [u for u in report.units if u.time is not None]
     if timed:
-        parts += [_hot_units(timed), _precisions(timed)]
+        parts.append(_hot_units(timed))
+        if len(timed) > _MANY:
+            parts.append(by_operator(timed))
+        parts.append(_precisions(timed))
     if report.units:
         parts.append(_accounting(report))
     if report.boundaries:
@@ -196,7 +198,11 @@ def _accounting(report: Report) -> RenderableType:
             words.append(f"{count[relation]} {'unit' if count[relation] == 1 else 'units'} inserted")
         elif count[relation]:
             words.append(f"{nodes[relation]} {relation}")
-    return Text(f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}")
+    text = f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}"
+    run = (report.latency.detail if report.latency else {}).get("instrumented", {})
+    if "coverage" in run:
+        text += f"; their times are {run['coverage']:.0%} of an instrumented run ({run['run_us']:,.1f} us)"
+    return Text(text)
 
 
 def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:
@@ -206,41 +212,3 @@ def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:
     for b in boundaries:
         table.add_row(Text(b.kind), Text(b.where), str(b.count), _bytes(b.bytes), _time(b.time))
     return table
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
-    for name in columns:
-        table.add_column(
-            name.lstrip(">"),
-            justify="right" if name.startswith(">") else "left",
-            overflow="fold",
-            min_width={"key": 19, "observed": 11, "status": 12}.get(name),
-        )
-    return table
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return "?"
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
-
-
-def _time(value: Time | None) -> str:
-    return "?" if value is None else f"{value.value:,.1f} {value.unit}"

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.base import Observed
 from xpuruntime.engines.book import PROBED
+from xpuruntime.errors import InputError
 from xpuruntime.evidence import Latency, SourceNode, build_report
+from xpuruntime.evidence.coverage import coverage_note, instrumented
+from xpuruntime.evidence.environment import environment_facts, machine_facts
 from xpuruntime.inference.carried import compare_kernels
 
 if TYPE_CHECKING:
@@ -46,7 +50,13 @@ def explain_session(
     else:
         feeds = inputs
     latency = measure(lambda: loaded.run(feeds), runs)
-    observed = loaded.observe(feeds, runs)
+    observed = _observe(loaded, feeds, runs)
+    within = instrumented(observed.run_us, observed.units_us, sum(u.time is not None for u in observed.units))
+    detail = {"inputs": _described(feeds), "instrumented": within}
+    latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
+    unexplained = coverage_note(within)
+    if unexplained is not None:
+        notes.append(unexplained)
     if session._proof is not None:  # out of tolerance, the session would have been refused
         checked = dict.fromkeys(_ACCURACY, PROBED)
         observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})
@@ -67,6 +77,7 @@ def explain_session(
         memory=loaded.memory(),
         libraries=loaded_libraries(),
         notes=notes,
+        environment={**environment_facts(), **machine_facts(session._machine)},
         graph=source_graph(session.model),
     )
 
@@ -84,6 +95,28 @@ def source_graph(model: ModelInfo) -> tuple[SourceNode, ...]:
         )
         for node in model.nodes
     )
+
+
+def _observe(loaded: LoadedModel, feeds: Mapping[str, Any], runs: int) -> Observed:
+    """Watch the instrumented copy; where it breaks down as a whole, say so and go on with what else is known."""
+    try:
+        return loaded.observe(feeds, runs)
+    except InputError:
+        raise
+    except Exception as error:  # an engine of someone else's may raise anything
+        text = " ".join(str(error).split())[:500]
+        return Observed(partial=True, notes=(f"the instrumented pass broke off: {type(error).__name__}: {text}",))
+
+
+def _described(feeds: Mapping[str, Any]) -> dict[str, str]:
+    """Return input name to dtype and shape, so that reports of other inputs are not compared by their times."""
+    if not hasattr(feeds, "items"):
+        return {}
+    return {
+        name: f"{str(array.dtype).rpartition('.')[2]} {[int(size) for size in array.shape]}"
+        for name, array in feeds.items()
+        if hasattr(array, "dtype") and hasattr(array, "shape")
+    }
 
 
 def measure(run: Callable[[], Any], runs: int) -> Latency:

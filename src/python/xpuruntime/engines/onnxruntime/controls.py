@@ -59,6 +59,12 @@ def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bo
     settings.options.update(check_options(given, provider, where, also=SESSION_OPTIONS))
     settings.session.update(check_options(session, SESSION_OPTIONS, where, also=provider))
     settings.level = settings.session.pop("graph_optimization_level", "all")
+    for name in [] if cuda else [name for name in settings.session if name.startswith("ep.")]:
+        del settings.session[name]  # ONNX Runtime would keep it, and nobody reads it
+        reason = "it is for a provider that does not run here: ONNX Runtime would take it without a word"
+        for alias in NAMES:
+            key = f"execution.provider_options.{alias}.{name}"
+            book.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")
     book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
 
 

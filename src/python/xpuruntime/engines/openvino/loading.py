@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,8 +115,9 @@ class _Opener:
         path = self.request.model.path
         source = self._source()
         try:
-            with tempfile.TemporaryDirectory(prefix="xpuruntime-openvino-") as folder:
-                model = _with_data(source, folder)
+            with contextlib.ExitStack() as kept:  # of a folder, where one is needed
+                made = functools.partial(tempfile.TemporaryDirectory, prefix="xpuruntime-openvino-")
+                model = _with_data(source, lambda: kept.enter_context(made()))
                 graph = self.core.read_model(model)
                 del model
         except Exception as error:
@@ -203,11 +206,11 @@ def _there(core: Any, word_: str, device: str) -> None:
         raise EngineError(msg, engine="openvino", device=device)
 
 
-def _with_data(source: Source, folder: str) -> Any:
+def _with_data(source: Source, folder: Callable[[], str]) -> Any:
     """Return a model as OpenVINO reads it: a path, or bytes that hold their weights.
 
     OpenVINO looks external data up beside a file only, so that bytes with such data are given their weights; where
-    these are too large for that, the model is written to `folder` first.
+    these are too large for that, the model is written to the folder that `folder` makes.
     """
     if isinstance(source.model, str):
         return source.model
@@ -222,7 +225,7 @@ def _with_data(source: Source, folder: str) -> Any:
     load_external_data_for_model(proto, source.folder)
     if proto.ByteSize() < _LARGEST:
         return proto.SerializeToString()
-    path = Path(folder) / "model.onnx"
+    path = Path(folder()) / "model.onnx"
     onnx.save_model(proto, str(path), save_as_external_data=True, location="model.weights", convert_attribute=True)
     return str(path)
 

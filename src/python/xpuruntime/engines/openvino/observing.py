@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["observe"]
 
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
+_TIMES = "times of units are means in whole microseconds, as OpenVINO counts them; the first, cold run is left out"
 _INTEGER = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
 
 
@@ -51,7 +53,7 @@ def observe(
     """
     device = request.device
     notes: list[str] = []
-    cold, broken = _run(compiled, feeds, max(1, runs), info, notes)
+    cold, spent, broken = _run(compiled, feeds, max(1, runs), info, notes)
     try:
         executed = read_graph(compiled)
     except RuntimeError as error:
@@ -68,16 +70,19 @@ def observe(
         effective={**effective(compiled, settings, device, request.policy.execution.shapes), **_overall(units)},
         notes=tuple(notes),
         partial=broken,
+        run_us=tuple(spent),
+        units_us=(sum(unit.time.value for unit in units if unit.time is not None),) if spent else (),
     )
 
 
 def _run(
     compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]
-) -> tuple[dict[str, int], bool]:
-    """Run, and return the times of the cold run by name of executed node."""
+) -> tuple[dict[str, int], list[float], bool]:
+    """Run, and return the times of the cold run by name of executed node, and the wall times of the others."""
     request = compiled.create_infer_request()
     kept = []
     cold: dict[str, int] = {}
+    spent: list[float] = []
     try:
         for port, index in enumerate(port_order(compiled, [tensor.name for tensor in info.inputs])):
             array, kind = _border(feeds[info.inputs[index].name])
@@ -85,13 +90,16 @@ def _run(
             request.set_input_tensor(port, share(array, kind))
         call = infer_call(request)
         for number in range(runs + 1):
+            start = time.perf_counter()
             call({}, True, False)
-            if number == 0:
+            if number:
+                spent.append((time.perf_counter() - start) * 1e6)
+            else:
                 cold = {one.name: one.time_us for one in read_graph(compiled) if one.time_us is not None}
     except RuntimeError as error:
         notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
-        return cold, True
-    return cold, False
+        return cold, spent, True
+    return cold, spent, False
 
 
 def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
@@ -139,7 +147,7 @@ class _Units:
                 f"OpenVINO says two precisions of {len(apart)} unit(s), such as {plain_name(one.name)!r}: "
                 f"{one.node_precision}, and the kernel {one.kernel}; the kernel's is reported"
             )
-        self.notes.append("times of units are means, as OpenVINO counts them; the first, cold run is left out")
+        self.notes.append(_TIMES)
         if not self.types:
             self.notes.append("the source model is not here, so the types it states are not known")
         return units

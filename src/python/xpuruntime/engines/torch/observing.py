@@ -15,6 +15,7 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Time, Unit
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["observe"]
 
 _MARK = "xpuruntime:"
+#: An operator on the CPU is named for what is inside of it only with so many times the time of the next one.
+_CLEAR = 2
 
 
 def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
@@ -51,16 +54,23 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         model.call(tensors)
         watch = _Watch(model)
         with watch.kernels.watching():
-            seen = [watch.run(tensors) for _ in range(runs)]
+            notes = watch.runs(tensors, runs)
     known = {node.name: node for node in model.request.model.nodes}
-    missing = sorted(known.keys() - set(watch.order))
-    notes: tuple[str, ...] = ()
-    if missing:
-        notes = (f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs",)
-    nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known)]
-    units = tuple(_unit(model, watch, seen, node, inserted=node.name not in known) for node in nodes)
-    keys = watch.kernels.keys(controls)
-    return Observed(units=units, effective=effective, notes=notes, partial=bool(missing), keys=keys)
+    missing = sorted(known.keys() - watch.order.keys())
+    broken = bool(notes)
+    if missing and not broken:
+        notes.append(f"{missing[0]} and {len(missing) - 1} more did not run: the control flow depends on the inputs")
+    nodes = [*known.values(), *(watch.nodes[name] for name in watch.order if name not in known and name in watch.nodes)]
+    units = tuple(_unit(model, watch, node, inserted=node.name not in known) for node in nodes)
+    return Observed(
+        units=units,
+        effective=effective,
+        notes=tuple(notes),
+        partial=broken or bool(missing),
+        keys=watch.kernels.keys(controls, model.request.policy.kernels),
+        run_us=tuple(watch.spent),
+        units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
+    )
 
 
 _READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
@@ -80,12 +90,30 @@ class _Watch:
     def __init__(self, model: TorchModel) -> None:
         self._model = model
         self.kernels = PinnedKernels(model.pins)
-        self.order: list[str] = []
+        #: Of the operators that ran, in their order.
+        self.order: dict[str, None] = {}
         self.nodes: dict[str, NodeInfo] = {}
         self.precision: dict[str, str] = {}
+        #: Of each run that finished: operator to microseconds, and to the time of each kernel in it.
+        self.seen: list[dict[str, tuple[float, dict[str, float]]]] = []
+        #: From the first operator of each run to the end of its last: putting the marks in place is no part of a run.
+        self.spent: list[float] = []
+        self._edges: list[float] = []
 
-    def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, tuple[str, ...]]]:
-        """Return operator to microseconds and kernels."""
+    def runs(self, tensors: Sequence[Any], count: int) -> list[str]:
+        """Run so many times, and keep what was seen; return a note where a run fails, and then stop."""
+        for number in range(count):
+            try:
+                self.seen.append(self.run(tensors))
+            except InputError:
+                raise
+            except Exception as error:  # PyTorch and kernels of others raise what they like
+                text = " ".join(str(error).split())[:300]
+                return [f"instrumented run {number + 1} of {count} failed: {type(error).__name__}: {text}"]
+        return []
+
+    def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, dict[str, float]]]:
+        """Return operator to microseconds, and to the time of each kernel in it."""
         import torch
 
         from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
@@ -93,18 +121,23 @@ class _Watch:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._model.device != "cpu":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self.order = []
         refuse_a_second("what the torch engine observes")
         profiler = Profiler(activities)
         profiler.start()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                self._edges = []
                 self.nodes = step(self._model, tensors, self._around)
+                if self._model.device != "cpu":
+                    torch.cuda.synchronize(self._model.device)
+                    self._edges.append(time.perf_counter())
         finally:
             profiler.stop()
         events = profiler.torch.events()
-        found: dict[str, tuple[float, tuple[str, ...]]] = {}
+        if self._edges:
+            self.spent.append((self._edges[-1] - self._edges[0]) * 1e6)
+        found: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
                 found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
@@ -114,17 +147,19 @@ class _Watch:
         import torch
         from torch.utils import _pytree as pytree
 
-        self.order.append(name)
+        self.order[name] = None
         self.kernels.at(name)
+        self._edges.append(time.perf_counter())
         with torch.profiler.record_function(_MARK + name):
             result = function()
+        self._edges.append(time.perf_counter())
         self.kernels.at("")
         kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
         self.precision[name] = "->".join(sorted(kinds))
         return result
 
 
-def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
+def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
     """Return the time of a marked operator, and its kernels: those of the device, or the operators in it."""
     kernels: dict[str, float] = defaultdict(float)
     for inner in _below(event):
@@ -133,8 +168,28 @@ def _measured(event: Any, *, cuda: bool) -> tuple[float, tuple[str, ...]]:
                 kernels[kernel.name] += kernel.duration
         else:
             kernels[inner.name] += inner.self_cpu_time_total
-    names = tuple(sorted(kernels, key=lambda name: -kernels[name]))
-    return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), names
+    return (sum(kernels.values()) if cuda else event.time_range.elapsed_us()), dict(kernels)
+
+
+def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[str], bool]:
+    """Return the kernels of one operator, the one with the most time of its own first, and whether it clearly is.
+
+    On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others.
+    """
+    names = dict.fromkeys(name for run in runs for name in run)
+    middle = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in names}
+    computing = list(names) if cuda else [name for name in names if not _only_calls(name)] or list(names)
+    order = sorted(computing, key=lambda name: -middle[name])
+    return order, cuda or len(order) < 2 or middle[order[0]] >= _CLEAR * middle[order[1]]
+
+
+def _only_calls(name: str) -> bool:
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except RuntimeError:  # no operator of PyTorch's: a mark of somebody's
+        return False
 
 
 def _below(event: Any) -> Iterator[Any]:
@@ -146,14 +201,13 @@ def _below(event: Any) -> Iterator[Any]:
 def _unit(
     model: TorchModel,
     watch: _Watch,
-    seen: Sequence[dict[str, tuple[float, tuple[str, ...]]]],
     node: NodeInfo,
     *,
     inserted: bool,
 ) -> Unit:
     cuda = model.device != "cpu"
-    times = [run[node.name][0] for run in seen if node.name in run]
-    kernels = next((run[node.name][1] for run in seen if node.name in run), ())
+    times = [run[node.name][0] for run in watch.seen if node.name in run]
+    kernels, clear = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
     ours = watch.kernels.kernel(node.name)
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
@@ -167,7 +221,7 @@ def _unit(
         engine="torch",
         device=model.device,
         kernel=ours or ", ".join(kernels if cuda else kernels[:1]) or None,
-        kernel_source="reported" if ours or kernels else "unknown",
+        kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
         precision_requested=asked or ran,
         precision_run=ran,
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
@@ -212,4 +266,7 @@ def _opaque(
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    return Observed(units=(unit,), effective=effective, notes=(note,), keys=watch.keys(controls))
+    keys = watch.keys(controls, model.request.policy.kernels)
+    return Observed(
+        units=(unit,), effective=effective, notes=(note,), keys=keys, run_us=tuple(times), units_us=tuple(times)
+    )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.evidence.records import Control
+    from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.routing import Route
 
 __all__ = ["PinnedKernels"]
@@ -76,8 +78,8 @@ class PinnedKernels:
         ours = [self._ran(route) for route in self._routes.get(node, ()) if not route.native]
         return ", ".join(dict.fromkeys(ours)) or None
 
-    def keys(self, controls: Mapping[str, Control]) -> dict[str, KeySeen]:
-        """Return what was seen of each kernel key that the plan speaks of."""
+    def keys(self, controls: Mapping[str, Control], policy: KernelPolicy) -> dict[str, KeySeen]:
+        """Return what was seen of each kernel key that the plan speaks of, held against the policy itself."""
         by_key: dict[str, list[tuple[str, Route]]] = defaultdict(list)
         for node, routes in self._routes.items():
             for route in routes:
@@ -91,10 +93,10 @@ class PinnedKernels:
             if control.resolved == ABSENT:
                 found[key] = KeySeen(observed="-", status="honoured", reason=control.reason)
             else:
-                found[key] = self._seen(by_key.get(key, []))
+                found[key] = self._seen(by_key.get(key, []), _words(policy, key))
         return found
 
-    def _seen(self, calls: list[tuple[str, Route]]) -> KeySeen:
+    def _seen(self, calls: list[tuple[str, Route]], words: tuple[str, ...]) -> KeySeen:
         if not calls:
             reason = "no call of the observed runs was one that it is for"
             return KeySeen(observed="-", status="unobservable", reason=reason)
@@ -106,6 +108,11 @@ class PinnedKernels:
         if wrong:
             node, route = wrong[0]
             return KeySeen(observed=text, status="substituted", reason=f"{node!r} ran {route.kernel}: {route.reasons}")
+        other = [(node, route) for node, route in calls if route.asked != words or not self._own(route)]
+        if other:
+            node, route = other[0]
+            reason = f"{node!r} ran {self._ran(route)}, and the policy asks for {', '.join(words)}"
+            return KeySeen(observed=text, status="substituted", reason=reason)
         return KeySeen(observed=text, status="honoured", reason="every call that it is for was routed to it")
 
     def _ran(self, route: Route) -> str:
@@ -116,8 +123,23 @@ class PinnedKernels:
         name = str(route.kernel)
         if "@" in name or (not chosen):
             return name
-        own = [one for one in chosen if "." not in name or one.partition("@")[0] == name]
-        return ", ".join(own) or name
+        return ", ".join(self._own(route) or chosen)
+
+    def _own(self, route: Route) -> list[str]:
+        """Return what served a route and is what it names; empty where the dispatcher chose something else for it."""
+        chosen = self._chosen.get((route.op, route.source, route.module), ())
+        name = str(route.kernel)
+        if route.native or "@" in name or not chosen:
+            return [name]
+        return [one for one in chosen if "." not in name or one.partition("@")[0] == name]
+
+
+def _words(policy: KernelPolicy, key: str) -> tuple[str, ...]:
+    """Return the kernels that a key of a policy asks for, in order."""
+    name = key.removeprefix("kernels.")
+    place = re.fullmatch(r"rules\[(\d+)\]", name)
+    use = policy.rules[int(place[1])].use if place else policy.preferences[name]
+    return (use,) if isinstance(use, str) else tuple(use or ())
 
 
 def _counts() -> dict[int, int]:

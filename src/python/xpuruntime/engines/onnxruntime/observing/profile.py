@@ -90,6 +90,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         In the order of execution.
     run_us : tuple of float
         Wall time of each counted run, microseconds.
+    nodes_us : tuple of float
+        What all nodes together took of each of these runs.
     partial : bool
         Whether the file is cut, or runs in it are.
     notes : tuple of str
@@ -97,6 +99,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     events: tuple[NodeEvent, ...]
     run_us: tuple[float, ...] = ()
+    nodes_us: tuple[float, ...] = ()
     partial: bool = False
     notes: tuple[str, ...] = ()
 
@@ -205,6 +208,7 @@ def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
     return Profile(
         events=_events(per_run),
         run_us=tuple(float(end - start) for start, end in windows),
+        nodes_us=tuple(sum(_own_times(records)) for records in per_run),
         partial=partial,
         notes=tuple(notes),
     )

@@ -105,17 +105,26 @@ def observe(
     try:
         folder = tempfile.TemporaryDirectory(prefix="xpuruntime-observe-", ignore_cleanup_errors=True)
     except OSError as error:
-        return Observed(partial=True, notes=(f"nothing was observed: no temporary folder ({error})",))
-    with folder as place:
-        prefix, path = str(Path(place) / "profile"), Path(place) / "optimized.onnx"
-        session, broken = _make(make_session, prefix, str(path), notes)
-        if session is None:
-            return Observed(partial=True, notes=tuple(notes))
-        broken |= _run(session, feeds, max(1, runs), run, notes)
-        profile, lost = _finish(session, notes)
-        graph = _load(path, notes)
-        assigned = assignment(session)
-        session = None
+        notes.append(
+            f"no temporary folder for the profile ({error}): of this pass only where nodes were placed is known, no "
+            "time, precision or fusion. Set TMPDIR to a folder that is writable and has room"
+        )
+        try:
+            assigned = assignment(make_session(None, None))
+        except Exception as failed:
+            return Observed(partial=True, notes=(*notes, f"nothing was observed: {_first_line(failed)}"))
+        profile, graph, broken, lost = Profile(events=()), None, True, True
+    else:
+        with folder as place:
+            prefix, path = str(Path(place) / "profile"), Path(place) / "optimized.onnx"
+            session, broken = _make(make_session, prefix, str(path), notes)
+            if session is None:
+                return Observed(partial=True, notes=tuple(notes))
+            broken |= _run(session, feeds, max(1, runs), run, notes)
+            profile, lost = _finish(session, notes)
+            graph = _load(path, notes)
+            assigned = assignment(session)
+            session = None
     if assigned is None:
         notes.append("this ONNX Runtime does not say which provider each node was assigned to")
     joined = join(
@@ -128,7 +137,8 @@ def observe(
         allow_cpu_ops=allow_cpu_ops,
         engine=engine,
     )
-    if any(e.provider != "CPUExecutionProvider" for e in profile.events):
+    away = any(e.provider != "CPUExecutionProvider" for e in profile.events)
+    if away:
         notes.append(
             "times of units outside the CPU are the host's: how long it took to hand the work over. ONNX Runtime's "
             "profile holds no device time, and no copies of the session's own inputs and outputs"
@@ -139,6 +149,8 @@ def observe(
         effective=effective_of(joined.units, engine),
         notes=(*notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
+        run_us=profile.run_us,
+        units_us=() if away else profile.nodes_us,
     )
 
 

@@ -45,7 +45,12 @@ def observe(
     """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted."""
     notes: list[str] = []
     compiled = read_units(request)
-    with tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True) as place:
+    try:
+        room = tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True)
+    except OSError as error:
+        note = f"nothing was observed: no temporary folder for QNN's records ({error}). Set TMPDIR to one with room"
+        return Observed(partial=True, notes=(note,))
+    with room as place:
         folder = Path(place)
         try:
             placed, kept = _run(source, instrumented(opening, folder), feeds, max(1, runs))
@@ -68,6 +73,7 @@ def observe(
     kind: Any = "simulated" if settings.simulated else "cycles"
     if request.policy.execution.precision == "fp32":
         units = tuple(_as_computed(unit, kept) for unit in units)
+    units = tuple(_seen_in_profile(unit, cycles, request.device) for unit in units)
     timed = tuple(_timed(unit, cycles, host, max(1, runs), kind) for unit in units)
     timed += tuple(
         _edge(name, cycles[name], request.device, max(1, runs), kind) for name in ("Input", "Output") if name in cycles
@@ -143,6 +149,16 @@ def _as_computed(unit: Unit, kept: int | None) -> Unit:
         return unit
     nearest = _nearest(kept)
     return unit if nearest == "fp32" else msgspec.structs.replace(unit, precision_run=nearest, status="substituted")
+
+
+def _seen_in_profile(unit: Unit, cycles: Mapping[str, list[int]], device: str) -> Unit:
+    """Return a unit of a node that no record told of with where it ran, if the profile has an operation of its name."""
+    if unit.relation != "folded" or unit.status != "unobservable" or unit.id not in cycles:
+        return unit
+    why = "the profile has an operation of this name; the records of the graph are missing"
+    return msgspec.structs.replace(
+        unit, relation="exact", device=device, provider=PROVIDER, placement_reason=why, placement_source="log"
+    )
 
 
 def _timed(unit: Unit, cycles: Mapping[str, list[int]], host: Mapping[str, NodeEvent], runs: int, kind: Any) -> Unit:

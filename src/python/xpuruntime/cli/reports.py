@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Saved reports as arguments of ``xrt explain``: one is shown again, two are compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["check_page_path", "given_reports", "show_reports"]
+
+#: How a JSON object of ours begins, the first kilobytes of which tell what it is.
+_HEADER = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"(xpuruntime\.[\w.]+/\d+)"')
+_HEAD = 4096
+_BLANK = b" \t\r\n"
+_REPORT = "xpuruntime.report/"
+
+
+def check_page_path(path: str) -> None:
+    """Refuse a page that could not be written, before anything runs.
+
+    Raises
+    ------
+    InputError
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"--html {path}: the folder '{target.parent}' is not there, or the name is a folder")
+
+
+def given_reports(paths: Sequence[str]) -> bool:
+    """Whether the arguments of ``xrt explain`` are saved reports. Told by the schema in the files, never by names.
+
+    Raises
+    ------
+    InputError
+        There are several arguments and not all of them are reports, more than two, or one is JSON of another kind of
+        ours.
+    """
+    schemas = [_schema(path) for path in paths]
+    for path, schema in zip(paths, schemas, strict=True):
+        if schema is not None and not schema.startswith(_REPORT):
+            raise InputError(
+                f"'{path}' holds '{schema}', which is no report; give what `xrt explain MODEL --json` printed or "
+                "`Report.save` wrote"
+            )
+    if len(paths) == 1:
+        return schemas[0] is not None
+    if len(paths) > 2:
+        raise InputError(
+            f"explain takes one model, one report or two reports, got {len(paths)} arguments: leave some out"
+        )
+    for path, schema in zip(paths, schemas, strict=True):
+        if schema is None:
+            what = "is no report of ours" if Path(path).is_file() else "is no file"
+            raise InputError(
+                f"two arguments of explain are two saved reports, and '{path}' {what}: it is no JSON object "
+                f'with "schema": "{_REPORT}...". Give what `xrt explain MODEL --json` printed, or one model alone'
+            )
+    return True
+
+
+def show_reports(
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    html: str | None,
+    noise: float | None,
+    noise_us: float | None,
+    as_json: bool,
+) -> int:
+    """Show one saved report again, or compare two, and return the exit code.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        One or two.
+    options : mapping of str to object
+        The options that are for models, which are refused here where one is given.
+    html : str, optional
+        Where one report is to be written as a page.
+    noise, noise_us : float, optional
+        As for `compare_reports`.
+    as_json : bool
+
+    Raises
+    ------
+    InputError
+    """
+    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.output import print_thing
+    from xpuruntime.evidence import Report, compare_reports
+
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InputError(
+            f"{', '.join(given)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
+        )
+    if len(paths) == 1:
+        if noise is not None or noise_us is not None:
+            raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")
+        report = Report.load(paths[0])
+        if html is not None:
+            report.save_html(html)
+        print_thing(report, as_json=as_json)
+        return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
+    if html is not None:
+        raise InputError("--html makes a page of one report, and two were given: leave it or one of them out")
+    limits = {name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None}
+    found = compare_reports(paths[0], paths[1], **limits)
+    print_thing(found, as_json=as_json)
+    return ExitCode.OK if found.same else ExitCode.NOT_HONOURED
+
+
+def _schema(path: str) -> str | None:
+    """Return the schema in the header of a JSON file of ours, or ``None``: a model, a folder, anything else."""
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(_HEAD)
+            found = _HEADER.match(head)
+            if found is not None:
+                return found[1].decode()
+            if not head.lstrip(_BLANK).startswith(b"{"):
+                return None
+            schema = msgspec.json.decode(head + file.read(), type=_Header).schema
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return schema if schema.startswith("xpuruntime.") else None
+
+
+class _Header(msgspec.Struct):
+    """What tells files of ours from other JSON, also where a tool has sorted the keys."""
+
+    schema: str

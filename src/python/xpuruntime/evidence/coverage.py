@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""How much of an instrumented run the times of its units explain."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["coverage_note", "instrumented"]
+
+#: The units explain a run when their sum is within this share of it.
+_NEAR = 0.10
+
+
+def instrumented(run_us: Sequence[float], units_us: Sequence[float], units: int) -> dict[str, Any]:
+    """Return the wall time of the instrumented runs, and which share of it the units explain.
+
+    Parameters
+    ----------
+    run_us, units_us : sequence of float
+        As in `Observed`.
+    units : int
+        How many units have a time.
+
+    Returns
+    -------
+    dict
+        ``run_us``, the time of one run, ``runs``, and ``statistic``: ``"median"``, or ``"mean"`` where the engine
+        counts only means. Where the units have wall times, also ``units_us``, what all of them took of one run,
+        ``units``, how many have a time, and ``coverage``: the share of a run that they explain, the median of the
+        shares of the single runs where these are known. Empty where the runs were not timed.
+    """
+    if not run_us:
+        return {}
+    known = bool(units_us) and units > 0 and min(run_us) > 0
+    single = len(units_us) == len(run_us)
+    middle = statistics.fmean if known and not single else statistics.median
+    found: dict[str, Any] = {
+        "run_us": float(middle(run_us)),
+        "runs": len(run_us),
+        "statistic": "mean" if known and not single else "median",
+    }
+    if known:
+        found |= {"units_us": float(middle(units_us)), "units": units}
+        shares = [inside / whole for inside, whole in zip(units_us, run_us, strict=False)]
+        found["coverage"] = float(statistics.median(shares)) if single else found["units_us"] / found["run_us"]
+    return found
+
+
+def coverage_note(found: Mapping[str, Any]) -> str | None:
+    """Return a sentence where the units explain less than 90 % of the instrumented runs, or more than 110 %."""
+    share = found.get("coverage")
+    if share is None or abs(share - 1) <= _NEAR:
+        return None
+    units, run, count = found["units_us"], found["run_us"], found["units"]
+    told = f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({found['statistic']})"
+    if share > 1:
+        return f"{told}: units that run side by side count each for itself"
+    between = max(0.0, run - units) / count
+    return (
+        f"{told}: the rest goes by between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
+        "own work, the call itself, and whatever else the machine did"
+    )

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ReportComparison`: what differs between two reports, as one value that can be shown and written as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from xpuruntime.evidence.records import Status, Time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "COMPARISON_SCHEMA",
+    "BoundaryChange",
+    "GroupChange",
+    "KeyChange",
+    "MemoryChange",
+    "ReportComparison",
+    "ReportSide",
+    "SurroundingChange",
+    "TimeChange",
+    "UnitSide",
+    "What",
+]
+
+COMPARISON_SCHEMA = "xpuruntime.report_comparison/1"
+
+#: What can be otherwise about a source node, or about what an engine inserted.
+What = Literal["placement", "kernel", "precision", "layout", "grouping", "folding", "inserted"]
+
+
+class _Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen, keyword-only value."""
+
+
+class ReportSide(_Change, frozen=True, kw_only=True):
+    """Which of the two reports is meant: its name, when and how it was made, and its own headline."""
+
+    name: str
+    created: str
+    command: str
+    model: str
+    engine: str
+    device: str
+    precision: str
+    headline: str
+    partial: bool
+
+
+class TimeChange(_Change, frozen=True, kw_only=True):
+    """Two times of one unit and kind.
+
+    Attributes
+    ----------
+    before, after : float
+    unit : str
+    kind : {"wall", "device", "cycles", "simulated"}
+    change : float or None
+        ``after / before - 1``; ``None`` where `before` is zero.
+    verdict : {"slower", "faster", "same"}
+        ``"same"`` where the difference is within the noise that the comparison was told of: nothing is claimed.
+    """
+
+    before: float
+    after: float
+    unit: str
+    kind: Literal["wall", "device", "cycles", "simulated"]
+    change: float | None
+    verdict: Literal["slower", "faster", "same"]
+
+
+class UnitSide(_Change, frozen=True, kw_only=True):
+    """One unit of one of the reports, in a group; the fields are those of `Unit`."""
+
+    id: str
+    op: str
+    relation: str
+    source_nodes: tuple[str, ...]
+    engine: str
+    device: str
+    provider: str | None
+    kernel: str | None
+    precision: str | None
+    layout: str | None
+    time: Time | None
+
+
+class GroupChange(_Change, frozen=True, kw_only=True):
+    """Source nodes that whole units of both reports stand for, and what is otherwise about them.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        Empty for what the engines inserted on behalf of no node.
+    what : dict of str to tuple of str
+        ``placement``, ``kernel``, ``precision``, ``layout``, ``grouping``, ``folding`` to the nodes that differ in it;
+        ``inserted`` to the operators whose number differs. Empty where only the time differs.
+    before, after : tuple of UnitSide
+    time : TimeChange or None
+        Of all units of the group; ``None`` where the times are missing or of different kinds.
+    """
+
+    nodes: tuple[str, ...]
+    what: dict[What, tuple[str, ...]]
+    before: tuple[UnitSide, ...]
+    after: tuple[UnitSide, ...]
+    time: TimeChange | None
+
+
+class KeyChange(_Change, frozen=True, kw_only=True):
+    """A policy key whose request or status differs. What a report does not state is ``None``."""
+
+    key: str
+    requested_before: str | None
+    requested_after: str | None
+    observed_before: str | None
+    observed_after: str | None
+    status_before: Status | None
+    status_after: Status | None
+    reason: str
+
+    @property
+    def deviates(self) -> bool:
+        """Whether the status differs, or only one report states the key and deviates from it."""
+        if self.status_before is not None and self.status_after is not None:
+            return self.status_before != self.status_after
+        return (self.status_before or self.status_after) in ("substituted", "unsupported")
+
+
+class BoundaryChange(_Change, frozen=True, kw_only=True):
+    """Work at a border that came, went, or was done more or less often; a count of 0 means none."""
+
+    kind: str
+    where: str
+    count_before: int
+    count_after: int
+    bytes_before: int | None
+    bytes_after: int | None
+    time: TimeChange | None
+
+
+class MemoryChange(_Change, frozen=True, kw_only=True):
+    """Bytes of one owner; ``None`` where a report does not name the owner."""
+
+    owner: str
+    before: int | None
+    after: int | None
+
+
+class SurroundingChange(_Change, frozen=True, kw_only=True):
+    """A package, library, driver, variable or setting that differs; ``None`` where a report has none of that name."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between two reports; `compare_reports` makes it.
+
+    Attributes
+    ----------
+    before, after : ReportSide
+    noise, noise_us : float
+        Times that differ by less than this share of the first, or by less than these microseconds, count as the same.
+    groups : tuple of GroupChange
+        Only those in which something differs; an engine that inserted other work is the last, without nodes.
+    unchanged : int
+        Source nodes about which nothing differs.
+    only_before, only_after : tuple of str
+        Source nodes that only one of the reports accounts for.
+    keys : tuple of KeyChange
+    boundaries : tuple of BoundaryChange
+    latency : TimeChange or None
+        Of whole runs without instruments.
+    totals : tuple of TimeChange
+        Of all units together, one for each kind of time.
+    memory : tuple of MemoryChange
+    surroundings : tuple of SurroundingChange
+    notes : tuple of str
+        What was not compared, and why.
+    """
+
+    schema: str = COMPARISON_SCHEMA
+    before: ReportSide
+    after: ReportSide
+    noise: float
+    noise_us: float
+    groups: tuple[GroupChange, ...]
+    unchanged: int
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+    keys: tuple[KeyChange, ...]
+    boundaries: tuple[BoundaryChange, ...]
+    latency: TimeChange | None
+    totals: tuple[TimeChange, ...]
+    memory: tuple[MemoryChange, ...]
+    surroundings: tuple[SurroundingChange, ...]
+    notes: tuple[str, ...]
+
+    def nodes_that(self, what: What) -> tuple[str, ...]:
+        """Return the source nodes that differ in one of placement, kernel, precision, layout, grouping, folding."""
+        return tuple(node for group in self.groups for node in group.what.get(what, ()))
+
+    @property
+    def same(self) -> bool:
+        """Whether the same ran.
+
+        No node differs in placement, kernel, precision, layout, grouping or folding, the engines inserted the same, no
+        policy key changed status, no boundary came or went, and both reports account for the same nodes. Times, memory
+        and surroundings do not count.
+        """
+        moved = any(group.what for group in self.groups)
+        borders = any(one.count_before != one.count_after for one in self.boundaries)
+        status = any(one.deviates for one in self.keys)
+        return not (moved or borders or status or self.only_before or self.only_after)
+
+    @property
+    def headline(self) -> str:
+        """One sentence, such as ``"nothing moved"`` or ``"3 nodes moved, 1 changed precision, 12 % slower"``."""
+        from xpuruntime.evidence.comparison_text import headline
+
+        return headline(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and scalars, with `headline` and `same` in them."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return {"schema": found.pop("schema"), "headline": self.headline, "same": self.same, **found}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return JSON text; `indent` ``None`` gives one line."""
+        raw = msgspec.json.encode(self.to_dict())
+        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.comparison_text import render
+        from xpuruntime.evidence.tables import plain
+
+        return plain(render(self))
+
+    def __rich__(self) -> RenderableType:
+        from xpuruntime.evidence.comparison_text import render
+
+        return render(self)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The JSON Schemas of what reports and comparisons of reports are written as, made of the types themselves."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import msgspec
+
+from xpuruntime.evidence.report import SCHEMA, Report
+from xpuruntime.evidence.report_comparison import COMPARISON_SCHEMA, ReportComparison
+
+__all__ = ["comparison_schema", "report_schema"]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SECTION = re.compile(r"\n\s*\n?(?:Attributes|Examples|Notes)\n\s*-+\n")
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `Report.to_dict`."""
+    added = {
+        "headline": {"type": "string", "description": "The first line of the report, in words."},
+        "honoured": {"type": "boolean", "description": "Whether no policy key deviates from what was asked."},
+    }
+    return _schema(Report, SCHEMA, "A report of xpuruntime", added)
+
+
+def comparison_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `ReportComparison.to_dict`."""
+    added = {
+        "headline": {"type": "string", "description": "What differs, in one sentence."},
+        "same": {"type": "boolean", "description": "Whether the same ran."},
+    }
+    return _schema(ReportComparison, COMPARISON_SCHEMA, "A comparison of two reports of xpuruntime", added)
+
+
+def _schema(kind: type, version: str, title: str, added: dict[str, Any]) -> dict[str, Any]:
+    (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    top = parts.pop(root["$ref"].rpartition("/")[2])
+    _describe(top, kind)
+    types = {one.__name__: one for one in _structs(kind)}
+    for name, part in parts.items():
+        _describe(part, types[name])
+    properties = {"schema": {"const": version}, **added}
+    properties |= {name: one for name, one in top["properties"].items() if name != "schema"}
+    return {
+        "$schema": _DIALECT,
+        "title": title,
+        "description": top["description"],
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "$defs": dict(sorted(parts.items())),
+    }
+
+
+def _describe(part: dict[str, Any], kind: type) -> None:
+    """Take descriptions from the docstring, and require all: what is written has every field, defaults included."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    part["description"] = " ".join(_SECTION.split("\n" + text)[0].split())
+    told = _attributes(text)
+    for name, one in part["properties"].items():
+        one.pop("default", None)
+        if name in told:
+            one["description"] = told[name]
+    part["required"] = list(part["properties"])
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """Return what the section ``Attributes`` of a docstring says, by name."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    _, _, section = text.partition("Attributes\n----------\n")
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            names = [name.strip() for name in line.partition(" : ")[0].split(",")]
+        elif line.strip():
+            for name in names:
+                found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+    return found
+
+
+def _structs(kind: type) -> set[type]:
+    """Return all struct types that a type is made of."""
+    found: set[type] = set()
+
+    def look(info: Any) -> None:
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in found:
+                return
+            found.add(info.cls)
+            for field in info.fields:
+                look(field.type)
+            return
+        for name in ("item_type", "key_type", "value_type"):
+            if hasattr(info, name):
+                look(getattr(info, name))
+        for one in getattr(info, "types", ()) or getattr(info, "item_types", ()):
+            look(one)
+
+    look(msgspec.inspect.type_info(kind))
+    return found

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Tables and figures as the terminal shows them."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from xpuruntime.evidence.records import Time
+
+__all__ = ["bytes_text", "plain", "table", "time_text"]
+
+
+def plain(shown: RenderableType, width: int = 80) -> str:
+    """Return what rich shows as text without colours or control codes, `width` columns wide at most."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False, highlight=False
+    )
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def table(title: str, columns: tuple[str, ...]) -> Table:
+    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    for name in columns:
+        made.add_column(
+            name.lstrip(">"),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+            min_width={"key": 19, "observed": 11, "status": 12}.get(name),
+        )
+    return made
+
+
+def bytes_text(value: int | None) -> str:
+    """Return bytes in the unit that suits them; ``?`` where they are not known."""
+    if value is None:
+        return "?"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def time_text(value: Time | None) -> str:
+    """Return a time with its unit; ``?`` where it is not known."""
+    return "?" if value is None else f"{value.value:,.1f} {value.unit}"

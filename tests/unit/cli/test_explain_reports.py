@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt explain`` on saved reports: one is shown again, two are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xpuruntime as xrt_package
+
+Xrt = Any
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, digits: str) -> Path:
+    """Reports of the demo model: two of ONNX Runtime, one of the null engine, one of another model."""
+    place = tmp_path_factory.mktemp("reports")
+    for name, engine in (("a", "onnxruntime"), ("b", "onnxruntime"), ("null", "null")):
+        with xrt_package.InferenceSession(digits, device="cpu", engine=engine) as session:
+            session.explain(runs=2).save(place / f"{name}.json")
+    return place
+
+
+def test_one_report_is_shown_again(xrt: Xrt, folder: Path) -> None:
+    saved = json.loads((folder / "a.json").read_text())
+    assert xrt("explain", folder / "a.json", "--json").json() == saved
+    result = xrt("explain", folder / "a.json")
+    assert (result.code, result.out.splitlines()[0]) == (0, "policy honoured")
+
+
+def test_a_report_is_saved_beside_being_shown(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    result = xrt("explain", digits, "-d", "cpu", "-e", "null", "-o", path)
+    assert (result.code, result.out.splitlines()[0].partition(";")[0]) == (0, "policy honoured")
+    assert xrt_package.Report.load(path).plan["engine"] == "null"
+    refused = xrt("explain", digits, "-d", "cpu", "-e", "null", "-o", tmp_path / "none" / "saved.json", "--json")
+    assert refused.code == 2
+    assert "cannot write the report to" in refused.json()["error"]["message"]
+
+
+def test_a_deviating_report_exits_with_1_again(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
+    saved = json.loads((folder / "a.json").read_text())
+    saved["observations"][0]["status"] = "substituted"
+    (tmp_path / "deviating").write_text(json.dumps(saved))
+    result = xrt("explain", tmp_path / "deviating")
+    assert (result.code, result.out.splitlines()[0]) == (1, "1 deviation")
+
+
+def test_the_same_twice(xrt: Xrt, folder: Path) -> None:
+    result = xrt("explain", folder / "a.json", folder / "b.json", "--noise", 1000)
+    assert (result.code, result.out.splitlines()[0]) == (0, "nothing moved"), result.out
+    found = xrt("explain", folder / "a.json", folder / "b.json", "--json").json()
+    assert (found["schema"], found["same"]) == ("xpuruntime.report_comparison/1", True)
+
+
+def test_another_engine(xrt: Xrt, folder: Path) -> None:
+    result = xrt("explain", folder / "a.json", folder / "null.json", "--noise-us", 1e9)
+    assert result.code == 1
+    assert result.out.splitlines()[0].startswith("15 nodes moved, ")
+    found = xrt("explain", folder / "a.json", folder / "null.json", "--noise", 0.5, "--json").json()
+    assert (found["same"], found["noise"], found["noise_us"]) == (False, 0.5, 1.0)
+
+
+def test_reports_are_told_by_their_header_and_not_by_their_name(
+    xrt: Xrt, folder: Path, tmp_path: Path, digits: str
+) -> None:
+    shutil.copy(folder / "a.json", tmp_path / "report.onnx")
+    assert xrt("explain", tmp_path / "report.onnx").code == 0
+    shutil.copy(digits, tmp_path / "model.json")
+    result = xrt("explain", tmp_path / "model.json", "--device", "cpu", "--json")
+    assert result.json()["plan"]["model"]["path"].endswith("model.json")
+    ordered = json.dumps(json.loads((folder / "a.json").read_text()), sort_keys=True)
+    (tmp_path / "sorted").write_text(ordered)
+    assert not ordered.startswith('{"schema"')
+    assert xrt("explain", tmp_path / "sorted").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("A", "MODEL"), "is no report of ours"),
+        (("MODEL", "A"), "is no report of ours"),
+        (("A", "nope.json"), "is no file"),
+        (("A", "B", "A"), "got 3 arguments"),
+        (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
+        (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
+        (("A", "-o", "x.json"), "--output say how"),
+        (("A", "--noise", "0.2"), "for two reports"),
+        (("MODEL", "--noise", "0.2"), "two saved reports"),
+        (("A", "B", "--noise", "-1"), "noise must be 0 or more"),
+        (("CUT",), "truncated"),
+        (("A", "CUT"), "truncated"),
+        (("PLAN",), "holds 'xpuruntime.plan/1', which is no report"),
+        (("A", "PLAN"), "holds 'xpuruntime.plan/1', which is no report"),
+        (("NEWER",), "has the schema 'xpuruntime.report/9', this version reads 'xpuruntime.report/1'"),
+        (("A", "OTHER"), "different models"),
+        ((), "Missing argument"),
+    ],
+)
+def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments: tuple[str, ...], words: str) -> None:
+    text = (folder / "a.json").read_text()
+    other = json.loads(text)
+    other["plan"]["model"]["sha256"] = "0" * 64
+    for one in other["units"]:
+        one["source_nodes"] = ["other_" + name for name in one["source_nodes"]]
+    made = {
+        "CUT": text[:-200],
+        "NEWER": text.replace("xpuruntime.report/1", "xpuruntime.report/9", 1),
+        "PLAN": json.dumps(json.loads(text)["plan"]),
+        "OTHER": json.dumps(other),
+    }
+    places = {"A": folder / "a.json", "B": folder / "b.json", "MODEL": digits}
+    for name, content in made.items():
+        places[name] = tmp_path / name
+        (tmp_path / name).write_text(content)
+    given = [os.fspath(places.get(one, one)) for one in arguments]
+    result = xrt("explain", *given, "--json")
+    assert (result.code, result.json()["error"]["exit_code"]) == (2, 2)
+    assert words in result.json()["error"]["message"]

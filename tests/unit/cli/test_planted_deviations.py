@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Something else is made to run than was asked, on each engine: ``xrt explain`` exits with 1 and begins with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from exported_models import example, exported
+
+import xpuruntime as xrt_package
+
+Xrt = Any
+
+
+def explain(xrt: Xrt, model: Any, *options: Any) -> dict[str, str]:
+    """Run ``xrt explain``: exit code 1, the headline first. Return key to status."""
+    shown = xrt("explain", model, *options)
+    result = xrt("explain", model, *options, "--json")
+    report = result.json()
+    assert (shown.code, result.code) == (1, 1), shown.out + shown.err
+    assert shown.out.splitlines()[0].startswith(report["headline"])
+    assert report["headline"].endswith(("deviation", "deviations"))
+    assert report["honoured"] is False
+    return {one["key"]: one["status"] for one in report["observations"]}
+
+
+def deviating(statuses: dict[str, str]) -> set[str]:
+    return {key for key, status in statuses.items() if status in ("substituted", "unsupported")}
+
+
+def policy(folder: Path, **content: Any) -> Path:
+    path = folder / "policy.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+class TestOnnxRuntime:
+    def test_fp16_asked_and_fp32_run(self, xrt: Xrt, digits: str) -> None:
+        found = explain(xrt, digits, "-e", "onnxruntime", "-d", "cpu", "--precision", "fp16")
+        assert deviating(found) == {"execution.precision"}
+        assert found["execution.precision"] == "substituted"
+
+    def test_an_entry_that_only_another_provider_reads(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        """ONNX Runtime takes it without a word, and would read it back."""
+        options = {"onnxruntime": {"ep.cuda.enable_gemm_auto_tune": 1}}
+        given = policy(tmp_path, execution={"device": "cpu", "engine": "onnxruntime", "provider_options": options})
+        key = "execution.provider_options.onnxruntime.ep.cuda.enable_gemm_auto_tune"
+        assert deviating(explain(xrt, digits, "-p", given)) == {key}
+
+    def test_an_entry_that_never_reached_the_session(
+        self, xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from xpuruntime.engines.onnxruntime import loading
+
+        real = loading.session_options
+        monkeypatch.setattr(loading, "session_options", lambda s, *more, **options: real(_without(s), *more, **options))
+        options = {"onnxruntime": {"session.disable_prepacking": 1}}
+        given = policy(tmp_path, execution={"device": "cpu", "engine": "onnxruntime", "provider_options": options})
+        found = explain(xrt, digits, "-p", given)
+        assert found["execution.provider_options.onnxruntime.session.disable_prepacking"] == "substituted"
+
+
+def _without(settings: Any) -> Any:
+    return msgspec.structs.replace(settings, session={})
+
+
+class TestOpenVino:
+    @pytest.fixture(autouse=True)
+    def _needed(self) -> None:
+        pytest.importorskip("openvino")
+
+    def test_an_option_that_the_plugin_cuts_down(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        options = {"openvino": {"NUM_STREAMS": 4096}}
+        given = policy(tmp_path, execution={"device": "cpu", "engine": "openvino", "provider_options": options})
+        found = explain(xrt, digits, "-p", given)
+        assert found["execution.provider_options.openvino.NUM_STREAMS"] == "substituted"
+
+    def test_more_threads_than_cores(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        given = policy(tmp_path, execution={"device": "cpu", "engine": "openvino", "threads": 4096})
+        assert deviating(explain(xrt, digits, "-p", given)) == {"execution.threads"}
+
+    def test_a_layout_of_its_own(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        given = policy(tmp_path, execution={"device": "cpu", "engine": "openvino", "layout": "nchw"})
+        assert deviating(explain(xrt, digits, "-p", given)) == {"execution.layout"}
+
+    def test_a_precision_hint_that_the_plugin_does_not_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The plan is made for a processor with fp16 arithmetic: loading refuses, and past that the units tell."""
+        import openvino as ov
+
+        from xpuruntime.engines.openvino import loading
+        from xpuruntime.engines.registry import default_registry
+        from xpuruntime.runtime.snapshot import machine_snapshot
+
+        if "FP16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            pytest.skip("this processor computes in fp16")
+        here = machine_snapshot()
+        cpu = msgspec.structs.replace(here.cpu, features=(*here.cpu.features, "avx512f", "avx512_fp16", "amx_fp16"))
+        engines = {"openvino": default_registry().get("openvino").probe()}
+        machine = msgspec.structs.replace(here, cpu=cpu, engines=engines)
+        asked: dict[str, Any] = {"device": "cpu", "engine": "openvino", "precision": "fp16", "machine": machine}
+        advice = pytest.warns(xrt_package.XpuRuntimeWarning, match="fp16 is advisory")
+        with advice, pytest.raises(xrt_package.UnsupportedOperationError, match="f16 was asked, and OpenVINO took f32"):
+            xrt_package.InferenceSession(exported("convnet"), **asked)
+        monkeypatch.setattr(loading._Opener, "_verify", lambda *_: None)
+        with pytest.warns(xrt_package.XpuRuntimeWarning, match="fp16 is advisory"):
+            session = xrt_package.InferenceSession(exported("convnet"), **asked)
+        with session:
+            report = session.explain(example("convnet"), runs=1)
+        assert (report.honoured, report.headline) == (False, "1 deviation")
+        assert [o.key for o in report.deviations] == ["execution.precision"]
+        assert report.deviations[0].observed.startswith("fp32 (")
+        assert any(unit.status == "substituted" for unit in report.units)
+
+
+class TestNull:
+    def test_what_it_cannot_do(self, xrt: Xrt, digits: str) -> None:
+        found = explain(xrt, digits, "-e", "null", "-d", "cpu", "--precision", "fp16")
+        assert deviating(found) == {"execution.precision"}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a program with one attention in it."""
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x) + 1
+
+    path = tmp_path_factory.mktemp("torch") / "net.pt2"
+    torch.export.save(torch.export.export(Net().eval(), (torch.zeros(1, 2, 8, 16),)), path)
+    return path
+
+
+@pytest.mark.torch
+class TestTorch:
+    @pytest.fixture
+    def pinned(self, tmp_path: Path) -> Path:
+        return policy(tmp_path, execution={"engine": "torch", "device": "cpu"}, kernels={"attention": "torch.math"})
+
+    def test_as_asked(self, xrt: Xrt, program: Path, pinned: Path) -> None:
+        result = xrt("explain", program, "-p", pinned, "--json")
+        assert result.code == 0, result.out
+        assert {o["key"]: o["status"] for o in result.json()["observations"]}["kernels.attention"] == "honoured"
+
+    def test_another_kernel_was_put_in_place(
+        self, xrt: Xrt, program: Path, pinned: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from xpuruntime.engines.torch import pinning
+
+        real = pinning.placed_rules
+        other = xrt_package.KernelPolicy(attention="cpu.reference")
+        monkeypatch.setattr(pinning, "placed_rules", lambda _, nodes: real(other, nodes))
+        found = explain(xrt, program, "-p", pinned)
+        assert deviating(found) == {"kernels.attention"}
+        report = xrt("explain", program, "-p", pinned, "--json").json()
+        seen = next(o for o in report["observations"] if o["key"] == "kernels.attention")
+        assert (seen["observed"], seen["status"]) == ("cpu.reference (1 operator)", "substituted")
+        assert "ran cpu.reference, and the policy asks for torch.math" in seen["reason"]
+
+    def test_the_dispatcher_chose_another_kernel(
+        self, xrt: Xrt, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The session routes calls to one kernel of ours, and the core serves them by another."""
+        from xpuruntime.pytorch import held
+
+        real = held.place_for
+        monkeypatch.setattr(held, "place_for", lambda p, op, words, *more, **o: real(p, op, ("null.null",), *more, **o))
+        execution = {"engine": "torch", "device": "cpu"}
+        given = policy(tmp_path, execution=execution, kernels={"attention": "cpu.reference"})
+        found = explain(xrt, program, "-p", given)
+        assert found["kernels.attention"] == "substituted"
+
+    def test_a_program_that_was_not_converted(self, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """bf16 was asked for, and its operators ran in fp32."""
+        from xpuruntime.engines.torch import stepping
+
+        monkeypatch.setattr(stepping, "_inside", lambda _, tensors: list(tensors))
+        asked: dict[str, Any] = {"device": "cpu", "engine": "torch", "precision": "bf16"}
+        with xrt_package.InferenceSession(program, **asked) as session:
+            report = session.explain({"x": np.zeros((1, 2, 8, 16), np.float32)}, runs=1)
+        assert [o.key for o in report.deviations] == ["execution.precision"]

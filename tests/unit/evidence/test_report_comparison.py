@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Two reports, node by node: what is said to differ, what is not, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from evidence_records import control, unit
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.errors import InputError
+from xpuruntime.evidence import Boundary, Latency, Report, Time, build_report, compare_reports
+from xpuruntime.runtime.machine import Library
+
+LAYOUT = Boundary(kind="layout", where="Reorder on cpu", count=2, bytes=64)
+
+
+def report(
+    *units,
+    controls=(),
+    boundaries=(),
+    sha="a" * 64,
+    latency=100.0,
+    detail=None,
+    partial=False,
+    engine="onnxruntime",
+    **more,
+):
+    plan = {
+        "engine": engine,
+        "device": "cpu",
+        "precision": "fp32",
+        "model": {"path": "net.onnx", "sha256": sha},
+        **more.pop("plan", {}),
+    }
+    observed = Observed(units=tuple(units), boundaries=tuple(boundaries), partial=partial)
+    times = Latency(median_us=latency, p90_us=latency, min_us=latency, runs=5, detail=detail or {})
+    return build_report(plan, controls, observed, latency=times, environment=more.pop("environment", {}), **more)
+
+
+def fused(name, *nodes, **more):
+    return unit(name, relation="fused", source_nodes=nodes, **more)
+
+
+def test_the_same():
+    one = report(unit("a"), unit("b", relation="folded", device="none", time=None), boundaries=[LAYOUT])
+    found = compare_reports(one, one)
+    assert found.same
+    assert found.headline == "nothing moved"
+    assert (found.groups, found.keys, found.boundaries, found.unchanged) == ((), (), (), 2)
+    assert found.latency.verdict == "same"
+
+
+def test_what_can_differ_about_one_node():
+    a = unit("n", kernel="gemm", kernel_source="reported", layout="nchw", provider="P")
+    changes = {
+        "placement": [{"device": "cuda:0"}, {"engine": "openvino"}, {"provider": "Q"}],
+        "kernel": [{"kernel": "gemm_v2"}],
+        "precision": [{"precision_run": "fp16"}],
+        "layout": [{"layout": "nhwc"}],
+        "folding": [{"relation": "folded", "device": "none", "time": None}],
+    }
+    for what, several in changes.items():
+        for change in several:
+            b = msgspec.structs.replace(a, **change)
+            for sides in ((a, b), (b, a)):
+                found = compare_reports(report(sides[0], unit("other")), report(sides[1], unit("other")))
+                assert [g.what for g in found.groups] == [{what: ("n",)}], change
+                assert (found.nodes_that(what), found.unchanged, found.same) == (("n",), 1, False)
+
+
+@pytest.mark.parametrize("field", ["kernel", "provider", "precision_run", "layout"])
+def test_what_one_report_does_not_say_is_no_difference(field):
+    a = unit("n", kernel="gemm", kernel_source="reported", layout="nchw", provider="P")
+    assert compare_reports(report(a), report(msgspec.structs.replace(a, **{field: None}))).groups == ()
+    for source in ("unknown", "inferred"):
+        guessed = msgspec.structs.replace(a, kernel="other", kernel_source=source)
+        assert compare_reports(report(a), report(guessed)).same
+
+
+def test_units_are_compared_as_connected_groups():
+    """a+b and c+d in one report, b+c in the other: one group of four, with all times in it."""
+    before = report(fused("ab", "a", "b", time=10.0), fused("cd", "c", "d", time=20.0), unit("e", time=1.0))
+    after = report(unit("a", time=5.0), fused("bc", "b", "c", time=30.0), unit("d", time=5.0), unit("e", time=1.0))
+    found = compare_reports(before, after)
+    (group,) = found.groups
+    assert set(group.nodes) == {"a", "b", "c", "d"}
+    assert {u.id for u in group.before} == {"ab", "cd"}
+    assert {u.id for u in group.after} == {"a", "bc", "d"}
+    assert set(group.what["grouping"]) == {"a", "b", "c", "d"}
+    assert (group.time.before, group.time.after, group.time.verdict) == (30.0, 40.0, "slower")
+    assert group.time.change == pytest.approx(1 / 3)
+    assert found.unchanged == 1
+    assert found.headline.startswith("nothing moved, 4 nodes are fused otherwise")
+
+
+def test_steps_of_a_node_count_to_its_group():
+    steps = [unit(f"s{i}", relation="inserted", serves=("softmax",), time=10.0) for i in range(3)]
+    found = compare_reports(report(unit("softmax", time=10.0)), report(unit("softmax", time=10.0), *steps))
+    (group,) = found.groups
+    assert (group.time.before, group.time.after) == (10.0, 40.0)
+    assert len(group.after) == 4
+
+
+def test_inserted_work_is_a_group_without_nodes():
+    cast = unit("cast", op="Cast", relation="inserted", time=5.0)
+    found = compare_reports(report(unit("a")), report(unit("a"), cast))
+    (group,) = found.groups
+    assert (group.nodes, group.what, group.before) == ((), {"inserted": ("Cast",)}, ())
+    assert "other Cast inserted" in found.headline
+    assert not found.same
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (100.0, 109.9, "same"),
+        (100.0, 111.0, "slower"),
+        (100.0, 89.0, "faster"),
+        (100.0, 90.5, "same"),
+        (2.0, 2.9, "same"),  # 45 %, but less than a microsecond
+        (2.0, 3.5, "slower"),
+        (0.0, 0.9, "same"),
+        (0.0, 5.0, "slower"),
+    ],
+)
+def test_times_below_the_noise_claim_nothing(before, after, verdict):
+    found = compare_reports(report(unit("a", time=before)), report(unit("a", time=after)))
+    assert found.totals[0].verdict == verdict
+    assert [g.time.verdict for g in found.groups] == ([] if verdict == "same" else [verdict])
+    assert found.same, "times do not say that something else ran"
+
+
+def test_the_noise_is_an_option():
+    slow = report(unit("a", time=150.0)), report(unit("a", time=250.0))
+    assert compare_reports(*slow).totals[0].verdict == "slower"
+    assert compare_reports(*slow, noise=1.0).totals[0].verdict == "same"
+    assert compare_reports(*slow, noise_us=100.0).totals[0].verdict == "same"
+    assert compare_reports(report(unit("a", time=1.0)), report(unit("a", time=1.2)), noise_us=0).groups
+    for wrong in ({"noise": -1}, {"noise_us": float("nan")}, {"noise": float("inf")}):
+        with pytest.raises(InputError, match="must be 0 or more"):
+            compare_reports(*slow, **wrong)
+
+
+def cycles(name, value, kind="cycles"):
+    return (
+        unit(name, time=None)
+        if value is None
+        else msgspec.structs.replace(unit(name), time=Time(value=value, unit="cycles", kind=kind, runs=3))
+    )
+
+
+def test_times_of_different_kinds_are_not_compared():
+    found = compare_reports(report(unit("a", time=10.0)), report(cycles("a", 90000.0)))
+    assert (found.groups, found.totals) == ((), ())
+    assert any("different kinds" in note for note in found.notes)
+    wall, device = (
+        report(unit("a")),
+        report(msgspec.structs.replace(unit("a"), time=Time(value=90.0, unit="us", kind="device", runs=1))),
+    )
+    assert compare_reports(wall, device).totals == ()
+    # cycles with cycles: only the share counts, there are no microseconds in them
+    (total,) = compare_reports(report(cycles("a", 2.0)), report(cycles("a", 2.5))).totals
+    assert (total.verdict, total.unit, total.kind) == ("slower", "cycles", "cycles")
+    assert compare_reports(report(cycles("a", 2.0)), report(cycles("a", 9.0, "simulated"))).totals == ()
+
+
+def test_a_unit_that_ran_unseen_leaves_its_time_open():
+    unseen = unit("a", time=None, status="unobservable")
+    found = compare_reports(report(unit("a", time=50.0), unit("b")), report(unseen, unit("b")))
+    assert (found.groups, found.totals) == ((), ())
+    assert "a unit has no time although it ran" in "\n".join(found.notes)
+
+
+def test_times_of_other_inputs_are_not_compared():
+    a = report(unit("a", time=10.0), detail={"inputs": {"x": "float32 [1, 8]"}})
+    b = report(unit("a", time=90.0), detail={"inputs": {"x": "float32 [9, 8]"}}, latency=900.0)
+    found = compare_reports(a, b)
+    assert (found.groups, found.totals, found.latency) == ((), (), None)
+    assert "the inputs differ (x float32 [1, 8]; x float32 [9, 8])" in found.notes[0]
+
+
+def test_policy_keys():
+    before = report(
+        unit("a"), controls=[control("execution.tf32", "true"), control("kernels.conv", "x", "-", "unsupported")]
+    )
+    after = report(unit("a", ran="fp16"), controls=[control("execution.tf32", "false")])
+    found = {k.key: k for k in compare_reports(before, after).keys}
+    assert set(found) == {"execution.precision", "execution.tf32", "kernels.conv"}
+    assert (found["execution.precision"].status_before, found["execution.precision"].status_after) == (
+        "honoured",
+        "substituted",
+    )
+    assert (found["execution.tf32"].requested_before, found["execution.tf32"].requested_after) == ("true", "false")
+    assert found["kernels.conv"].status_after is None
+    assert [k.key for k in found.values() if k.deviates] == ["execution.precision", "kernels.conv"]
+
+
+def test_a_key_that_only_one_states_and_that_is_honoured_is_told_and_no_difference():
+    found = compare_reports(report(unit("a")), report(unit("a"), controls=[control("mode", "strict")]))
+    assert [k.key for k in found.keys] == ["mode"]
+    assert found.same
+
+
+def test_boundaries_come_and_go():
+    more = msgspec.structs.replace(LAYOUT, count=3)
+    for sides, counts in (((LAYOUT,), ()), (2, 0)), (((), (LAYOUT,)), (0, 2)), (((LAYOUT,), (more,)), (2, 3)):
+        found = compare_reports(report(unit("a"), boundaries=sides[0]), report(unit("a"), boundaries=sides[1]))
+        assert [(b.count_before, b.count_after) for b in found.boundaries] == [counts]
+        assert not found.same
+        assert "1 boundary changed" in found.headline
+
+
+def test_memory_and_surroundings_are_told_and_are_no_difference():
+    def made(numpy, version, held, threads, variables):
+        return report(
+            unit("a"),
+            environment={"packages": {"numpy": numpy}, "variables": variables, "driver": "CUDA 13.0"},
+            libraries=[Library(name="libx.so", path="/x/libx.so", version=version, origin="pip")],
+            memory=held,
+            plan={"settings": {"threads": threads}},
+        )
+
+    found = compare_reports(
+        made("2.0", "1.2", {"weights": 10}, 1, {"OMP_NUM_THREADS": "3"}),
+        made("2.1", "1.3", {"weights": 20, "pool": 5}, 2, {}),
+    )
+    assert found.same
+    assert [(m.owner, m.before, m.after) for m in found.memory] == [("weights", 10, 20), ("pool", None, 5)]
+    assert {s.name: (s.before, s.after) for s in found.surroundings} == {
+        "packages.numpy": ("2.0", "2.1"),
+        "variables.OMP_NUM_THREADS": ("3", None),
+        "libraries.libx.so": ("1.2 in /x/libx.so", "1.3 in /x/libx.so"),
+        "settings.threads": ("1", "2"),
+    }
+
+
+def test_different_models_are_refused_unless_nodes_overlap():
+    with pytest.raises(InputError, match=r"different models and have no source node in common.*one model"):
+        compare_reports(report(unit("a")), report(unit("z"), sha="b" * 64))
+    found = compare_reports(report(unit("a"), unit("b")), report(unit("a"), unit("c"), sha="b" * 64))
+    assert (found.only_before, found.only_after, found.unchanged, found.same) == (("b",), ("c",), 1, False)
+    assert "not the same file" in found.notes[0]
+    assert "2 nodes are in one report only" in found.headline
+
+
+def test_what_a_partial_report_does_not_show_is_not_held_against_it():
+    whole, part = report(unit("a"), unit("b")), report(unit("a"), partial=True)
+    found = compare_reports(whole, part)
+    assert (found.only_before, found.nodes_that("placement")) == ((), ())
+    assert any("is incomplete: 1 source nodes" in note for note in found.notes)
+    nothing = compare_reports(whole, report(partial=True))
+    assert {k.key: k.status_after for k in nothing.keys}["execution.engine"] == "unobservable"
+    assert not nothing.same
+
+
+def test_ordering_is_that_of_the_first_report_and_sides_swap():
+    a, b = report(unit("a"), unit("b", ran="fp16")), report(unit("b"), unit("a", ran="fp16"))
+    there, back = compare_reports(a, b), compare_reports(b, a)
+    assert [g.nodes for g in there.groups] == [("a",), ("b",)]
+    assert {g.nodes for g in back.groups} == {("a",), ("b",)}
+    assert there.headline == back.headline == "nothing moved, 2 nodes changed precision"
+
+
+def test_sentences():
+    a = report(*(unit(f"n{i}") for i in range(4)))
+    b = report(
+        *(unit(f"n{i}", device="cuda:0" if i < 3 else "cpu", ran="fp16" if i else "fp32") for i in range(4)),
+        latency=112.0,
+    )
+    assert compare_reports(a, b).headline == "3 nodes moved, 3 changed precision, 2 keys changed status, 12 % slower"
+    text = str(compare_reports(a, b))
+    assert text.splitlines()[0] == "3 nodes moved, 3 changed precision, 2 keys changed status, 12 % slower"
+    assert "onnxruntime@cpu" in text
+    assert "latency: 100.0 -> 112.0 us, 12 % slower" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+def test_files(tmp_path):
+    paths = [report(unit("a")).save(tmp_path / "a.json"), report(unit("a", ran="fp16")).save(tmp_path / "b.json")]
+    found = compare_reports(paths[0], str(paths[1]))
+    assert found.before.name == str(paths[0])
+    assert found.nodes_that("precision") == ("a",)
+    plain = found.to_dict()
+    assert plain == json.loads(found.to_json()) == json.loads(found.to_json(indent=None))
+    assert list(plain)[:3] == ["schema", "headline", "same"]
+    assert plain["schema"] == "xpuruntime.report_comparison/1"
+    paths[0].write_bytes(paths[0].read_bytes()[:-100])
+    with pytest.raises(InputError, match="truncated"):
+        compare_reports(paths[0], paths[1])
+    with pytest.raises(InputError, match="No such file"):
+        compare_reports(tmp_path / "none.json", paths[1])
+
+
+def test_two_thousand_nodes_are_quick():
+    import time
+
+    before = report(*(unit(f"n{i}") for i in range(2000)))
+    chain = report(fused("all", *(f"n{i}" for i in range(2000))))
+    start = time.perf_counter()
+    for other in (before, chain):
+        found = compare_reports(before, other)
+        str(found)
+    assert time.perf_counter() - start < 5
+    assert len(found.groups) == 1
+    assert isinstance(before, Report)

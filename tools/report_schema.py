@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Write the JSON Schemas of reports, and the tables of their page, into ``docs/reference``, from the types.
+
+``python tools/report_schema.py`` writes; ``--check`` only says whether they are up to date (``make lint``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from xpuruntime.evidence.schemas import comparison_schema, report_schema
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+PAGE = FOLDER / "report.md"
+BEGIN, END = "<!-- schema: begin -->\n", "<!-- schema: end -->\n"
+
+
+def kind_of(one: dict[str, Any]) -> str:
+    """Say which values a property takes."""
+    if "const" in one:
+        return f'`"{one["const"]}"`'
+    if "enum" in one:
+        return ", ".join(f"`{value}`" for value in one["enum"])
+    if "$ref" in one:
+        name = one["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in one:
+        return " or ".join(kind_of(part) for part in one["anyOf"])
+    if one.get("type") == "array":
+        return f"list of {kind_of(one.get('items', {}))}"
+    if one.get("type") == "object":
+        inside = one.get("additionalProperties")
+        names = one.get("propertyNames", {}).get("enum")
+        return (
+            f"object of {kind_of(inside)}" if inside else "object" if not names else f"object, keys {', '.join(names)}"
+        )
+    return str(one.get("type", "anything"))
+
+
+def table(properties: dict[str, Any]) -> str:
+    """Return the properties as a Markdown table."""
+    rows = []
+    for name, one in properties.items():
+        text = one.get("description", "").replace("``", "`").replace("|", "\\|")
+        rows.append(f"| `{name}` | {kind_of(one)} | {text} |\n")
+    return "| key | value | meaning |\n|---|---|---|\n" + "".join(rows)
+
+
+def tables() -> str:
+    """Return the tables of both schemas, each type once."""
+    report, comparison = report_schema(), comparison_schema()
+    parts = [("Report", report), ("ReportComparison", comparison)]
+    parts += sorted({**report["$defs"], **comparison["$defs"]}.items())
+    return "".join(f"\n### {name}\n\n{one['description']}\n\n{table(one['properties'])}" for name, one in parts)
+
+
+def main() -> int:
+    """Write or check the files."""
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    fresh = {
+        PAGE: f"{head}{BEGIN}{tables()}\n{END}{rest.split(END)[1]}",
+        FOLDER / "report.schema.json": json.dumps(report_schema(), indent=2) + "\n",
+        FOLDER / "report_comparison.schema.json": json.dumps(comparison_schema(), indent=2) + "\n",
+    }
+    stale = 0
+    for path, text in fresh.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"error: {path.name} does not match the code: run python tools/report_schema.py")
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
