@@ -41,7 +41,12 @@ def test_a_report_is_saved_beside_being_shown(xrt: Xrt, digits: str, tmp_path: P
     assert xrt_package.Report.load(path).plan["engine"] == "null"
     refused = xrt("explain", digits, "-d", "cpu", "-e", "null", "-o", tmp_path / "none" / "saved.json", "--json")
     assert refused.code == 2
-    assert "cannot write the report to" in refused.json()["error"]["message"]
+    assert "--output" in refused.json()["error"]["message"]
+
+
+def test_a_page_of_a_saved_report(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
+    assert xrt("explain", folder / "a.json", "--html", tmp_path / "a.html").code == 0
+    assert (tmp_path / "a.html").read_text() == xrt_package.Report.load(folder / "a.json").to_html()
 
 
 def test_a_deviating_report_exits_with_1_again(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
@@ -91,6 +96,8 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
         (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
         (("A", "-o", "x.json"), "--output say how"),
+        (("A", "B", "--html", "x.html"), "a page of one report"),
+        (("MODEL", "--html", "nowhere/x.html"), "the folder 'nowhere' is not there"),
         (("A", "--noise", "0.2"), "for two reports"),
         (("MODEL", "--noise", "0.2"), "two saved reports"),
         (("A", "B", "--noise", "-1"), "noise must be 0 or more"),

@@ -114,10 +114,10 @@ def explain(
     from xpuruntime.cli.entry import ExitCode
     from xpuruntime.cli.opening import Choice, open_session, prepare
     from xpuruntime.cli.output import print_thing, working
-    from xpuruntime.cli.reports import check_page_path, given_reports, show_reports
+    from xpuruntime.cli.reports import check_target, given_reports, show_reports
 
-    if html is not None:
-        check_page_path(html)
+    check_target("--output", output)
+    check_target("--html", html)
     choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     if given_reports(models):
         given = {

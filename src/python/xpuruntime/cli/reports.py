@@ -15,7 +15,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["check_page_path", "given_reports", "show_reports"]
+__all__ = ["check_target", "given_reports", "show_reports"]
 
 #: How a JSON object of ours begins, the first kilobytes of which tell what it is.
 _HEADER = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"(xpuruntime\.[\w.]+/\d+)"')
@@ -24,16 +24,18 @@ _BLANK = b" \t\r\n"
 _REPORT = "xpuruntime.report/"
 
 
-def check_page_path(path: str) -> None:
-    """Refuse a page that could not be written, before anything runs.
+def check_target(option: str, path: str | None) -> None:
+    """Refuse a file that could not be written, before anything runs.
 
     Raises
     ------
     InputError
     """
+    if path is None:
+        return
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
-        raise InputError(f"--html {path}: the folder '{target.parent}' is not there, or the name is a folder")
+        raise InputError(f"{option} {path}: the folder '{target.parent}' is not there, or the name is a folder")
 
 
 def given_reports(paths: Sequence[str]) -> bool:
