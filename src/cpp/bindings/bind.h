@@ -13,6 +13,7 @@ void bind_errors();
 void bind_array_view(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 void bind_call_key(pybind11::module_& module);
+void bind_direct_gate(pybind11::module_& module);
 void bind_gate(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);

@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   bind_kernels(module);
   bind_ops(module);
   bind_call_key(module);
+  bind_direct_gate(module);
   bind_gate(module);
   bind_onnxruntime(module);
 }

@@ -120,4 +120,30 @@ def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[...,
 def set_gates(routes: dict[Any, Any] | None, slow: bool) -> None:
     """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call."""
 
+def forget_native_calls() -> None:
+    """Have gates look anew which calls are native, since a route has changed."""
+
+def open_torch(tensors: Sequence[Any]) -> str:
+    """Find PyTorch's C functions, and try them on tensors of several classes.
+
+    Returns what is against using them, or nothing.
+    """
+
+def make_direct_gate(
+    name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any
+) -> Callable[..., Any] | None:
+    """Return a gate for a matrix product that calls PyTorch's C function; ``None`` where there is none.
+
+    It is called without a keyset, and calls the others with `keyset`.
+    """
+
+def place_kernel(name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any) -> Callable[[], None] | None:
+    """Put such a gate in the operator's place as a kernel in C, which PyTorch calls without Python.
+
+    Returns what takes it away; ``None`` where it cannot be placed.
+    """
+
+def place_raising_kernel(space: str, name: str) -> Callable[[], None] | None:
+    """Put a kernel in C that raises LookupError in an operator's place for the CPU. Returns what takes it away."""
+
 def measure_choose() -> dict[str, float]: ...

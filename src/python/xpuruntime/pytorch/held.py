@@ -194,18 +194,20 @@ class Held:
     def keep(self, key: Any, route: Route | None) -> None:
         """Keep a route for calls of one kind, or none, so that it is looked for again."""
         with self._lock:
-            if route is None:
-                self.routes.pop(key, None)
-                return
+            before = self.routes.pop(key, None)
             if len(self.routes) >= _MOST:
                 self.routes.clear()
-            self.routes[key] = route
+            if route is not None:
+                self.routes[key] = route
+        if before is not None and before.place is None:
+            gates.forget()
 
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""
         with self._lock:
             for key in [key for key, route in self.routes.items() if route.tuned]:
                 del self.routes[key]
+        gates.forget()
 
     def _resolve(
         self, op: str, word: str, source: str, module: str, allow_tf32: bool, deterministic: bool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, held, module_paths
-from xpuruntime.pytorch.overriding.gates import gate
+from xpuruntime.pytorch.overriding.gates import Kernel, gate
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.product import Product
 from xpuruntime.pytorch.overriding.product_route import compute, find_route
@@ -32,7 +32,7 @@ _current = held.current
 _call_key = calls.call_key
 
 
-def _two(native: Native) -> Callable[..., Any]:
+def _two(native: Native) -> Callable[..., Any] | Kernel:
     """Return what stands for ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
     name = native.name
 
@@ -46,7 +46,7 @@ def _two(native: Native) -> Callable[..., Any]:
     return gate(native, product)
 
 
-def _three(native: Native) -> Callable[..., Any]:
+def _three(native: Native) -> Callable[..., Any] | Kernel:
     """Return what stands for ``addmm`` and ``baddbmm``, in every form: into `out`, in place."""
     name = native.name
     in_place = name.endswith("_")

@@ -43,12 +43,14 @@ class Native:
     called then, which takes what is below ours now.
     """
 
-    __slots__ = ("call", "key", "name", "refresh")
+    __slots__ = ("call", "direct", "key", "name", "refresh")
 
     def __init__(self, name: str, key: str, refresh: Callable[[Native], None]) -> None:
         self.name = name
         self.key = key
         self.refresh = refresh
+        #: Whether what stands in its place is called without a keyset.
+        self.direct = False
         #: The bare kernel. What calls it hands an error to `again`.
         self.call: Any = None
         self.take()
@@ -92,4 +94,4 @@ class Override(NamedTuple):
     name: str
     op: str
     keys: tuple[str, ...]
-    make: Callable[[Any], Callable[..., Any]]
+    make: Callable[[Any], Any]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.pytorch.overriding.gates import Kernel
 from xpuruntime.pytorch.overriding.native import TRACING, Native, Override, native_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["be_quiet", "give_back", "installed", "overrides_of", "require"]
 
@@ -41,18 +42,25 @@ class _Placed:
         self.override = override
         self.key = key
         self.native = Native(override.name, key, self._again)
-        self.function = override.make(self.native)
-        self.library: Any = None
+        self.function: Any = override.make(self.native)
+        self._take_away: Callable[[], None] | None = None
         self.place()
 
     def place(self) -> None:
-        self.library = torch.library.Library("aten", "IMPL")
-        self.library.impl(self.override.name, self.function, self.key, with_keyset=True, allow_override=True)
+        function = self.function
+        if isinstance(function, Kernel):
+            self._take_away = function.place()
+            if self._take_away is not None:
+                return
+            function = function.otherwise
+        library = torch.library.Library("aten", "IMPL")
+        library.impl(self.override.name, function, self.key, with_keyset=not self.native.direct, allow_override=True)
+        self._take_away = library._destroy
 
     def remove(self) -> None:
-        library, self.library = self.library, None
-        if library is not None:
-            library._destroy()
+        take_away, self._take_away = self._take_away, None
+        if take_away is not None:
+            take_away()
 
     def _again(self, native: Native) -> None:
         with _lock:

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "direct_gate.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <span>
+#include <utility>
+
+#include "gate_state.h"
+
+namespace py = pybind11;
+
+namespace xpuruntime::bindings {
+namespace {
+
+constexpr std::size_t kMostWords = 64;
+constexpr std::uintptr_t kAlignment = 16;
+constexpr std::int64_t kMostRank = 3;
+constexpr std::size_t kMostValues = 8;
+
+using Product = TorchStatus (*)(TorchTensor, TorchTensor, TorchTensor);
+using AddedProduct = TorchStatus (*)(TorchTensor, TorchTensor, TorchTensor, TorchTensor, double,
+                                     double);
+
+// What tells calls of one kind from others; as fine as call_key.
+class Facts {
+ public:
+  explicit Facts(std::uint64_t gate) noexcept { words_[0] = gate; }
+
+  bool put(const TorchShim& torch, const ProductTensors& tensors) noexcept {
+    return (tensors.c == nullptr || put(torch, tensors.c)) && put(torch, tensors.a) &&
+           put(torch, tensors.b) && (tensors.out == nullptr || put(torch, tensors.out));
+  }
+  std::span<const std::uint64_t> words() const noexcept { return {words_.data(), size_}; }
+
+ private:
+  bool put(const TorchShim& torch, TorchTensor tensor) noexcept {
+    std::int64_t dim = 0;
+    std::int64_t* sizes = nullptr;
+    std::int64_t* strides = nullptr;
+    std::int32_t dtype = 0;
+    std::int32_t device = 0;
+    std::int32_t index = 0;
+    const void* data = nullptr;
+    if (torch.dim(tensor, &dim) != 0 || torch.sizes(tensor, &sizes) != 0 ||
+        torch.strides(tensor, &strides) != 0 || torch.dtype(tensor, &dtype) != 0 ||
+        torch.device_type(tensor, &device) != 0 || torch.device_index(tensor, &index) != 0 ||
+        torch.data(tensor, &data) != 0) {
+      return false;
+    }
+    const auto rank = static_cast<std::size_t>(dim);
+    if (rank > kMostWords || size_ + 1 + 2 * rank > kMostWords) return false;
+    const auto byte = [](auto value) { return static_cast<std::uint64_t>(value) & 0xFFU; };
+    words_[size_++] = byte(rank) | byte(device) << 8U | byte(index) << 16U |
+                      byte(reinterpret_cast<std::uintptr_t>(data) & (kAlignment - 1)) << 24U |
+                      static_cast<std::uint64_t>(static_cast<std::uint32_t>(dtype)) << 32U;
+    for (const std::int64_t* values : {sizes, strides}) {
+      for (std::size_t i = 0; i < rank; ++i) {
+        words_[size_++] = static_cast<std::uint64_t>(values[i]);
+      }
+    }
+    return true;
+  }
+
+  std::array<std::uint64_t, kMostWords> words_;
+  std::size_t size_ = 1;
+};
+
+// The result of a product, as PyTorch's own kernels make it.
+struct Result {
+  std::int64_t rank = 0;
+  std::array<std::int64_t, kMostRank> sizes{};
+  std::array<std::int64_t, kMostRank> strides{};
+  std::int32_t dtype = 0;
+  std::int32_t device = 0;
+  std::int32_t index = 0;
+
+  bool describe(const TorchShim& torch, TorchTensor a, TorchTensor b) noexcept {
+    std::int64_t rank_of_b = 0;
+    std::int64_t* of_a = nullptr;
+    std::int64_t* of_b = nullptr;
+    if (torch.dim(a, &rank) != 0 || torch.dim(b, &rank_of_b) != 0 || rank != rank_of_b ||
+        rank < 2 || rank > kMostRank || torch.sizes(a, &of_a) != 0 || torch.sizes(b, &of_b) != 0 ||
+        torch.dtype(a, &dtype) != 0 || torch.device_type(a, &device) != 0 ||
+        torch.device_index(a, &index) != 0) {
+      return false;
+    }
+    const auto last = static_cast<std::size_t>(rank - 1);
+    std::int64_t stride = 1;
+    for (std::size_t i = last + 1; i-- > 0;) {
+      sizes[i] = i == last ? of_b[i] : of_a[i];
+      strides[i] = stride;
+      stride *= std::max<std::int64_t>(sizes[i], 1);
+    }
+    return true;
+  }
+
+  bool fits(const TorchShim& torch, TorchTensor made) const noexcept {
+    Result other;
+    std::int64_t* of_sizes = nullptr;
+    std::int64_t* of_strides = nullptr;
+    return torch.dim(made, &other.rank) == 0 && other.rank == rank &&
+           torch.sizes(made, &of_sizes) == 0 && torch.strides(made, &of_strides) == 0 &&
+           torch.dtype(made, &other.dtype) == 0 && other.dtype == dtype &&
+           torch.device_type(made, &other.device) == 0 && other.device == device &&
+           torch.device_index(made, &other.index) == 0 && other.index == index &&
+           std::equal(of_sizes, of_sizes + rank, sizes.data()) &&
+           std::equal(of_strides, of_strides + rank, strides.data());
+  }
+};
+
+std::uint64_t next_number() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+DirectGate::DirectGate(py::str name, py::object slow, py::object native, py::object keyset,
+                       void* kernel, bool adds, bool into)
+    : name_(std::move(name)),
+      slow_(std::move(slow)),
+      native_(std::move(native)),
+      keyset_(std::move(keyset)),
+      kernel_(kernel),
+      adds_(adds),
+      into_(into),
+      number_(next_number()) {}
+
+void DirectGate::renew(py::object slow, py::object native) {
+  slow_ = std::move(slow);
+  native_ = std::move(native);
+  number_.store(next_number());
+}
+
+bool DirectGate::take(PyObject* const* values, Py_ssize_t count, PyObject* names,
+                      ProductTensors& tensors) const noexcept {
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count != (adds_ ? 3 : 2) || named != (into_ ? 1 : 0)) return false;
+  if (into_ && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "out") != 0) {
+    return false;
+  }
+  const TorchShim& torch = *torch_shim();
+  const auto size = static_cast<std::size_t>(count);
+  tensors.c = adds_ ? torch.tensor_of(values[0]) : nullptr;
+  tensors.a = torch.tensor_of(values[size - 2]);
+  tensors.b = torch.tensor_of(values[size - 1]);
+  tensors.out = into_ ? torch.tensor_of(values[size]) : nullptr;
+  return true;
+}
+
+bool DirectGate::knows(const ProductTensors& tensors) const noexcept {
+  if (every_call_is_asked()) return false;
+  Facts facts(number_);
+  return facts.put(*torch_shim(), tensors) && native_calls().has(facts.words());
+}
+
+bool DirectGate::run_native(const ProductTensors& tensors, TorchTensor* made) const noexcept {
+  const TorchShim& torch = *torch_shim();
+  TorchTensor out = tensors.out;
+  if (out == nullptr) {
+    Result result;
+    if (!result.describe(torch, tensors.a, tensors.b) ||
+        torch.empty(result.rank, result.sizes.data(), result.strides.data(), result.dtype,
+                    result.device, result.index, &out) != 0) {
+      return false;
+    }
+  }
+  const TorchStatus status = adds_ ? reinterpret_cast<AddedProduct>(kernel_)(
+                                         out, tensors.c, tensors.a, tensors.b, 1.0, 1.0)
+                                   : reinterpret_cast<Product>(kernel_)(out, tensors.a, tensors.b);
+  if (status != 0) {
+    if (tensors.out == nullptr) torch.drop(out);
+    return false;
+  }
+  if (tensors.out == nullptr) *made = out;
+  return true;
+}
+
+bool DirectGate::looks_made(PyObject* result, const ProductTensors& tensors) const noexcept {
+  const TorchShim& torch = *torch_shim();
+  Result expected;
+  return expected.describe(torch, tensors.a, tensors.b) &&
+         (into_ || expected.fits(torch, torch.tensor_of(result)));
+}
+
+PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  const auto size = static_cast<std::size_t>(count);
+  const std::size_t all =
+      size + (names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names)));
+  if (all >= kMostValues) throw py::type_error("a matrix product has fewer arguments");
+  std::array<PyObject*, kMostValues> with{};
+  with[0] = keyset_.ptr();
+  std::copy(values, values + all, with.begin() + 1);
+  const py::object slow = slow_;
+  const py::object native = native_;
+  const Verdict verdict = judge(name_.ptr(), values, count, names);
+  if (verdict == Verdict::kAsk) {
+    return PyObject_Vectorcall(slow.ptr(), with.data(), size + 1, names);
+  }
+  ProductTensors tensors;
+  Facts facts(number_);
+  const bool seen = verdict == Verdict::kAlways && take(values, count, names, tensors) &&
+                    facts.put(*torch_shim(), tensors);
+  PyObject* const done = call_native(native.ptr(), with.data(), size + 1, names);
+  // What PyTorch has refused is asked again. Another policy may hold by now.
+  if (done == nullptr || !seen || !looks_made(done, tensors)) return done;
+  const auto kept = py::reinterpret_steal<py::object>(done);
+  if (judge(name_.ptr(), values, count, names) == Verdict::kAlways) {
+    native_calls().keep(facts.words());
+  }
+  return py::object(kept).release().ptr();
+}
+
+}  // namespace xpuruntime::bindings

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "gate_state.h"
+
+#include <atomic>
+#include <string>
+
+#include "call_key.h"
+
+namespace py = pybind11;
+
+namespace xpuruntime::bindings {
+namespace {
+
+// Written with the GIL.
+struct State {
+  PyObject* routes = nullptr;  // a dict from call keys to routes, or nothing: no policy holds
+  std::atomic<bool> slow{false};
+  std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
+};
+
+State& state() {
+  static State instance;
+  return instance;
+}
+
+struct Known {
+  CallTable calls;
+  std::uint64_t number = 0;
+};
+
+PyObject* interned(const char* text) {
+  PyObject* const made = PyUnicode_InternFromString(text);
+  if (made == nullptr) throw py::error_already_set();
+  return made;
+}
+
+py::object attribute(PyObject* object, PyObject* name) {
+  PyObject* const found = PyObject_GetAttr(object, name);
+  if (found == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(found);
+}
+
+bool is_invalidated() {
+  if (PyErr_ExceptionMatches(PyExc_RuntimeError) == 0) return false;
+  py::error_already_set error;  // takes it
+  const std::string text = py::str(error.value());
+  if (text.find("has been invalidated") != std::string::npos) return true;
+  error.restore();
+  return false;
+}
+
+}  // namespace
+
+void set_gate_state(const py::object& routes, bool slow) {
+  State& now = state();
+  PyObject* const before = now.routes;
+  now.routes = routes.is_none() ? nullptr : py::dict(routes).inc_ref().ptr();
+  if (now.routes != before) forget_native_calls();
+  now.slow.store(slow, std::memory_order_release);
+  Py_XDECREF(before);
+}
+
+void forget_native_calls() noexcept { state().number.fetch_add(1, std::memory_order_acq_rel); }
+
+bool every_call_is_asked() noexcept { return state().slow.load(std::memory_order_acquire); }
+
+CallTable& native_calls() {
+  thread_local Known known;
+  const std::uint64_t number = state().number.load(std::memory_order_acquire);
+  if (known.number != number) {
+    known.calls.clear();
+    known.number = number;
+  }
+  return known.calls;
+}
+
+Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names) {
+  if (every_call_is_asked()) return Verdict::kAsk;
+  const State& now = state();
+  if (now.routes == nullptr) return Verdict::kAlways;
+  static PyObject* const place = interned("place");
+  PyObject* last = nullptr;
+  if (names != nullptr && PyTuple_GET_SIZE(names) > 0) {
+    if (PyTuple_GET_SIZE(names) > 1 ||
+        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "out") != 0) {
+      return Verdict::kAsk;
+    }
+    last = arrays[count];
+  }
+  const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
+  const py::object key = call_key_of(name, arrays, count, last);
+  PyObject* const found = PyDict_GetItemWithError(routes.ptr(), key.ptr());
+  if (found == nullptr) {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return Verdict::kAsk;
+  }
+  const auto route = py::reinterpret_borrow<py::object>(found);
+  if (!attribute(route.ptr(), place).is_none()) return Verdict::kAsk;
+  // Arrays that cannot be seen have no key of their own, and may look like others here.
+  return key.is_none() ? Verdict::kNative : Verdict::kAlways;
+}
+
+PyObject* call_native(PyObject* native, PyObject* const* values, std::size_t count,
+                      PyObject* names) {
+  static PyObject* const call = interned("call");
+  PyObject* const done = PyObject_Vectorcall(attribute(native, call).ptr(), values, count, names);
+  // Where another library's kernel was taken away meanwhile, the object knows what is there now.
+  if (done == nullptr && is_invalidated()) {
+    return PyObject_Vectorcall(native, values, count, names);
+  }
+  return done;
+}
+
+}  // namespace xpuruntime::bindings
