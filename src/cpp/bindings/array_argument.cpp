@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "torch_shim.h"
 #include "xpuruntime/dlpack_exchange.h"
 #include "xpuruntime/error.h"
 
@@ -228,6 +229,29 @@ void ArrayArgument::order_after(const Stream& stream, bool written) const {
   }
 }
 
+py::object ArrayArgument::make_by_torch(const OutputSpec& spec, Operand& view) const {
+  std::array<std::int64_t, Operand::kMaxRank> strides{};
+  std::int64_t dense = 1;
+  for (std::size_t i = spec.rank; i-- > 0;) {
+    strides[i] = dense;
+    dense *= std::max<std::int64_t>(spec.shape[i], 1);
+  }
+  if (spec.channels_last) channels_last_strides(spec.shape.data(), strides.data());
+  py::object made =
+      make_torch_tensor(object_, spec.dims(), {strides.data(), spec.rank}, spec.dtype);
+  const void* data = nullptr;
+  if (!made || torch_shim()->data(torch_shim()->tensor_of(made.ptr()), &data) != 0) return {};
+  view = Operand{};
+  view.name = spec.name;
+  view.absent = false;
+  view.rank = spec.rank;
+  view.dtype = spec.dtype;
+  view.device = operand_.device;
+  view.data = const_cast<void*>(data);
+  copy_dims(view, spec.shape, strides.data());
+  return made;
+}
+
 py::object ArrayArgument::make_by_table(const OutputSpec& spec, Operand& view) const {
   std::array<std::int64_t, Operand::kMaxRank> shape = spec.shape;
   DLTensor prototype{};
@@ -270,7 +294,12 @@ py::object ArrayArgument::make_by_table(const OutputSpec& spec, Operand& view) c
 
 py::object ArrayArgument::make_like(const OutputSpec& spec, const std::optional<Stream>& stream,
                                     Operand& view) const {
-  if (kind_ == Kind::kTable) return make_by_table(spec, view);
+  if (kind_ == Kind::kTable) {
+    // What a DLPack table makes is no memory of PyTorch's allocator to it, so that it knows no
+    // `record_stream`; and it takes longer.
+    if (py::object made = make_by_torch(spec, view)) return made;
+    return make_by_table(spec, view);
+  }
   py::object made;
   if (kind_ == Kind::kNumpy && !spec.channels_last) {
     const py::dtype dtype = spec.dtype == operand_.dtype

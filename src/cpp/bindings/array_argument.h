@@ -57,6 +57,7 @@ class ArrayArgument {
   void take_table();
   void take_tensor(const Tensor& tensor);
   void import_other();
+  pybind11::object make_by_torch(const OutputSpec& spec, Operand& view) const;
   pybind11::object make_by_table(const OutputSpec& spec, Operand& view) const;
 
   Operand operand_;

@@ -52,20 +52,14 @@ void drop_gate(PyObject* capsule) {
 PyObject* call_direct(PyObject* self, PyObject* const* values, Py_ssize_t count,
                       PyObject* names) noexcept {
   try {
+    // Another thread may take the gate away while the native kernel runs.
+    const auto kept = py::reinterpret_borrow<py::object>(self);
     DirectGate& gate = *static_cast<DirectGate*>(PyCapsule_GetPointer(self, nullptr));
     ProductTensors tensors;
     if (gate.take(values, count, names, tensors) && gate.knows(tensors)) {
-      TorchTensor made = nullptr;
-      PyThreadState* const thread = PyEval_SaveThread();
-      const bool done = gate.run_native(tensors, &made);
-      PyEval_RestoreThread(thread);
-      if (done && gate.into())
-        return py::reinterpret_borrow<py::object>(values[count]).release().ptr();
-      if (done) {
-        const TorchShim& torch = *torch_shim();
-        const auto drop = [&torch](void* tensor) { torch.drop(tensor); };
-        const std::unique_ptr<void, decltype(drop)> owned(made, drop);
-        return torch.wrap(made);
+      if (PyObject* const done =
+              gate.native_object(tensors, gate.into() ? values[count] : nullptr)) {
+        return done;
       }
     }
     return gate.ask(values, count, names);
@@ -227,7 +221,7 @@ py::object place_raising_kernel(const std::string& space, const std::string& nam
 }  // namespace
 
 void bind_direct_gate(py::module_& module) {
-  module.def("open_torch", open_torch_shim, py::arg("tensors"),
+  module.def("open_torch", open_torch_shim,
              "Find PyTorch's C functions. Returns what is against using them, or nothing.");
   module.def("make_direct_gate", make_direct_gate, py::arg("name"), py::arg("key"), py::arg("slow"),
              py::arg("native"), py::arg("keyset"),

@@ -16,6 +16,8 @@ enum Part : std::uint8_t { kName, kSlow, kNative };
 PyObject* call_gate(PyObject* self, PyObject* const* values, Py_ssize_t count,
                     PyObject* names) noexcept {
   try {
+    // Another thread may take the gate away while a kernel runs.
+    const auto kept = py::reinterpret_borrow<py::object>(self);
     const auto size = static_cast<std::size_t>(count);
     if (count < 1 ||
         judge(PyTuple_GET_ITEM(self, kName), values + 1, count - 1, names) == Verdict::kAsk) {
@@ -46,7 +48,7 @@ void bind_gate(py::module_& module) {
   module.def("make_gate", make_gate, py::arg("name"), py::arg("slow"), py::arg("native"),
              "What stands for an operator; see xpuruntime.pytorch.overriding.gates.");
   module.def("set_gates", set_gate_state, py::arg("routes"), py::arg("slow"),
-             "Say what holds for all gates.");
+             py::arg("circumstances") = py::none(), "Say what holds for all gates.");
   module.def("forget_native_calls", forget_native_calls,
              "Have gates look anew which calls are native.");
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -111,6 +112,10 @@ struct Result {
   }
 };
 
+PyObject* imported(const char* module, const char* name) {
+  return py::object(py::module_::import(module).attr(name)).release().ptr();
+}
+
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
@@ -152,7 +157,7 @@ bool DirectGate::take(PyObject* const* values, Py_ssize_t count, PyObject* names
 }
 
 bool DirectGate::knows(const ProductTensors& tensors) const noexcept {
-  if (every_call_is_asked()) return false;
+  if (!arrays_decide()) return false;
   Facts facts(number_);
   return facts.put(*torch_shim(), tensors) && native_calls().has(facts.words());
 }
@@ -179,11 +184,57 @@ bool DirectGate::run_native(const ProductTensors& tensors, TorchTensor* made) co
   return true;
 }
 
+PyObject* DirectGate::native_object(const ProductTensors& tensors, PyObject* out) const {
+  TorchTensor made = nullptr;
+  PyThreadState* const thread = PyEval_SaveThread();
+  const bool done = run_native(tensors, &made);
+  PyEval_RestoreThread(thread);
+  if (!done) return nullptr;
+  if (into_) return py::reinterpret_borrow<py::object>(out).release().ptr();
+  const TorchShim& torch = *torch_shim();
+  const auto drop = [&torch](void* tensor) { torch.drop(tensor); };
+  const std::unique_ptr<void, decltype(drop)> owned(made, drop);
+  PyObject* const object = torch.wrap(made);
+  if (object == nullptr) throw py::error_already_set();
+  return object;
+}
+
 bool DirectGate::looks_made(PyObject* result, const ProductTensors& tensors) const noexcept {
   const TorchShim& torch = *torch_shim();
   Result expected;
   return expected.describe(torch, tensors.a, tensors.b) &&
          (into_ || expected.fits(torch, torch.tensor_of(result)));
+}
+
+PyObject* DirectGate::run_ours(PyObject* place, PyObject* const* values, Py_ssize_t count,
+                               PyObject* names) const {
+  static PyObject* const op = imported("xpuruntime._core", "op_matmul");
+  static PyObject* const deterministic = imported("torch._C", "_get_deterministic_algorithms");
+  ProductTensors tensors;
+  if (!take(values, count, names, tensors) || PyTuple_Check(place) == 0 ||
+      PyTuple_GET_SIZE(place) < 3) {
+    return nullptr;
+  }
+  // PyTorch's switch may change between two calls; the place is for one setting of it.
+  const auto wanted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(deterministic));
+  if (!wanted) throw py::error_already_set();
+  if (wanted.ptr() != PyTuple_GET_ITEM(place, 2)) return nullptr;
+  const auto size = static_cast<std::size_t>(count);
+  // place, a, b, bias, scale_a, scale_b, out, activation, out_dtype, phase, stream
+  std::array<PyObject*, 11> all{};
+  all.fill(Py_None);
+  all[0] = place;
+  all[1] = values[size - 2];
+  all[2] = values[size - 1];
+  if (adds_) all[3] = values[0];
+  if (into_) all[6] = values[size];
+  PyObject* const done = PyObject_Vectorcall(op, all.data(), all.size(), nullptr);
+  if (done == nullptr) {
+    // Python does it again, and sees to what is refused.
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw py::error_already_set();
+    PyErr_Clear();
+  }
+  return done;
 }
 
 PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* names) {
@@ -196,14 +247,21 @@ PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* n
   std::copy(values, values + all, with.begin() + 1);
   const py::object slow = slow_;
   const py::object native = native_;
-  const Verdict verdict = judge(name_.ptr(), values, count, names);
-  if (verdict == Verdict::kAsk) {
+  py::object place;
+  const Verdict verdict = judge(name_.ptr(), values, count, names, &place);
+  if (verdict == Verdict::kQuick) {
+    if (PyObject* const done = run_ours(place.ptr(), values, count, names)) return done;
+  }
+  if (verdict == Verdict::kAsk || verdict == Verdict::kQuick) {
     return PyObject_Vectorcall(slow.ptr(), with.data(), size + 1, names);
   }
   ProductTensors tensors;
   Facts facts(number_);
   const bool seen = verdict == Verdict::kAlways && take(values, count, names, tensors) &&
                     facts.put(*torch_shim(), tensors);
+  if (seen && native_calls().has(facts.words())) {
+    if (PyObject* const done = native_object(tensors, into_ ? values[count] : nullptr)) return done;
+  }
   PyObject* const done = call_native(native.ptr(), with.data(), size + 1, names);
   // What PyTorch has refused is asked again. Another policy may hold by now.
   if (done == nullptr || !seen || !looks_made(done, tensors)) return done;

@@ -34,11 +34,14 @@ class DirectGate {
   bool adds() const noexcept { return adds_; }
   bool into() const noexcept { return into_; }
 
-  /// Does the product where it is known to be native. False, with nothing done, where it is not, or
-  /// PyTorch's function refuses. `made` is the caller's to drop; untouched where `out` is given.
-  /// Needs no GIL.
+  /// Does the product by PyTorch's function. False, with nothing done, where that refuses. `made`
+  /// is the caller's to drop; untouched where `out` is given. Needs no GIL.
   bool run_native(const ProductTensors& tensors, TorchTensor* made) const noexcept;
+  /// Whether the arrays say that it is known. Needs no GIL.
   bool knows(const ProductTensors& tensors) const noexcept;
+  /// As `run_native`, of a call with `out` as given or null. With the GIL, which others may have
+  /// meanwhile; null with no error set where nothing is done.
+  PyObject* native_object(const ProductTensors& tensors, PyObject* out) const;
 
   /// Does the call by way of Python, and takes note where it was native. `values` without a keyset,
   /// `names` as of a vectorcall. With the GIL; null with an error set. Throws
@@ -50,6 +53,9 @@ class DirectGate {
             ProductTensors& tensors) const noexcept;
 
  private:
+  /// By a kernel of ours; null with no error set where Python has to look at the call.
+  PyObject* run_ours(PyObject* place, PyObject* const* values, Py_ssize_t count,
+                     PyObject* names) const;
   bool looks_made(PyObject* result, const ProductTensors& tensors) const noexcept;
 
   pybind11::str name_;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "call_key.h"
 
@@ -15,7 +16,9 @@ namespace {
 // Written with the GIL.
 struct State {
   PyObject* routes = nullptr;  // a dict from call keys to routes, or nothing: no policy holds
+  PyObject* circumstances = nullptr;
   std::atomic<bool> slow{false};
+  std::atomic<bool> simple{true};
   std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
 };
 
@@ -41,6 +44,20 @@ py::object attribute(PyObject* object, PyObject* name) {
   return py::reinterpret_steal<py::object>(found);
 }
 
+// (key, phase, module)
+py::object with_circumstances(const py::object& key) {
+  const auto call = py::reinterpret_borrow<py::object>(state().circumstances);
+  const auto rest = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(call.ptr()));
+  if (!rest) throw py::error_already_set();
+  if (PyTuple_Check(rest.ptr()) == 0 || PyTuple_GET_SIZE(rest.ptr()) != 2) {
+    throw py::type_error("the circumstances of a call are its phase and its module");
+  }
+  PyObject* const whole =
+      PyTuple_Pack(3, key.ptr(), PyTuple_GET_ITEM(rest.ptr(), 0), PyTuple_GET_ITEM(rest.ptr(), 1));
+  if (whole == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(whole);
+}
+
 bool is_invalidated() {
   if (PyErr_ExceptionMatches(PyExc_RuntimeError) == 0) return false;
   py::error_already_set error;  // takes it
@@ -52,18 +69,22 @@ bool is_invalidated() {
 
 }  // namespace
 
-void set_gate_state(const py::object& routes, bool slow) {
+void set_gate_state(const py::object& routes, bool slow, const py::object& circumstances) {
   State& now = state();
   PyObject* const before = now.routes;
+  PyObject* const others = now.circumstances;
   now.routes = routes.is_none() ? nullptr : py::dict(routes).inc_ref().ptr();
+  now.circumstances = circumstances.is_none() ? nullptr : py::object(circumstances).release().ptr();
   if (now.routes != before) forget_native_calls();
   now.slow.store(slow, std::memory_order_release);
+  now.simple.store(!slow && now.circumstances == nullptr, std::memory_order_release);
   Py_XDECREF(before);
+  Py_XDECREF(others);
 }
 
 void forget_native_calls() noexcept { state().number.fetch_add(1, std::memory_order_acq_rel); }
 
-bool every_call_is_asked() noexcept { return state().slow.load(std::memory_order_acquire); }
+bool arrays_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
 
 CallTable& native_calls() {
   thread_local Known known;
@@ -75,11 +96,13 @@ CallTable& native_calls() {
   return known.calls;
 }
 
-Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names) {
-  if (every_call_is_asked()) return Verdict::kAsk;
+Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
+              py::object* place) {
   const State& now = state();
+  if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
   if (now.routes == nullptr) return Verdict::kAlways;
-  static PyObject* const place = interned("place");
+  static PyObject* const place_name = interned("place");
+  static PyObject* const quick_name = interned("quick");
   PyObject* last = nullptr;
   if (names != nullptr && PyTuple_GET_SIZE(names) > 0) {
     if (PyTuple_GET_SIZE(names) > 1 ||
@@ -90,13 +113,21 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
   }
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const py::object key = call_key_of(name, arrays, count, last);
-  PyObject* const found = PyDict_GetItemWithError(routes.ptr(), key.ptr());
+  const py::object whole = now.circumstances == nullptr ? key : with_circumstances(key);
+  PyObject* const found = PyDict_GetItemWithError(routes.ptr(), whole.ptr());
   if (found == nullptr) {
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     return Verdict::kAsk;
   }
   const auto route = py::reinterpret_borrow<py::object>(found);
-  if (!attribute(route.ptr(), place).is_none()) return Verdict::kAsk;
+  py::object ours = attribute(route.ptr(), place_name);
+  if (!ours.is_none()) {
+    if (place == nullptr || attribute(route.ptr(), quick_name).ptr() != Py_True) {
+      return Verdict::kAsk;
+    }
+    *place = std::move(ours);
+    return Verdict::kQuick;
+  }
   // Arrays that cannot be seen have no key of their own, and may look like others here.
   return key.is_none() ? Verdict::kNative : Verdict::kAlways;
 }

@@ -14,22 +14,28 @@ namespace xpuruntime::bindings {
 enum class Verdict : std::uint8_t {
   kAsk,     ///< Python decides
   kNative,  ///< the native kernel serves
+  kQuick,   ///< a kernel of ours serves, and needs nothing but the arrays
   kAlways   ///< the native kernel serves all calls whose arrays look like these
 };
 
-/// What holds for all gates: the routes of the policy, and whether Python looks at every call. With
-/// the GIL.
-void set_gate_state(const pybind11::object& routes, bool slow);
+/// What holds for all gates: the routes of the policy, whether Python looks at every call, and what
+/// gives the rest of a route's key, a tuple, where shapes alone do not decide it; or none. With the
+/// GIL.
+void set_gate_state(const pybind11::object& routes, bool slow,
+                    const pybind11::object& circumstances);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
-/// Whether Python looks at every call. Without the GIL, too.
-bool every_call_is_asked() noexcept;
+/// Whether the arrays of a call alone decide which kernel serves it. Without the GIL, too.
+bool arrays_decide() noexcept;
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
 
-/// `names` as of a vectorcall. With the GIL. Throws py::error_already_set.
-Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names);
+/// `names` as of a vectorcall. With the GIL. `place`, where it is given, becomes the Place of a
+/// kernel of ours that is quick; where it is not, Python is asked for these. Throws
+/// py::error_already_set.
+Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
+              pybind11::object* place = nullptr);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

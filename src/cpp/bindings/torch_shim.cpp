@@ -6,7 +6,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -93,6 +97,34 @@ bool agrees(const TorchShim& shim, py::handle tensor) {
   return wrapped.is(tensor);
 }
 
+// Tensors of several classes, on memory of one.
+py::tuple samples(const py::module_& torch, const py::object& type) {
+  const py::object plain = torch.attr("empty_strided")(py::make_tuple(2, 3), py::make_tuple(5, 1),
+                                                       py::arg("device") = "cpu");
+  const py::object subclass = py::type::of(type)("Subclass", py::make_tuple(type), py::dict());
+  return py::make_tuple(plain, torch.attr("nn").attr("Parameter")(plain),
+                        plain.attr("as_subclass")(subclass));
+}
+
+// PyTorch's number of a type, or nothing.
+std::optional<std::int32_t> torch_dtype(DType dtype) {
+  static const std::vector<std::pair<DType, std::int32_t>> known = [] {
+    std::vector<std::pair<DType, std::int32_t>> found;
+    for (const char* const name : {"float64", "float32", "float16", "bfloat16", "int64", "int32",
+                                   "int16", "int8", "uint8", "bool"}) {
+      std::int32_t (*number)() = nullptr;
+      if (take(number, (std::string("aoti_torch_dtype_") + name).c_str())) {
+        found.emplace_back(parse_dtype(name), number());
+      }
+    }
+    return found;
+  }();
+  for (const auto& [type, number] : known) {
+    if (type == dtype) return number;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void* find_loaded(const char* library, const char* function) noexcept {
@@ -105,19 +137,66 @@ void* find_loaded(const char* library, const char* function) noexcept {
 
 const TorchShim* torch_shim() noexcept { return opened.load(std::memory_order_acquire); }
 
-std::string open_torch_shim(const py::sequence& tensors) {
+std::string open_torch_shim() {
   if (torch_shim() != nullptr) return "";
   TorchShim shim{};
   if (const std::string_view lacking = take_all(shim); !lacking.empty()) {
     return "this PyTorch has no " + std::string(lacking);
   }
-  shim.offset = find_offset(tensors);
-  if (shim.offset == 0) return "where this PyTorch's objects hold their tensors is not known";
-  for (const py::handle tensor : tensors) {
-    if (!agrees(shim, tensor)) return "this PyTorch's C functions do not say what Python does";
+  try {
+    const py::module_ torch = py::module_::import("torch");
+    const py::object type = torch.attr("Tensor");
+    const py::tuple tensors = samples(torch, type);
+    shim.offset = find_offset(tensors);
+    if (shim.offset == 0) return "where this PyTorch's objects hold their tensors is not known";
+    for (const py::handle tensor : tensors) {
+      if (!agrees(shim, tensor)) return "this PyTorch's C functions do not say what Python does";
+    }
+    shim.type = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
+  } catch (const py::error_already_set& error) {
+    return std::string("PyTorch's C functions could not be tried: ") + error.what();
   }
   opened.store(new TorchShim(shim), std::memory_order_release);  // for as long as the process lives
   return "";
+}
+
+namespace {
+
+// Opens the functions with the first object of PyTorch's; once, whatever comes of it.
+const TorchShim* shim_for(PyTypeObject* type) {
+  static bool tried = false;
+  if (tried || torch_shim() != nullptr) return torch_shim();
+  const auto name = py::handle(reinterpret_cast<PyObject*>(type)).attr("__module__");
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  if (!py::str(name).cast<std::string>().starts_with("torch") || !modules.contains("torch")) {
+    return nullptr;
+  }
+  tried = true;
+  (void)open_torch_shim();
+  return torch_shim();
+}
+
+}  // namespace
+
+py::object make_torch_tensor(PyObject* like, std::span<const std::int64_t> shape,
+                             std::span<const std::int64_t> strides, DType dtype) {
+  const TorchShim* const shim = shim_for(Py_TYPE(like));
+  if (shim == nullptr || PyType_IsSubtype(Py_TYPE(like), shim->type) == 0) return {};
+  const TorchTensor model = shim->tensor_of(like);
+  const std::optional<std::int32_t> type = torch_dtype(dtype);
+  std::int32_t device = 0;
+  std::int32_t index = 0;
+  TorchTensor made = nullptr;
+  if (!type || shim->device_type(model, &device) != 0 || shim->device_index(model, &index) != 0 ||
+      shim->empty(static_cast<std::int64_t>(shape.size()), shape.data(), strides.data(), *type,
+                  device, index, &made) != 0) {
+    return {};
+  }
+  const auto drop = [shim](void* tensor) { shim->drop(tensor); };
+  const std::unique_ptr<void, decltype(drop)> owned(made, drop);
+  const auto object = py::reinterpret_steal<py::object>(shim->wrap(made));
+  if (!object) throw py::error_already_set();
+  return object;
 }
 
 }  // namespace xpuruntime::bindings

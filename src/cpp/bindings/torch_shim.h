@@ -6,7 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+
+#include "xpuruntime/dtype.h"
 
 namespace xpuruntime::bindings {
 
@@ -37,6 +40,8 @@ struct TorchShim {
   TorchStatus (*close_library)(void*);
   /// A new reference to the tensor's one Python object. With the GIL.
   PyObject* (*wrap)(const void*);
+  /// torch.Tensor.
+  PyTypeObject* type;
   /// Where a Python object of PyTorch's has its at::Tensor.
   std::size_t offset;
 
@@ -48,9 +53,14 @@ struct TorchShim {
 /// The functions, or null before they are opened, and where something lacks.
 const TorchShim* torch_shim() noexcept;
 
-/// Opens PyTorch's functions and tries them on tensors of several classes. Returns what is against
-/// using them, or nothing.
-std::string open_torch_shim(const pybind11::sequence& tensors);
+/// Opens PyTorch's functions once, where the process has imported it, and tries them on tensors of
+/// several classes. Returns what is against using them, or nothing. With the GIL.
+std::string open_torch_shim();
+
+/// A new tensor of PyTorch's own, as its allocator makes it, like an object of a class of its; none
+/// where it is no such object, or the functions or a name of the type lack. With the GIL.
+pybind11::object make_torch_tensor(PyObject* like, std::span<const std::int64_t> shape,
+                                   std::span<const std::int64_t> strides, DType dtype);
 
 /// A function of a library that the process has loaded, or null.
 void* find_loaded(const char* library, const char* function) noexcept;

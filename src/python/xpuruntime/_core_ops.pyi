@@ -117,17 +117,19 @@ def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[...,
     under the key of the call has no `place`; ``native`` itself where that has been invalidated; and `slow` otherwise.
     """
 
-def set_gates(routes: dict[Any, Any] | None, slow: bool) -> None:
-    """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call."""
+def set_gates(
+    routes: dict[Any, Any] | None, slow: bool, circumstances: Callable[[], tuple[str, str]] | None = None
+) -> None:
+    """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call.
+
+    `circumstances` gives what follows the key of a call's arrays in the keys of `routes`.
+    """
 
 def forget_native_calls() -> None:
     """Have gates look anew which calls are native, since a route has changed."""
 
-def open_torch(tensors: Sequence[Any]) -> str:
-    """Find PyTorch's C functions, and try them on tensors of several classes.
-
-    Returns what is against using them, or nothing.
-    """
+def open_torch() -> str:
+    """Find PyTorch's C functions, and try them. Returns what is against using them, or nothing."""
 
 def make_direct_gate(
     name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any

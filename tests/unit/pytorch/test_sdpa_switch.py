@@ -65,6 +65,31 @@ def test_math_is_really_math(word, mode):
     assert is_flash()
 
 
+def test_what_the_program_sets_meanwhile_stays():
+    before = sdpa_backends.read()
+    try:
+        with xt.kernel_policy(strict("torch.math")):
+            assert not is_flash()
+            torch.backends.cuda.enable_cudnn_sdp(True)  # which the policy has off
+            other = [FLASH, *(number for number in before.order if number != FLASH)][::-1]
+            torch._C._set_sdp_priority_order(other)
+        after = sdpa_backends.read()
+        assert after.enabled == (*before.enabled[:3], True, before.enabled[4])
+        assert list(after.order) == other
+    finally:
+        sdpa_backends.write(before)
+
+
+def test_only_what_a_policy_changed_goes_back():
+    before = sdpa_backends.read()
+    try:
+        with xt.kernel_policy(attention="torch.math"):
+            torch.backends.cuda.enable_math_sdp(False)  # on before, and under the policy
+        assert sdpa_backends.read().enabled[MATH] is False
+    finally:
+        sdpa_backends.write(before)
+
+
 @pytest.mark.parametrize("word", ["torch.flash", "flash_v2"])
 def test_flash_is_first(word):
     torch.backends.cuda.enable_flash_sdp(False)

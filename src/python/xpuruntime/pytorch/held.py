@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
@@ -80,6 +80,10 @@ class Held:
         if words is None:
             return self.tunes
         return not settled_by_switches(self.policy, op)
+
+    def circumstances(self) -> tuple[str, str]:
+        """Return phase and module of the call that runs in this thread; empty where no rule asks for it."""
+        return calls.phase() if self.by_phase else "", module_paths.current() if self.by_module else ""
 
     def decides(self, op: str) -> bool:
         """Say whether calls of `op` have to be looked at one by one."""
@@ -271,9 +275,9 @@ def set_global(held: Held | None) -> Held | None:
     global _global, _version
     before, _global = _global, held
     if held is None:
-        gates.set_policy(None, by_call=False)
+        gates.set_policy(None)
     else:
-        gates.set_policy(held.routes, by_call=held.by_call)
+        gates.set_policy(held.routes, held.circumstances if held.by_call else None)
     _version += 1
     return before
 

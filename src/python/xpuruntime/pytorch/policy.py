@@ -83,6 +83,8 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
 
     with _lock:
         before = _in_force
+        # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it.
+        kept = () if before is None else registry.require(before.held.ops)
         if before is not None:
             # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
             holds.set_global(None)
@@ -97,6 +99,8 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
                 _in_force = InForce(before.held, again=True)
                 holds.set_global(before.held)
             raise
+        finally:
+            registry.give_back(kept)
         holds.set_global(None if _in_force is None else _in_force.held)
         policy_changed(None if _in_force is None else _in_force.held)
         return before
@@ -133,6 +137,10 @@ def set_kernel_policy(
 
     Products of integers and of complex numbers, empty ones, and products with a vector are PyTorch's own under every
     policy.
+
+    PyTorch does not replace a kernel safely while another thread is inside of it. Let no other thread compute while
+    the first policy that decides an operation is set, and while the last one is cleared; from one to the next, the
+    kernels stay in place.
 
     Examples
     --------

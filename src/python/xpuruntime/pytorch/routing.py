@@ -73,9 +73,13 @@ class Route:
         Whether measured times made the choice.
     plan : object
         What the override has worked out for these calls and keeps here.
+    quick : bool
+        Whether `place` needs nothing but the arrays of such a call, so that a gate may hand them over by itself.
     """
 
-    __slots__ = ("asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "source", "tuned")
+    __slots__ = (
+        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "tuned",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -101,6 +105,7 @@ class Route:
         self.tuned = tuned
         self.open = False
         self.plan: Any = None
+        self.quick = False
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"

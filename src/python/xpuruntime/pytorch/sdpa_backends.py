@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ["BACKENDS", "Settings", "by_backend", "read", "reason_against", "settle_order", "write"]
+__all__ = ["BACKENDS", "Settings", "by_backend", "give_back", "read", "reason_against", "settle_order", "write"]
 
 #: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).
 BACKENDS = {"torch.math": 0, "torch.flash": 1, "torch.efficient": 2, "torch.cudnn": 3}
@@ -78,6 +78,22 @@ def write(settings: Settings) -> None:
     with _lock:
         _enable(settings.enabled)
         torch._C._set_sdp_priority_order(list(settings.order))
+
+
+def give_back(before: Settings, ours: Settings) -> None:
+    """Set what `ours` had changed of `before` as it was; what somebody has set since stays as it is.
+
+    Parameters
+    ----------
+    before, ours : Settings
+        What was read, and what was written over it.
+    """
+    with _lock:
+        now = read()
+        triples = zip(before.enabled, ours.enabled, now.enabled, strict=True)
+        _enable(tuple(was if mine != was and here == mine else here for was, mine, here in triples))
+        if ours.order != before.order and now.order == ours.order:
+            torch._C._set_sdp_priority_order(list(before.order))
 
 
 def _enable(enabled: Iterable[bool]) -> None:

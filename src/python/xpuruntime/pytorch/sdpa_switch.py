@@ -128,8 +128,9 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         return
     sdpa_backends.settle_order()
     before = sdpa_backends.read()
-    sdpa_backends.write(_settings(before, wanted, only=strict and not free))
-    undo.append(lambda: sdpa_backends.write(before))
+    ours = _settings(before, wanted, only=strict and not free)
+    sdpa_backends.write(ours)
+    undo.append(lambda: sdpa_backends.give_back(before, ours))
 
 
 def _settings(before: Settings, wanted: list[int], *, only: bool) -> Settings:

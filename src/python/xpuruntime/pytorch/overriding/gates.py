@@ -29,7 +29,7 @@ __all__ = ["Kernel", "count_thread", "forget", "gate", "set_policy", "set_watche
 
 _lock = threading.Lock()
 _routes: dict[Any, Any] | None = None
-_by_call = False
+_circumstances: Callable[[], tuple[str, str]] | None = None
 _threads = 0
 _watched = False
 
@@ -90,15 +90,9 @@ def _is_own(native: Native) -> bool:
     return any(line.startswith(start) and f"/Register{native.key}_" in line for line in lines)
 
 
-class _Subclass(torch.Tensor):  # type: ignore[misc]  # PyTorch is seen without its types
-    pass
-
-
-@functools.cache
 def why_not_direct() -> str:
     """Return why no gate calls PyTorch's C functions in this process; empty where they do."""
-    plain = torch.empty_strided((2, 3), (5, 1))
-    return _core.open_torch([plain, torch.nn.Parameter(plain), plain.as_subclass(_Subclass)])
+    return _core.open_torch()
 
 
 @functools.cache
@@ -127,11 +121,18 @@ def forget() -> None:
     _core.forget_native_calls()
 
 
-def set_policy(routes: dict[Any, Any] | None, *, by_call: bool) -> None:
-    """Say what routes the policy of the process has, and whether keys alone do not decide them. ``None``: no policy."""
-    global _routes, _by_call
+def set_policy(routes: dict[Any, Any] | None, circumstances: Callable[[], tuple[str, str]] | None = None) -> None:
+    """Say what routes the policy of the process has, under which keys. ``None``: no policy.
+
+    Parameters
+    ----------
+    routes : dict, optional
+    circumstances : callable, optional
+        Gives phase and module of the call that runs, where they are parts of the keys.
+    """
+    global _routes, _circumstances
     with _lock:
-        _routes, _by_call = routes, by_call
+        _routes, _circumstances = routes, circumstances
         _tell()
 
 
@@ -152,4 +153,4 @@ def set_watched(watched: bool) -> None:
 
 
 def _tell() -> None:
-    _core.set_gates(_routes, _by_call or _watched or _threads > 0)
+    _core.set_gates(_routes, _watched or _threads > 0, _circumstances)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch import calls, held, module_paths
+from xpuruntime.pytorch import calls, held
 from xpuruntime.pytorch.overriding.gates import Kernel, gate
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.product import Product
@@ -108,8 +108,7 @@ def _run(native: Native, held: Held, key: Any, product: Product, args: tuple[Any
     """Do a call by the kernel of its route, which is found where it is not known."""
     phase = module = ""
     if held.by_call:
-        phase = calls.phase() if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
+        phase, module = held.circumstances()
         key = (key, phase, module)
     route = held.routes.get(key)
     skip: tuple[tuple[str, str], ...] = ()
@@ -125,8 +124,8 @@ def _run(native: Native, held: Held, key: Any, product: Product, args: tuple[Any
                 return compute(held, route, product, phase)
             return calls.recorder.call(native.name, "matmul", route, _Ours(held, route, product, phase), args[1:], more)
         except (UnsupportedOperationError, InputError) as error:
-            if route.plan.folds:
-                route.plan = route.plan.unfolded()
+            if route.plan is not None and route.plan.folds:
+                route.plan, route.quick = route.plan.unfolded(), False
                 continue
             skip = held.refused(route, error)
             route = None

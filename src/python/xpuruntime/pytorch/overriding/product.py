@@ -80,6 +80,18 @@ class Plan:
         self.out_dtype = None if wide == dtype else "float32"
         self.direct = self.direct and self.plain
 
+    def is_quick(self, product: Product) -> bool:
+        """Say whether kernels of ours take the arrays of such calls as they are, and no switch but determinism."""
+        a, c = product.a, product.c
+        return (
+            self.plain
+            and self.out_dtype is None
+            and not any(self.copies)
+            and (product.out is None or self.direct)
+            and (c is None or (self.folds and c.dim() == 1 and c.is_contiguous()))
+            and not (a.dtype is torch.float32 and a.device.type == "cuda")  # where TF32 has a switch, too
+        )
+
     def unfolded(self) -> Plan:
         """Return one by which the addend is added afterwards, for a kernel that adds none."""
         other = copy.copy(self)

@@ -40,7 +40,8 @@ def compute(held: Held, route: Route, product: Product, phase: str) -> Any:
         place = held.place(
             route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
         )
-    return product.compute(route.plan, place, phase or None)
+    # Another thread may have kept the route a moment ago, and not its plan yet.
+    return product.compute(route.plan or Plan(product), place, phase or None)
 
 
 def find_route(
@@ -65,6 +66,8 @@ def find_route(
         phase=phase, module=module, doing=f"{name} on {a.device}", m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
     )  # fmt: skip
     plan = route.plan = Plan(product)
+    quick = not held.by_call and plan.is_quick(product)
+    route.quick = quick and not route.open
     if not route.open or any(word == "auto" for word, _ in skip):
         return route
     # Measured without `out`, which may be what is added, too.
@@ -82,7 +85,7 @@ def find_route(
         held, key, route, text, _functional(native.name, args, more), ours, a.device,
         allow_tf32=tf32, deterministic=deterministic,
     )  # fmt: skip
-    route.plan = plan
+    route.plan, route.quick = plan, quick
     return route
 
 

@@ -111,7 +111,8 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
 
     Notes
     -----
-    A kernel that runs meanwhile in another thread finishes as what it began as.
+    PyTorch's dispatcher does not wait for threads that are inside a kernel, or on their way into one, when that is
+    replaced or taken away: they may crash. While others compute, only what is in place already may be required.
     """
     wanted = tuple(dict.fromkeys(ops))
     with _lock:

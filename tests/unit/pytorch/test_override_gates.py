@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates before products: PyTorch's C functions do what its own kernels do, and Python is asked where it has to be."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime import _core  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
+from xpuruntime.pytorch import held  # noqa: E402
+from xpuruntime.pytorch.overriding import gates, matmul, registry  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+ELSEWHERE = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]
+FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+
+
+@pytest.fixture(autouse=True)
+def _decisions_of_this_test():
+    xrt.clear_decisions()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls that came to Python, and were native or not."""
+    seen = []
+    real = matmul._run
+
+    def count(native, *args):
+        seen.append(native.name)
+        return real(native, *args)
+
+    monkeypatch.setattr(matmul, "_run", count)
+    return seen
+
+
+def call(form, dtype=torch.float32, layout="plain"):
+    packet, _, into = form.partition(".")
+    torch.manual_seed(0)
+    batch = (2,) if packet in ("bmm", "baddbmm") else ()
+    a, b = torch.randn(*batch, 3, 4), torch.randn(*batch, 4, 5)
+    if layout == "transposed":
+        a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+    elif layout == "sliced":
+        a, b = torch.randn(*batch, 6, 9)[..., ::2, 1:5], torch.randn(*batch, 4, 11)[..., 1:11:2]
+    elif layout == "expanded":
+        a, b = torch.randn(*batch, 1, 4).expand(*batch, 3, 4), torch.randn(*batch, 4, 1).expand(*batch, 4, 5)
+    elif layout == "empty":
+        a, b = a[..., :0], b[..., :0, :]
+    elif layout == "nothing":
+        a = a[..., :0, :]
+    a, b = a.to(dtype), b.to(dtype)
+    rows = a.shape[-2]
+    operands = (a, b) if packet in ("mm", "bmm") else (torch.randn(5).to(dtype), a, b)
+    more = {"out": torch.empty(*batch, rows, 5, dtype=dtype)} if into else {}
+    return lambda: getattr(torch, packet)(*operands, **more)
+
+
+def same(found, expected):
+    assert torch.equal(found, expected)
+    assert (found.dtype, found.stride(), found.device) == (expected.dtype, expected.stride(), expected.device)
+    assert (found.requires_grad, found.is_conj(), found.is_neg()) == (False, False, False)
+
+
+def test_this_pytorch_has_what_gates_need():
+    assert gates.why_not_direct() == ""
+    assert gates._why_not_in_c() == ""
+
+
+@pytest.mark.parametrize("layout", ["plain", "transposed", "sliced", "expanded", "empty", "nothing"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_known_to_be_native_is_pytorchs_own_to_the_bit(form, dtype, layout):
+    run = call(form, dtype, layout)
+    expected = run().clone(memory_format=torch.preserve_format)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(4):
+            same(run(), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_python_is_asked_once_in_each_thread_at_most(form, asked):
+    run = call(form)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(5):
+            run()
+        assert len(asked) == 1
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(asked) == 1  # the route was known
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_policy_is_obeyed_at_once(form):
+    run = call(form)
+    for kernel in ("cpu.reference", "cpu.blas"):
+        with xt.kernel_policy(rules=ELSEWHERE):
+            run(), run(), run()
+            assert len(xrt.decisions()) == 0
+            with xt.kernel_policy(matmul=kernel):
+                run(), run(), run()
+                assert {one.kernel for one in xrt.decisions()} == {kernel}
+                assert sum(one.count for one in xrt.decisions()) == 3
+            xrt.clear_decisions()
+            run()
+            assert len(xrt.decisions()) == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
+    run = call(form)
+    expected = run().clone()
+    with xt.kernel_policy(matmul="cpu.reference"):
+        for _ in range(4):
+            torch.testing.assert_close(run(), expected)
+    folded = not form.startswith("baddbmm")  # its addend is a row for each matrix, which the kernel adds as well
+    assert len(asked) == 1 or not folded
+    assert sum(one.count for one in xrt.decisions()) == 4
+
+
+def test_determinism_that_is_switched_on_between_two_calls_is_obeyed():
+    run = call("mm")
+    with xt.kernel_policy(matmul="cpu.blas"):
+        run(), run()
+        torch.use_deterministic_algorithms(True)
+        try:
+            run(), run()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        run()
+    assert sum(one.count for one in xrt.decisions()) == 5
+
+
+@pytest.mark.parametrize("form", ["mm", "addmm"])
+def test_what_pytorch_refuses_is_refused_in_its_words_each_time(form, capfd):
+    a, c = torch.ones(3, 4), torch.ones(4)
+    run = {"mm": lambda: torch.mm(a, a), "addmm": lambda: torch.addmm(c, a, a)}[form]
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                run()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_strict_refusal_comes_through_as_it_is():
+    a = torch.randn(3, 4, requires_grad=True)
+    policy = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"matmul": "cublas.cublasLt"}}
+    with xt.kernel_policy(policy):
+        for _ in range(2):
+            with pytest.raises(UnsupportedOperationError, match=r"cublas\.cublasLt"):
+                torch.mm(a, torch.randn(4, 5))
+    product = torch.mm(a, torch.randn(4, 5)).sum()
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match=r"cublas\.cublasLt"):
+        product.backward()  # in which a thread of autograd's may be what fails
+
+
+def test_an_interrupt_comes_through_as_it_is(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matmul, "_run", interrupt)
+    with xt.kernel_policy(matmul="cpu.reference"), pytest.raises(KeyboardInterrupt):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_tensors_that_look_like_others_but_are_negated_stay_pytorchs():
+    plain = torch.randn(3, 3)
+    negated = torch.complex(torch.randn(3, 3), torch.randn(3, 3)).conj().imag
+    assert negated.is_neg()
+    other = negated.clone()  # of the same shape, and strides of its own
+    expected = torch.mm(plain, negated), torch.mm(plain, other)
+    with xt.kernel_policy(matmul="cpu.reference"):
+        for _ in range(3):
+            torch.testing.assert_close(torch.mm(plain, negated), expected[0])
+            torch.testing.assert_close(torch.mm(plain, other), expected[1])
+
+
+def test_addends_with_numbers_are_looked_at_by_themselves():
+    c, a, b = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
+    expected = torch.addmm(c, a, b), torch.addmm(c, a, b, beta=2, alpha=3)
+    for policy in ({"rules": ELSEWHERE}, {"matmul": "cpu.reference"}):
+        with xt.kernel_policy(**policy):
+            for _ in range(3):
+                torch.testing.assert_close(torch.addmm(c, a, b), expected[0])
+                torch.testing.assert_close(torch.addmm(c, a, b, beta=2, alpha=3), expected[1])
+
+
+def test_over_another_librarys_override_the_kernel_below_is_called():
+    seen = []
+    native = torch.library.get_kernel("aten::bmm", "CPU")
+
+    def other(keyset, a, b):
+        seen.append(1)
+        return native.call_boxed(keyset, a, b)
+
+    registry.be_quiet()
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("bmm", other, "CPU", with_keyset=True, allow_override=True)
+    run = call("bmm")
+    try:
+        with xt.kernel_policy(rules=ELSEWHERE):
+            for _ in range(3):
+                run()
+        assert len(seen) == 3
+    finally:
+        library._destroy()
+
+
+def test_an_override_placed_over_ours_is_called_and_can_be_taken_away():
+    seen = []
+    run = call("mm")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        run()
+        ours = torch.library.get_kernel("aten::mm", "CPU")
+
+        def other(keyset, a, b):
+            seen.append(1)
+            return ours.call_boxed(keyset, a, b)
+
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("mm", other, "CPU", with_keyset=True, allow_override=True)
+        try:
+            run()
+            assert len(seen) == 1
+        finally:
+            library._destroy()
+        run()
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_pytorchs_c_functions_python_kernels_do_the_same(form, monkeypatch, asked):
+    monkeypatch.setattr(gates, "why_not_direct", lambda: "this PyTorch has none")
+    run = call(form)
+    expected = run().clone()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(run(), expected)
+        assert len(asked) == 1
+    with xt.kernel_policy(matmul="cpu.reference"):
+        torch.testing.assert_close(run(), expected)
+    assert sum(one.count for one in xrt.decisions()) == 1
+
+
+def test_where_no_kernel_in_c_can_be_placed_python_kernels_stand_in(monkeypatch):
+    monkeypatch.setattr(gates.Kernel, "place", lambda self: None)
+    run = call("mm")
+    expected = run()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(run(), expected)
+
+
+def test_a_route_that_changes_is_taken_note_of(asked):
+    run = call("mm")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        run(), run()
+        assert len(asked) == 1
+        now = held.current()
+        ((key, _),) = now.routes.items()
+        now.keep(key, None)
+        run()
+        assert len(asked) == 2
+
+
+def test_results_are_freed():
+    a = torch.randn(64, 64)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        torch.mm(a, a), torch.addmm(a, a, a)
+        gc.collect()
+        alive = sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+        for _ in range(50):
+            torch.mm(a, a), torch.addmm(a, a, a), torch.mm(a, a, out=torch.empty(64, 64))
+        gc.collect()
+        assert sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()) == alive
+    assert sys.getrefcount(a) < 10
+
+
+def test_threads_multiply_while_one_policy_follows_another():
+    run, other = call("mm"), call("addmm")
+    expected = run(), other()
+    errors = []
+    done = threading.Event()
+
+    def work():
+        try:
+            while not done.is_set():
+                torch.testing.assert_close(run(), expected[0])
+                torch.testing.assert_close(other(), expected[1])
+        except BaseException as error:
+            errors.append(error)
+
+    with xt.kernel_policy(rules=ELSEWHERE):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(25):
+            with xt.kernel_policy(matmul="cpu.reference"):
+                run()
+            with xt.kernel_policy(rules=[{**ELSEWHERE[0], "match": {"op": "matmul", "m": 4096, "phase": "train"}}]):
+                run()
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+def test_a_policy_that_follows_another_leaves_what_both_need_in_place(monkeypatch):
+    placed = []
+    real = registry._Placed.place
+    monkeypatch.setattr(registry._Placed, "place", lambda self: (placed.append(self.override.name), real(self))[1])
+    with xt.kernel_policy(rules=ELSEWHERE):
+        count = len(placed)
+        with xt.kernel_policy(matmul="cpu.reference"):
+            assert "aten::mm [CPU]" in registry.installed()
+        assert len(placed) == count
+    assert registry.installed() == ()
+
+
+def test_outputs_of_operations_are_pytorchs_own_memory():
+    # What DLPack hands over cannot be resized in place, as it is nobody's to grow.
+    made = xrt.ops.matmul(torch.ones(2, 3), torch.ones(3, 2))
+    assert made.untyped_storage().resizable()
+    assert made.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert _core.open_torch() == ""
