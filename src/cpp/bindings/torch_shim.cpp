@@ -76,7 +76,7 @@ std::size_t find_offset(const py::sequence& tensors) {
 
 // Whether the functions say of a tensor what Python says.
 bool agrees(const TorchShim& shim, py::handle tensor) {
-  const TorchTensor handle = shim.tensor_of(tensor.ptr());
+  TorchTensor handle = shim.tensor_of(tensor.ptr());
   std::int64_t dim = -1;
   const void* data = nullptr;
   std::int64_t* sizes = nullptr;
@@ -182,7 +182,7 @@ py::object make_torch_tensor(PyObject* like, std::span<const std::int64_t> shape
                              std::span<const std::int64_t> strides, DType dtype) {
   const TorchShim* const shim = shim_for(Py_TYPE(like));
   if (shim == nullptr || PyType_IsSubtype(Py_TYPE(like), shim->type) == 0) return {};
-  const TorchTensor model = shim->tensor_of(like);
+  TorchTensor model = shim->tensor_of(like);
   const std::optional<std::int32_t> type = torch_dtype(dtype);
   std::int32_t device = 0;
   std::int32_t index = 0;

@@ -186,6 +186,16 @@ def test_tensors_that_look_like_others_but_are_negated_stay_pytorchs():
             torch.testing.assert_close(torch.mm(plain, other), expected[1])
 
 
+def test_conjugated_matrices_are_multiplied_as_such():
+    a, b = torch.randn(3, 3, dtype=torch.complex64), torch.randn(3, 3, dtype=torch.complex64)
+    expected = torch.mm(a, b), torch.mm(a.conj(), b), torch.mm(a, b.conj())
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(torch.mm(a, b), expected[0])
+            same(torch.mm(a.conj(), b), expected[1])
+            same(torch.mm(a, b.conj()), expected[2])
+
+
 def test_addends_with_numbers_are_looked_at_by_themselves():
     c, a, b = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
     expected = torch.addmm(c, a, b), torch.addmm(c, a, b, beta=2, alpha=3)

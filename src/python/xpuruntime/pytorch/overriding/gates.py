@@ -13,6 +13,7 @@ those whose arguments PyTorch can hand over in C (``mm``, ``bmm``), it is itself
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,8 @@ def _keyset(key: str) -> Any:
 
 def _is_own(native: Native) -> bool:
     """Say whether the native kernel is PyTorch's, and not another library's over it, which may do other things."""
-    start = f"{native.key}: registered at "
-    lines = torch._C._dispatch_dump_table(f"aten::{native.name}").splitlines()
-    return any(line.startswith(start) and f"/Register{native.key}_" in line for line in lines)
+    line = re.compile(rf"^{native.key}: registered at .*/Register{native.key}(_\d+)?\.cpp:", re.MULTILINE)
+    return line.search(torch._C._dispatch_dump_table(f"aten::{native.name}")) is not None
 
 
 def why_not_direct() -> str:
