@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates before products on CUDA: what is known to be native is PyTorch's own to the bit, and results are its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime.pytorch.overriding import gates, matmul
+from xpuruntime.pytorch.overriding.registry import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ELSEWHERE = [{"match": {"op": "matmul", "m": 100_000}, "use": "cublas.cublasLt"}]
+FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+
+
+@pytest.fixture(autouse=True)
+def _no_policy_is_left() -> Iterator[None]:
+    torch.manual_seed(0)
+    xt.clear_kernel_policy()
+    xrt.clear_decisions()
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+
+
+def call(form: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    packet, _, into = form.partition(".")
+    batch = (2,) if packet in ("bmm", "baddbmm") else ()
+    a = torch.randn(*batch, 32, 48, device="cuda").to(dtype)
+    b = torch.randn(*batch, 64, 48, device="cuda").to(dtype).mT
+    operands = (a, b) if packet in ("mm", "bmm") else (torch.randn(64, device="cuda").to(dtype), a, b)
+    more = {"out": torch.empty(*batch, 32, 64, device="cuda", dtype=dtype)} if into else {}
+    return lambda: getattr(torch, packet)(*operands, **more)
+
+
+def test_this_pytorch_has_what_gates_need() -> None:
+    assert gates.why_not_direct() == ""
+    assert gates._why_not_in_c() == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_known_to_be_native_is_pytorchs_own(form: str, dtype: torch.dtype, monkeypatch: Any) -> None:
+    asked: list[str] = []
+    real = matmul._run
+
+    def count(native: Any, *args: Any) -> Any:
+        asked.append(native.name)
+        return real(native, *args)
+
+    monkeypatch.setattr(matmul, "_run", count)
+    run = call(form, dtype)
+    expected = run().clone()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(4):
+            found = run()
+            assert torch.equal(found, expected)
+            assert (found.device, found.dtype, found.stride()) == (expected.device, dtype, expected.stride())
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ours_serve_each_call(form: str) -> None:
+    run = call(form, torch.bfloat16)
+    expected = run().clone()
+    with xt.kernel_policy(matmul=["cublas.cublasLt", "cublas.cublas"]):
+        for _ in range(4):
+            torch.testing.assert_close(run(), expected, rtol=2e-2, atol=2e-2)
+    assert sum(one.count for one in xrt.decisions()) == 4
+
+
+def test_a_result_of_ours_that_another_stream_reads_is_not_given_away() -> None:
+    side = torch.cuda.Stream()
+    a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    with xt.kernel_policy(matmul="cublas.cublasLt"):
+        made = torch.mm(a, a)
+        expected = made.clone()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)  # cycles: until everything below has been asked for
+            copied = made.clone()
+        made.record_stream(side)
+        address = made.data_ptr()
+        del made
+        others = [torch.empty_like(a).zero_() for _ in range(4)]
+        assert address not in [one.data_ptr() for one in others]
+        torch.cuda.synchronize()
+    assert torch.equal(copied, expected)
+
+
+def test_a_captured_product_is_replayed() -> None:
+    run = call("addmm", torch.bfloat16)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        expected = run().clone()
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, expected)
