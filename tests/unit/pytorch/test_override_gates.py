@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -295,6 +296,19 @@ def test_results_are_freed():
         gc.collect()
         assert sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()) == alive
     assert sys.getrefcount(a) < 10
+
+
+def test_what_a_policy_has_placed_is_freed_with_it():
+    placed = []
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for form in FORMS:
+            call(form)()
+        placed = [weakref.ref(one) for group in registry._placed.values() for one in group]
+    with xt.kernel_policy(rules=ELSEWHERE):
+        pass  # the last gates of all stay, for threads that may be inside of them
+    gc.collect()
+    assert placed
+    assert [one().override.name for one in placed if one() is not None] == []
 
 
 def test_threads_multiply_while_one_policy_follows_another():

@@ -58,15 +58,21 @@ class _Placed:
         self._take_away = library._destroy
 
     def remove(self) -> None:
+        self._lift()
+        # Python cannot see through a gate in C++, which holds the native kernel, which holds this object.
+        self.function = None
+
+    def _lift(self) -> None:
         take_away, self._take_away = self._take_away, None
         if take_away is not None:
             take_away()
 
     def _again(self, native: Native) -> None:
         with _lock:
-            self.remove()
+            self._lift()
             native.take()
-            self.place()
+            if self.function is not None:  # else it has been removed, and a thread was still inside
+                self.place()
 
 
 class _Traced:
