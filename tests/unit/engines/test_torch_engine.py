@@ -87,12 +87,12 @@ class TestPrograms:
 
     def test_evidence_names_operators_and_kernels(self, program: Path) -> None:
         with xrt.InferenceSession(program, precision="fp32") as session:
-            report = session.explain(runs=2)
+            report = session.explain(runs=10)
         assert report.honoured, report.headline
-        kernels = {unit.op: unit.kernel for unit in report.units}
-        # The operator with the most time of its own, which for so small ones may be the wrapper.
-        assert kernels["aten.layer_norm"] in ("aten::native_layer_norm", "aten::layer_norm")
-        assert kernels["aten.linear"] in ("aten::addmm", "aten::linear")
+        units = {unit.op: unit for unit in report.units}
+        for op, kernel in (("aten.layer_norm", "aten::native_layer_norm"), ("aten.linear", "aten::addmm")):
+            # Operators so small may take as long as the views around them, and then no name is certain.
+            assert units[op].kernel == kernel or units[op].kernel_source == "inferred", units[op]
         assert all(unit.time is not None and unit.time.value > 0 for unit in report.units)
 
     def test_a_converted_program_keeps_its_types_outside(self, program: Path, net: Any, x: Any) -> None:

@@ -174,13 +174,14 @@ def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
 def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[str], bool]:
     """Return the kernels of one operator, the one with the most time of its own first, and whether it clearly is.
 
-    On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others.
+    On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others. The
+    least of the runs counts: what else a machine does only adds.
     """
     names = dict.fromkeys(name for run in runs for name in run)
-    middle = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in names}
+    least = {name: min(run.get(name, 0.0) for run in runs) for name in names}
     computing = list(names) if cuda else [name for name in names if not _only_calls(name)] or list(names)
-    order = sorted(computing, key=lambda name: -middle[name])
-    return order, cuda or len(order) < 2 or middle[order[0]] >= _CLEAR * middle[order[1]]
+    order = sorted(computing, key=lambda name: -least[name])
+    return order, cuda or len(order) < 2 or least[order[0]] >= _CLEAR * least[order[1]]
 
 
 def _only_calls(name: str) -> bool:
