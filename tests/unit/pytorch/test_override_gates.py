@@ -294,7 +294,8 @@ def test_results_are_freed():
         for _ in range(50):
             torch.mm(a, a), torch.addmm(a, a, a), torch.mm(a, a, out=torch.empty(64, 64))
         gc.collect()
-        assert sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()) == alive
+        # What other tests left may go meanwhile.
+        assert sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()) <= alive
     assert sys.getrefcount(a) < 10
 
 
