@@ -134,6 +134,9 @@ def by_hand(training: Training, batch: Batch) -> Step:
             training.step(static_tokens, static_wanted)
     torch.cuda.current_stream().wait_stream(side)
     training.optimizer.zero_grad(set_to_none=True)
+    # So that the workspace of cuBLAS lies in the graph's own memory: torch.compile with graphs, which is captured in
+    # the same process, frees all workspaces, and one of a graph that is gone would be given back to the device.
+    torch._C._cuda_clearCublasWorkspaces()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = training.step(static_tokens, static_wanted)
@@ -275,24 +278,24 @@ def main() -> int:
     warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
+    path = Path(options.out) if options.out else None
     for shape in shapes:
         for name in phases:
             if wanted & (set(PHASES[name][1]) - {ANCHOR}) or wanted == {ANCHOR}:
                 rows += phase(name, shape, wanted, rounds, options.calls, layers)
                 print(f"{shape} {name}: {time.perf_counter() - begun:.0f} s so far", file=sys.stderr, flush=True)
-    body = {
-        "dtype": "bfloat16 autocast, float32 weights",
-        "optimizer": "AdamW(fused, capturable)",
-        "rounds": rounds,
-        "calls": options.calls,
-        "quick": options.quick,
-        "policies": {name: policy.to_dict() for name, (policy, _) in PHASES.items() if policy is not None},
-        "targets": {"capture_graph to by hand": CAPTURE_TARGET, "tuned to by hand": TUNED_TARGET},
-        "seconds": time.perf_counter() - begun,
-        "cases": rows,
-    }
-    path = Path(options.out) if options.out else None
-    write(path.stem if path else "training_step", body, str(path.parent) if path else None)
+                body = {
+                    "dtype": "bfloat16 autocast, float32 weights",
+                    "optimizer": "AdamW(fused, capturable)",
+                    "rounds": rounds,
+                    "calls": options.calls,
+                    "quick": options.quick,
+                    "policies": {name: policy.to_dict() for name, (policy, _) in PHASES.items() if policy is not None},
+                    "targets": {"capture_graph to by hand": CAPTURE_TARGET, "tuned to by hand": TUNED_TARGET},
+                    "seconds": time.perf_counter() - begun,
+                    "cases": rows,
+                }
+                write(path.stem if path else "training_step", body, str(path.parent) if path else None)
     return show(rows)
 
 

@@ -349,7 +349,7 @@ def test_opcheck(kernel):
 
 
 def test_best_performance_measures_and_stays_right():
-    tensors = operands(batch=4, heads=16, q_length=1024, kv_length=1024)
+    tensors = operands(batch=4, heads=16, kv_heads=16, q_length=1024, kv_length=1024)
     natively, truth = gradients(tensors, is_causal=True), exact(tensors, is_causal=True)
     with xt.kernel_policy(attention="auto", auto_strategy="best_performance"):
         first, second = gradients(tensors, is_causal=True), gradients(tensors, is_causal=True)

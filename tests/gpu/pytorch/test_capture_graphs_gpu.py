@@ -70,6 +70,28 @@ def test_reset_gives_memory_back():
     assert torch.cuda.memory_reserved() - before < taken / 2
 
 
+def test_workspaces_that_others_free_stay_apart():
+    net = torch.nn.Linear(16384, 48, device=DEVICE, dtype=torch.bfloat16)  # whose sums are split, into a workspace
+    x = torch.randn(24, 16384, device=DEVICE, dtype=torch.bfloat16)
+
+    def fn(x):
+        out = net(x)
+        return out, torch.autograd.grad(out.float().square().sum(), (net.weight,))[0]
+
+    step = xrt_torch.capture_graph(fn, (x,), strict=True, clone_outputs=True)
+    expected = step(x)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # as captures of torch.compile do
+    torch.cuda.empty_cache()
+    others = [torch.zeros(32 << 20, device=DEVICE, dtype=torch.uint8) for _ in range(8)]
+    for _ in range(20):
+        found = step(x)
+    torch.cuda.synchronize()
+    assert not any(bool(other.any()) for other in others)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_policies_have_graphs_of_their_own():
     theirs, net = make_net(), make_net()
     wanted = train(eagerly(loss_of(theirs), sgd(theirs.parameters())), batches())

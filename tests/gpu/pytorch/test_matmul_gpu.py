@@ -248,7 +248,8 @@ def test_work_goes_to_the_current_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with xt.kernel_policy(strict(LT)), torch.cuda.stream(stream):
-        torch.cuda._sleep(10_000_000)
+        a @ b  # loads kernels, which waits for the device
+        torch.cuda._sleep(50_000_000)
         found = a @ b
         assert not stream.query()  # the product waits behind what the stream does
     stream.synchronize()

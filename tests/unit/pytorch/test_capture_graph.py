@@ -59,6 +59,16 @@ def test_on_the_cpu_the_step_runs_eagerly_and_says_so():
     step.reset()
 
 
+def test_inputs_of_a_model_on_several_devices_are_left_where_they_are():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 1))
+    net.elsewhere = torch.nn.Parameter(torch.ones(1, device="meta"))  # parameters() begins with it
+    net.forward = net[0].forward
+    with pytest.warns(XpuRuntimeWarning, match="parameters and buffers are on meta and cpu"):
+        step = xrt_torch.capture_graph(loss_of(net), optimizer=torch.optim.SGD(net[0].parameters(), lr=0.1))
+    assert step(torch.ones(4, 3)).device == CPU
+    assert step.report.eager_calls == 1
+
+
 @without_cuda
 def test_on_the_cpu_strict_raises():
     net, optimizer = make()

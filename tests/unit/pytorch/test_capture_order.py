@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from xpuruntime.pytorch.capture import streams  # noqa: E402
 from xpuruntime.pytorch.capture.recording import CudaRecorder  # noqa: E402
 
 
@@ -27,7 +28,8 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
     log: list[str] = []
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("warm-up", log))
+    monkeypatch.setattr(streams, "take", lambda index: Stream("warm-up", log))
+    monkeypatch.setattr(streams, "give_back", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("caller", log))
     recorder = CudaRecorder(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext(), recorder.warming():

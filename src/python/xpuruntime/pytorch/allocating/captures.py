@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch.allocating.pools import lender_of, retire
+from xpuruntime.pytorch.allocating.pools import busy, lender_of, retire, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.allocating.pools import Lender
     from xpuruntime.pytorch.allocating.scope import AllocatorScope
 
-__all__ = ["GraphPool", "graph_pool", "install", "uninstall"]
+__all__ = ["GraphPool", "ended", "graph_pool", "install", "uninstall"]
 
 _lock = threading.Lock()
 _installed = False
+_wanted = False
 _original_begin: Any = None
 _original_end: Any = None
 _find_scope: Callable[[int], AllocatorScope | None] | None = None
@@ -65,14 +66,8 @@ def graph_pool(index: int) -> GraphPool | None:
     return None if scope is None or scope.pool is None else GraphPool(lender_of(scope.pool))
 
 
-class _Paused(threading.local):
-    """What this thread's captures paused: the graph and the scope."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[Any, AllocatorScope]] = []
-
-
-_paused = _Paused()
+#: Captures that go on: the graph, its device, and the scope of its thread that is paused for it.
+_underway: list[tuple[Any, int, AllocatorScope | None]] = []
 
 
 def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
@@ -83,9 +78,10 @@ def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
     find_scope : callable
         Returns the scope from which this thread's tensors on a CUDA device come, given its index.
     """
-    global _installed, _original_begin, _original_end, _find_scope
+    global _installed, _wanted, _original_begin, _original_end, _find_scope
     kind: Any = torch.cuda.CUDAGraph
     with _lock:
+        _wanted = True
         if not _installed:
             _find_scope = find_scope
             _original_begin, _original_end = kind.capture_begin, kind.capture_end
@@ -94,38 +90,68 @@ def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
 
 
 def uninstall() -> None:
-    """Leave captures alone again. Idempotent; does nothing where somebody else has since put theirs over ours."""
-    global _installed
+    """Leave captures alone again, once those that go on have ended.
+
+    Idempotent; does nothing where somebody else has since put theirs over ours.
+    """
+    global _installed, _wanted
     kind: Any = torch.cuda.CUDAGraph
     with _lock:
-        if _installed and (kind.capture_begin, kind.capture_end) == (_begin, _end):
+        _wanted = False
+        if _installed and not _underway and (kind.capture_begin, kind.capture_end) == (_begin, _end):
             kind.capture_begin, kind.capture_end = _original_begin, _original_end
             _installed = False
 
 
 def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
-    scope = None if _find_scope is None else _find_scope(torch.cuda.current_device())
-    if scope is None or scope.pool is None:
-        _original_begin(graph, pool, *args, **options)
-        return
+    index = torch.cuda.current_device()
+    scope = None if _find_scope is None else _find_scope(index)
     own = None
-    if pool is None:
-        own = GraphPool(lender_of(scope.pool))
-        pool = own.id
-    scope.pause()
+    if scope is not None and scope.pool is not None:
+        if pool is None:
+            own = GraphPool(lender_of(scope.pool))
+            pool = own.id
+        scope.pause()
+    else:
+        scope = None
     try:
-        _original_begin(graph, pool, *args, **options)
+        with busy(index, 1):
+            _original_begin(graph, pool, *args, **options)
     except BaseException:
-        scope.resume()
+        if scope is not None:
+            scope.resume()
         raise
-    _paused.entries.append((graph, scope))
+    with _lock:
+        _underway.append((graph, index, scope))
 
 
 def _end(graph: Any) -> None:
     try:
-        _original_end(graph)
-    finally:
-        for entry in [one for one in _paused.entries if one[0] is graph]:
-            _paused.entries.remove(entry)
-            if not entry[1].closed:
-                entry[1].resume()
+        _original_end(graph)  # where it fails, PyTorch may still allocate from the graph's pool
+    except BaseException:
+        for _, _, scope in _of(graph):
+            _resume(scope)
+        raise
+    ended(graph)
+
+
+def ended(graph: Any) -> None:
+    """Know that a capture has ended: by itself, or by hand after a failure. Idempotent."""
+    for entry in _of(graph):
+        _, index, scope = entry
+        with busy(index, -1), _lock:
+            _underway.remove(entry)
+        _resume(scope)
+    if not _wanted:
+        uninstall()
+    sweep()
+
+
+def _of(graph: Any) -> list[tuple[Any, int, AllocatorScope | None]]:
+    with _lock:
+        return [one for one in _underway if one[0] is graph]
+
+
+def _resume(scope: AllocatorScope | None) -> None:
+    if scope is not None and not scope.closed and not scope.routed:
+        scope.resume()

@@ -5,17 +5,32 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime._core import MemoryPool, TorchAllocator
 from xpuruntime.errors import UnsupportedOperationError
 
-__all__ = ["Lender", "all_lenders", "lender_of", "pluggable", "release", "retire", "sweep"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Lender",
+    "all_lenders",
+    "busy",
+    "keep_for_ever",
+    "lender_of",
+    "pluggable",
+    "release",
+    "retire",
+    "routed",
+    "sweep",
+]
 
 #: PyTorch's allocator objects by slot. Kept for ever: its pools refer to them without holding them.
 _PLUGGABLE: dict[int, Any] = {}
@@ -23,6 +38,8 @@ _lock = threading.RLock()
 _lenders: list[Lender] = []
 #: Pools of PyTorch that something else still uses: a graph, or a capture that goes on.
 _retired: list[tuple[Any, Lender, bool]] = []
+#: Devices to how many threads allocate from one pool alone there, by a scope or for a capture.
+_busy: collections.Counter[int] = collections.Counter()
 _ending = False
 
 
@@ -139,7 +156,7 @@ def retire(pool: Any, lender: Lender, *, captured: bool) -> None:
         Whether CUDA graphs work on its memory.
     """
     if _ending:
-        _never_destroy(pool)
+        keep_for_ever(pool)
         return
     with _lock:
         _retired.append((pool, lender, captured))
@@ -147,19 +164,43 @@ def retire(pool: Any, lender: Lender, *, captured: bool) -> None:
     sweep()
 
 
+@contextlib.contextmanager
+def busy(index: int, change: int) -> Iterator[None]:
+    """Count threads that allocate from one pool alone on a device: 1 around the beginning of it, -1 around its end.
+
+    PyTorch ends the process when one of its pools goes meanwhile, whichever thread lets go of it: `sweep` leaves all of
+    that device for later.
+    """
+    with _lock:
+        yield
+        _busy[index] += change
+
+
+@contextlib.contextmanager
+def routed(pool: Any, index: int) -> Iterator[None]:
+    """Let this thread's tensors on a device come from a pool of PyTorch, in the block."""
+    routing = torch.cuda.use_mem_pool(pool, index)
+    with busy(index, 1):
+        routing.__enter__()
+    try:
+        yield
+    finally:
+        with busy(index, -1):
+            routing.__exit__(None, None, None)
+
+
 def sweep() -> None:
     """Let go of pools of PyTorch that nothing uses any more, and of lenders without users and tensors."""
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        with _lock:
-            unused = [entry for entry in _retired if entry[0].use_count() == 1]
-            _retired[:] = [entry for entry in _retired if entry not in unused]
-        while unused:
-            pool, lender, captured = unused.pop()
-            if captured:
-                _wait_for(lender.device)
-            del pool
-            release(lender)
     with _lock:
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            unused = [entry for entry in _retired if entry[0].use_count() == 1 and not _busy[entry[1].device]]
+            _retired[:] = [entry for entry in _retired if entry not in unused]
+            while unused:
+                pool, lender, captured = unused.pop()
+                if captured:
+                    _wait_for(lender.device)
+                del pool
+                release(lender)
         for lender in [one for one in _lenders if one.idle()]:
             _lenders.remove(lender)
             lender.allocator.close()
@@ -171,8 +212,8 @@ def _wait_for(index: int) -> None:
     MemoryPool(f"cuda:{index}", "direct", name="wait for graphs").allocate(1)
 
 
-def _never_destroy(pool: Any) -> None:
-    # PyTorch ends the process when a pool is destroyed that a graph still uses.
+def keep_for_ever(pool: Any) -> None:
+    """Have a pool of PyTorch never destroyed: PyTorch ends the process when one goes that a graph still uses."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
 
 
@@ -183,4 +224,4 @@ def _leave_to_the_process() -> None:
         sweep()
     _ending = True
     for pool, _, _ in _retired:
-        _never_destroy(pool)
+        keep_for_ever(pool)

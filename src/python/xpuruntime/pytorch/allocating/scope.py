@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.allocating import captures
-from xpuruntime.pytorch.allocating.pools import lender_of, release, retire, sweep
+from xpuruntime.pytorch.allocating.pools import busy, lender_of, release, retire, sweep
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -94,6 +94,11 @@ class AllocatorScope:
         """Index of the CUDA device."""
         return -1 if self._lender is None else self._lender.device
 
+    @property
+    def routed(self) -> bool:
+        """Whether its thread's tensors come from the pool now."""
+        return self._routing is not None
+
     def lends(self, lender: Lender) -> bool:
         """Say whether its memory comes from this lender."""
         return self._lender is lender
@@ -157,19 +162,22 @@ class AllocatorScope:
         """Let this thread's tensors come from PyTorch's own pool, until `resume`."""
         routing, self._routing = self._routing, None
         if routing is not None:
-            routing.__exit__(None, None, None)
+            with busy(self.index, -1):
+                routing.__exit__(None, None, None)
 
     def resume(self) -> None:
         """Let this thread's tensors come from the pool again."""
         routing = torch.cuda.use_mem_pool(self._torch_pool, self.index)
-        routing.__enter__()
+        with busy(self.index, 1):
+            routing.__enter__()
         self._routing = routing
 
     def empty_cache(self) -> int:
         """Give what PyTorch keeps for its next tensors back to the pool. Return the bytes.
 
         ``torch.cuda.empty_cache()`` leaves this memory alone while the scope is open. What live tensors lie in is given
-        back by it after they are gone. To give memory back to the device, call ``pool.empty_cache()`` afterwards.
+        back by it after they are gone. To give memory back to the device, call ``pool.empty_cache()`` afterwards. While
+        other threads have scopes open on the device, PyTorch gives nothing back until they are closed.
 
         Raises
         ------
@@ -182,7 +190,7 @@ class AllocatorScope:
             msg = f"{self!r} cannot give memory back while a CUDA graph is captured: call empty_cache() before or after"
             raise UnsupportedOperationError(msg, device=self.device)
         before = self._lender.allocator.stats().current
-        routed = self._routing is not None
+        routed = self.routed
         self.pause()
         # PyTorch gives the memory of a pool back when the pool goes.
         self._torch_pool, entry = self._lender.make_pool(), [self._torch_pool]

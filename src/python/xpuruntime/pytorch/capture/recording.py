@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from xpuruntime.pytorch.allocating import captures
+from xpuruntime.pytorch.capture import streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,8 +76,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device, pool: Any = None) -> None:
         self.device = device
-        with torch.cuda.device(device):
-            self.stream = torch.cuda.Stream(device)
+        self.stream = streams.take(device.index)
+        self._keeps_stream = weakref.finalize(self, streams.give_back, self.stream)
         self._given = _handle(pool)
         self._pool: Any = None
         self._live = 0
@@ -137,6 +141,7 @@ class CudaRecorder:
         """Begin a capture on this thread. Returns the memory that PyTorch holds before it."""
         self._outer = contextlib.ExitStack()
         self._outer.enter_context(torch.cuda.device(self.device))
+        streams.make_workspaces(self.stream)
         torch.cuda.synchronize(self.device)
         gc.collect()
         torch.cuda.empty_cache()
@@ -188,6 +193,7 @@ class CudaRecorder:
     def _mend(self, graph: Any) -> None:
         """Undo what PyTorch leaves behind when a capture cannot be ended."""
         _SPOILED.append(graph)
+        self._keeps_stream.detach()
         self._graph = None
         index, pool = self.device.index, self._pool
         with contextlib.suppress(Exception):  # this PyTorch has done it
@@ -195,6 +201,7 @@ class CudaRecorder:
             torch._C._cuda_releasePool(index, pool)
         self._leave()
         torch.cuda.synchronize(self.device)
+        captures.ended(graph)
         generator = torch.cuda.default_generators[index]
         state = generator.get_state()
         try:

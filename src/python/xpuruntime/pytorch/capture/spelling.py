@@ -134,9 +134,10 @@ def capture_graph(
     Notes
     -----
     Inputs are copied into buffers on the device that `fn` sees, without waiting where they lie in pinned memory or on
-    the device; a pinned batch must not be overwritten before the copy is done. Values other than tensors are frozen
-    into the graph, as is everything that `fn` computes on the host. Switches of ``torch.backends`` are looked at only
-    while capturing; call `CapturedStep.reset` after changing one, and after replacing parameters or modules by others.
+    the device; a pinned batch must not be overwritten before the copy is done. They are left where they are when
+    parameters are on several devices. Values other than tensors are frozen into the graph, as is everything that `fn`
+    computes on the host. Switches of ``torch.backends`` are looked at only while capturing; call `CapturedStep.reset`
+    after changing one, and after replacing parameters or modules by others.
     A function that ``torch.compile`` made can be inside; not one with ``mode="reduce-overhead"``, which captures by
     itself.
 

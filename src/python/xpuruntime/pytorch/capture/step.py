@@ -96,6 +96,7 @@ class CapturedStep:
         self._first_reasons = list(reasons)
         self._notes = dict.fromkeys(notes)
         self._tensors = used.tensors()
+        self._spread = len({tensor.device for tensor in self._tensors}) > 1
         self._surroundings = Surroundings(used, device)
         self._gradients_are_read = work.optimizer is None or not work.steps_inside
         self._lock = threading.Lock()
@@ -165,7 +166,9 @@ class CapturedStep:
     def _run_eagerly(self, leaves: Sequence[Any], structure: Any) -> Any:
         self._eager_calls += 1
         self._active = None
-        args, kwargs = unflatten(on_device(leaves, self._device), structure)
+        if not self._spread:
+            leaves = on_device(leaves, self._device)
+        args, kwargs = unflatten(leaves, structure)
         return self._work.whole(args, kwargs)
 
     def _places(self) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext
 
 from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.held import Held, current
@@ -58,7 +59,8 @@ def _is_ours(op: str, x: Tensor) -> bool:
     held = current()
     if held is None or op not in held.ops or not x.is_floating_point():
         return False
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    # PyTorch 2.11 does not say that it compiles once AOTAutograd traces.
+    if torch.compiler.is_exporting() or not (torch.compiler.is_compiling() or TracingContext.try_get()):
         return False
     import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
 

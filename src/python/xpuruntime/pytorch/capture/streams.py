@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Streams for captures, with workspaces of cuBLAS whose memory stays.
+
+PyTorch keeps a workspace for each stream and thread that calls cuBLAS, and a graph captured there goes on using it.
+Whatever frees all of them, as each capture of ``torch.compile(mode="reduce-overhead")`` does, lets tensors have that
+memory, or gives it back to the device, while graphs still write to it. So streams here are used for captures alone and
+never destroyed, and their workspaces lie in a pool of PyTorch that is never destroyed either: freed or not, nothing but
+another workspace comes to lie there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.pytorch.allocating.pools import keep_for_ever, routed
+
+__all__ = ["give_back", "make_workspaces", "take"]
+
+_lock = threading.Lock()
+_free: dict[int, list[Any]] = {}
+_pools: dict[int, Any] = {}
+_streams: list[_core.Stream] = []
+
+
+def take(index: int) -> Any:
+    """Return a stream of a CUDA device that nobody else has; `give_back` ends that."""
+    with _lock:
+        if _free.get(index):
+            return _free[index].pop()
+        stream = _core.Stream(f"cuda:{index}")
+        _streams.append(stream)
+    return torch.cuda.ExternalStream(stream.handle, device=index)
+
+
+def give_back(stream: Any) -> None:
+    """Let others have a stream from `take`."""
+    with _lock:
+        _free.setdefault(stream.device.index, []).append(stream)
+
+
+def make_workspaces(stream: Any) -> None:
+    """Have the workspaces that work of this thread, and backward passes that it starts, use on a stream from `take`.
+
+    With an allocator of PyTorch that has no pools, they lie where others do.
+    """
+    if torch.cuda.memory.get_allocator_backend() != "native":
+        return
+    index = stream.device.index
+    with torch.cuda.stream(stream), torch.inference_mode(False), torch.enable_grad():
+        _make(index)
+        seed = torch.zeros(1, device=stream.device, requires_grad=True)
+        torch.autograd.grad(_InBackward.apply(seed), seed)
+
+
+class _InBackward(torch.autograd.Function):  # type: ignore[misc]
+    """Does nothing but run on the thread of backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        del ctx
+        _make(grad.device.index)
+        return grad
+
+
+def _make(index: int) -> None:
+    with _lock:
+        if index not in _pools:
+            _pools[index] = torch.cuda.MemPool()
+            keep_for_ever(_pools[index])
+    with routed(_pools[index], index):
+        torch.cuda.current_blas_handle()
