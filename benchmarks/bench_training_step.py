@@ -285,6 +285,7 @@ def main() -> int:
                 rows += phase(name, shape, wanted, rounds, options.calls, layers)
                 print(f"{shape} {name}: {time.perf_counter() - begun:.0f} s so far", file=sys.stderr, flush=True)
                 body = {
+                    "note": "",
                     "dtype": "bfloat16 autocast, float32 weights",
                     "optimizer": "AdamW(fused, capturable)",
                     "rounds": rounds,

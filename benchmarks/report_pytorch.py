@@ -37,9 +37,28 @@ def override_overhead(record: dict[str, Any]) -> Section:
         "policy; the other rows are what comes on top of it. The products are tiny, so that only the host is measured, "
         f"and of the {count} rounds the least counts.\n\n{machine(record)}\n"
         f"`python benchmarks/bench_override_overhead.py --device {device}`\n\n"
-        f"{table(('µs a call', *least), rows)}\n{target_table(checks)}"
+        f"{table(('µs a call', *least), rows)}"
     )
+    steps = record.get("step_samples_ms", {})
+    for name, found in steps.items():
+        over = {state: _over(times, found["native"]) for state, times in found.items() if state != "native"}
+        checks += [
+            Check(f"{name}: rules on {state}", value * 100, record["step_target"] * 100, "%")
+            for state, value in over.items()
+            if state != "cleared"
+        ]
+        text += (
+            f"\nAn eager training step of {name}, whose host is what takes the time, without a policy: "
+            f"{number(statistics.median(found['native']))} ms. On top of it, the median of the rounds, under policies "
+            f"of whose rules none matches:\n\n"
+            f"{table(('rules on', '%'), [[state, number(value * 100)] for state, value in over.items()])}"
+        )
+    text += f"\n{target_table(checks)}"
     return Section(f"A policy on PyTorch's calls on {device}", text, tuple(checks))
+
+
+def _over(times: list[float], native: list[float]) -> float:
+    return statistics.median(time / other for time, other in zip(times, native, strict=True)) - 1
 
 
 def training_step(record: dict[str, Any]) -> Section:
@@ -55,7 +74,8 @@ def training_step(record: dict[str, Any]) -> Section:
     text = (
         "How long does a whole training step take, forward, backward and optimizer: eager, compiled by "
         "`torch.compile`, captured into a CUDA graph by hand, and by `capture_graph`, without a policy and under two?"
-        f"\n\n{machine(record)}\n`python benchmarks/bench_training_step.py`: {quick}{record['dtype']}; "
+        f"\n\n{machine(record)}\n{record['note']} "
+        f"`python benchmarks/bench_training_step.py`: {quick}{record['dtype']}; "
         f"{record['optimizer']}; {record['rounds']} rounds of {record['calls']} steps each. A policy holds "
         "process-wide, so the variants under one run in a phase of their own, in which the capture by hand, made "
         "without a policy, runs too; *to by hand* is the time over that of the same phase. *Drift* is the largest "
@@ -104,8 +124,8 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
         return f"\nNo variant of `torch.compile` is faster than `{best}`.\n"
     return (
         f"\nFaster than `{best}`, each held to the capture by hand of its phase: {', '.join(faster)}. `torch.compile` "
-        "makes few kernels of what lies between the products: norms, activations, additions, casts, the loss. A policy "
-        "chooses kernels of single operations and fuses none.\n"
+        "makes few kernels of what lies between the products: norms, activations, additions, casts, the loss, as the "
+        "next section shows. A policy chooses kernels of single operations and fuses none.\n"
     )
 
 
@@ -123,6 +143,31 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
         figure = ratio["eager, tuned"] / ratio["eager"]
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
+
+
+def training_kernels(record: dict[str, Any]) -> Section:
+    """Return where the time of steps goes on the device, by kind of kernel."""
+    parts = []
+    for shape in dict.fromkeys(case["shape"] for case in record["cases"]):
+        cases = {case["variant"]: case for case in record["cases"] if case["shape"] == shape}
+        kinds = sorted(
+            {kind for case in cases.values() for kind in case["ms"]},
+            key=lambda kind: -max(case["ms"].get(kind, 0.0) for case in cases.values()),
+        )
+        rows = [[kind, *(f"{case['ms'].get(kind, 0.0):.2f}" for case in cases.values())] for kind in kinds]
+        rows.append(["all", *(f"{sum(case['ms'].values()):.2f}" for case in cases.values())])
+        rows.append(["kernels", *(f"{case['kernels']:.0f}" for case in cases.values())])
+        parts.append(f"### Kernels of {shape}\n\n{table(('ms a step', *cases), rows)}\n")
+    text = (
+        "What do the kernels of these steps do? The time on the device of a step without a policy, by kind of kernel, "
+        "as PyTorch's profiler saw them. Pointwise kernels are those of additions, activations, casts and copies; of "
+        "compiled code, those that Inductor made, in which norms and the loss are too. Inductor also pads matrices whose "
+        "rows are not aligned (its option `shape_padding`), as those of 50,257 or 30,522 words are; eager code, and so "
+        "a policy and a captured graph, multiplies them as they are.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_training_kernels.py`, {record['steps']} steps.\n\n"
+        + "\n".join(parts)
+    )
+    return Section("Kernels of training steps", text)
 
 
 def collectives(record: dict[str, Any]) -> Section:
@@ -159,5 +204,6 @@ PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "override_overhead_cpu": override_overhead,
     "override_overhead_cuda": override_overhead,
     "training_step": training_step,
+    "training_kernels": training_kernels,
     "collectives": collectives,
 }

@@ -36,6 +36,7 @@ PLAN = {
         ["bench_override_overhead.py", "--device", "cpu"],
         ["bench_override_overhead.py", "--device", "cuda:0"],
         ["bench_training_step.py"],
+        ["bench_training_kernels.py"],
         ["bench_collectives.py"],
     ],
 }

@@ -74,6 +74,7 @@ class TestFile:
             ("layers.*.attn", None), ("layers.1.ln2", None)
         ]  # fmt: skip
 
+    @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # by PyTorch 2.11, of its own reading
     def test_it_is_an_ordinary_program(self, done: Any) -> None:
         model, ids = language()
         with torch.no_grad():
