@@ -161,9 +161,9 @@ def training_kernels(record: dict[str, Any]) -> Section:
     text = (
         "What do the kernels of these steps do? The time on the device of a step without a policy, by kind of kernel, "
         "as PyTorch's profiler saw them. Pointwise kernels are those of additions, activations, casts and copies; of "
-        "compiled code, those that Inductor made, in which norms and the loss are too. Inductor also pads matrices whose "
-        "rows are not aligned (its option `shape_padding`), as those of 50,257 or 30,522 words are; eager code, and so "
-        "a policy and a captured graph, multiplies them as they are.\n\n"
+        "compiled code, those that Inductor made, in which norms and the loss are too. Inductor also pads matrices "
+        "whose rows are not aligned (its option `shape_padding`), as those of 50,257 or 30,522 words are; eager code, "
+        "and so a policy and a captured graph, multiplies them as they are.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_training_kernels.py`, {record['steps']} steps.\n\n"
         + "\n".join(parts)
     )

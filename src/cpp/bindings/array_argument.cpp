@@ -66,6 +66,18 @@ void copy_dims(Operand& operand, const Values& shape, const std::int64_t* stride
   }
 }
 
+Operand view_of(const OutputSpec& spec, Device device, void* data, const std::int64_t* strides) {
+  Operand view;
+  view.name = spec.name;
+  view.absent = false;
+  view.rank = spec.rank;
+  view.dtype = spec.dtype;
+  view.device = device;
+  view.data = data;
+  copy_dims(view, spec.shape, strides);
+  return view;
+}
+
 void require_few_dimensions(const Operand& operand, std::size_t rank) {
   if (rank <= Operand::kMaxRank) return;
   throw InputError(std::string("'") + operand.name + "' has " + std::to_string(rank) +
@@ -241,14 +253,7 @@ py::object ArrayArgument::make_by_torch(const OutputSpec& spec, Operand& view) c
       make_torch_tensor(object_, spec.dims(), {strides.data(), spec.rank}, spec.dtype);
   const void* data = nullptr;
   if (!made || torch_shim()->data(torch_shim()->tensor_of(made.ptr()), &data) != 0) return {};
-  view = Operand{};
-  view.name = spec.name;
-  view.absent = false;
-  view.rank = spec.rank;
-  view.dtype = spec.dtype;
-  view.device = operand_.device;
-  view.data = const_cast<void*>(data);
-  copy_dims(view, spec.shape, strides.data());
+  view = view_of(spec, operand_.device, const_cast<void*>(data), strides.data());
   return made;
 }
 
@@ -279,14 +284,8 @@ py::object ArrayArgument::make_by_table(const OutputSpec& spec, Operand& view) c
     channels_last_strides(spec.shape.data(), managed->dl_tensor.strides);
   }
   const DLTensor& tensor = managed->dl_tensor;
-  view = Operand{};
-  view.name = spec.name;
-  view.absent = false;
-  view.rank = spec.rank;
-  view.dtype = spec.dtype;
-  view.device = operand_.device;
-  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  copy_dims(view, spec.shape, tensor.strides);
+  view = view_of(spec, operand_.device, static_cast<char*>(tensor.data) + tensor.byte_offset,
+                 tensor.strides);
   void* made = nullptr;
   if (api_->managed_tensor_to_py_object_no_sync(managed, &made) != 0) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(made));

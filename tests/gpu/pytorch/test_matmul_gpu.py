@@ -17,22 +17,14 @@ from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.registry import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("no_policy_is_left")
 
 aten = torch.ops.aten
 LT = "cublas.cublasLt"
 #: The largest error of one element, as a part of the largest element of the exact result.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-@pytest.fixture(autouse=True)
-def _no_policy_is_left() -> Iterator[None]:
-    torch.manual_seed(0)
-    xt.clear_kernel_policy()
-    xrt.clear_decisions()
-    yield
-    xt.clear_kernel_policy()
-    assert installed() == ()
 
 
 def strict(matmul: Any = None, rules: list[dict[str, Any]] | None = None) -> dict[str, Any]:

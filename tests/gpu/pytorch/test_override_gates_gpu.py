@@ -12,23 +12,14 @@ import torch
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.pytorch.overriding import gates, matmul
-from xpuruntime.pytorch.overriding.registry import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("no_policy_is_left")
 
 ELSEWHERE = [{"match": {"op": "matmul", "m": 100_000}, "use": "cublas.cublasLt"}]
 FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
-
-
-@pytest.fixture(autouse=True)
-def _no_policy_is_left() -> Iterator[None]:
-    torch.manual_seed(0)
-    xt.clear_kernel_policy()
-    xrt.clear_decisions()
-    yield
-    xt.clear_kernel_policy()
-    assert installed() == ()
 
 
 def call(form: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:

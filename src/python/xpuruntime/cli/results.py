@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.cli.reports import check_target
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def check_output_path(path: str | None, names: int) -> None:
         raise InputError(f"--output {path}: the name must end in .npz, or .npy for a model with one output")
     if target.suffix == ".npy" and names != 1:
         raise InputError(f"--output {path}: the model has {names} outputs and .npy holds one: use .npz")
-    if target.is_dir() or not (target.parent if str(target.parent) else Path()).is_dir():
-        raise InputError(f"--output {path}: the folder {target.parent} is not there, or the name is a folder")
+    check_target("--output", path)
 
 
 def save_outputs(outputs: Mapping[str, Any], path: str) -> None:

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
+from xpuruntime.runtime.files import replace_file
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["write_whole"]
 
@@ -29,15 +32,9 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
         The file cannot be written.
     """
     target = Path(path)
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        Path(temporary).replace(target)
+        replace_file(target, text.encode())
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise InputError(
             f"cannot write {what} to '{target}': {error.strerror or error}. Give a path in a folder that "
             "exists, is writable and has room."

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from typing import TYPE_CHECKING
 
 from msgspec import structs
+
+from xpuruntime.evidence.tables import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,20 +44,8 @@ def plain_text(explanation: Explanation, width: int | None = None) -> str:
     width : int, optional
         Columns; default: those of the terminal, or 120 without one, and never less than 60.
     """
-    from rich.console import Console
-
     columns = shutil.get_terminal_size((_NARROW, 24)).columns if width is None else width
-    stream = io.StringIO()
-    console = Console(
-        file=stream,
-        width=max(60, columns),
-        color_system=None,
-        force_terminal=False,
-        legacy_windows=False,
-        highlight=False,
-    )
-    console.print(render(explanation))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return plain(render(explanation), max(60, columns))
 
 
 def render(explanation: Explanation) -> RenderableType:
@@ -170,8 +159,8 @@ def short_kernel(name: str) -> str:
     """Return the name of a kernel without result, namespaces and template arguments."""
     if name.startswith(("aten::", "xpuruntime::")):
         return name.removeprefix("aten::")
-    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    head = re.split(r"[<(]", plain, maxsplit=1)[0]
+    bare = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    head = re.split(r"[<(]", bare, maxsplit=1)[0]
     return head.rpartition("::")[2] or name
 
 
