@@ -66,7 +66,7 @@ void copy_dims(Operand& operand, const Values& shape, const std::int64_t* stride
   }
 }
 
-Operand view_of(const OutputSpec& spec, Device device, void* data, const std::int64_t* strides) {
+Operand view_of(const OutputSpec& spec, DeviceId device, void* data, const std::int64_t* strides) {
   Operand view;
   view.name = spec.name;
   view.absent = false;
