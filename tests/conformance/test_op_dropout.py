@@ -15,6 +15,7 @@ from xpuruntime.ops.plugins import KernelBackend, PythonKernel, register
 from xpuruntime.testing import NumpyArrays, op_cases
 from xpuruntime.testing import op_references as references
 from xpuruntime.testing.op_dropout import find_factors
+from xpuruntime.testing.op_philox import dropout_factors
 from xpuruntime.testing.op_suite import check_case
 
 ID = "testing_dropout.numpy"
@@ -120,7 +121,7 @@ def same_for_heads(p: float, seed: int, offset: int, shape: tuple[int, ...]) -> 
         (same_for_heads, "two heads drop the same weights"),
         (lambda p, seed, offset, shape: draw(p, 1, offset, shape), "another seed drops the same weights"),
         (lambda p, seed, offset, shape: draw(p, seed, 1, shape), "another offset drops the same weights"),
-        (references.dropout_factors, "those of the op are drawn"),
+        (dropout_factors, "those of the op are drawn"),
     ],
 )
 def test_wrong_dropout_fails(use: Callable[..., None], wrong: Draw, message: str) -> None:

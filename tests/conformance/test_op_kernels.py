@@ -10,7 +10,8 @@ import pytest
 from xpuruntime import InputError
 from xpuruntime.testing import OpSuite, check_kernel, op_cases
 from xpuruntime.testing.op_arrays import Input, NumpyArrays
-from xpuruntime.testing.op_references import dropout_factors, round_to
+from xpuruntime.testing.op_philox import dropout_factors
+from xpuruntime.testing.op_references import round_to
 from xpuruntime.testing.op_run import run_case
 from xpuruntime.testing.op_suite import cases_of, check_case
 

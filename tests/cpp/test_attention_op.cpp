@@ -23,7 +23,7 @@ TEST(AttentionOp, Describes) {
   options.causal = Causal::kBottomRight;
   const OpCall call = make_attention(inputs(), options);
   EXPECT_EQ(call.desc.kind, OpKind::kAttention);
-  EXPECT_FLOAT_EQ(call.desc.attributes.scale, 0.125F);
+  EXPECT_DOUBLE_EQ(call.desc.attributes.scale, 0.125);
   EXPECT_EQ(call.desc.attributes.causal, Causal::kBottomRight);
   EXPECT_FALSE(call.desc.has(slots::Attention::kMask));
   ASSERT_EQ(call.outputs().size(), 2U);

@@ -43,8 +43,8 @@ py::object matmul(PyObject* const* values, Py_ssize_t count) {
 AttentionOptions attention_options(PositionalArguments& args, const CallPlace& place) {
   AttentionOptions options;
   options.causal = args.next_causal();
-  options.scale = args.next_optional_float("scale");
-  options.dropout_p = args.next_float("dropout_p");
+  options.scale = args.next_optional_number("scale");
+  options.dropout_p = static_cast<float>(args.next_number("dropout_p"));
   options.allow_tf32 = place.allow_tf32;
   options.deterministic = place.deterministic;
   return options;
@@ -91,7 +91,7 @@ py::object norm(PyObject* const* values, Py_ssize_t count) {
   PyObject* const sum_out = args.next();
   options.want_sum = args.next_flag();
   options.want_stats = args.next_flag();
-  options.epsilon = args.next_float("eps");
+  options.epsilon = args.next_number("eps");
   options.deterministic = place.deterministic;
   options.phase = args.next_phase();
   OpCall call =

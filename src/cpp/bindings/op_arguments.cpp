@@ -153,7 +153,7 @@ CallPlace PositionalArguments::next_place() {
   return {*found, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
 }
 
-float PositionalArguments::next_float(const char* name) {
+double PositionalArguments::next_number(const char* name) {
   PyObject* const value = next();
   const double number = PyFloat_AsDouble(value);
   if (number == -1.0 && PyErr_Occurred() != nullptr) {
@@ -161,15 +161,15 @@ float PositionalArguments::next_float(const char* name) {
     throw InputError(std::string(name) + " is " + std::string(py::str(py::repr(value))) +
                      "; expected a number");
   }
-  return static_cast<float>(number);
+  return number;
 }
 
-std::optional<float> PositionalArguments::next_optional_float(const char* name) {
+std::optional<double> PositionalArguments::next_optional_number(const char* name) {
   if (values_[at_] == Py_None) {
     ++at_;
     return std::nullopt;
   }
-  return next_float(name);
+  return next_number(name);
 }
 
 Activation PositionalArguments::next_activation() {

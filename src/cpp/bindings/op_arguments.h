@@ -53,8 +53,8 @@ class PositionalArguments {
   CallPlace next_place();
   /// By Python's own idea of truth.
   bool next_flag();
-  float next_float(const char* name);
-  std::optional<float> next_optional_float(const char* name);
+  double next_number(const char* name);
+  std::optional<double> next_optional_number(const char* name);
   Activation next_activation();
   std::optional<DType> next_dtype();
   Phase next_phase();

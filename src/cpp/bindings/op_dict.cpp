@@ -91,9 +91,9 @@ py::dict attributes_of(const OpDesc& op) {
 void read_attribute(const std::string& name, const py::handle& value, OpAttributes& into) {
   std::size_t count = 0;
   if (name == "scale") {
-    into.scale = cast<float>(value, name);
+    into.scale = cast<double>(value, name);
   } else if (name == "epsilon") {
-    into.epsilon = cast<float>(value, name);
+    into.epsilon = cast<double>(value, name);
   } else if (name == "dropout_p") {
     into.dropout_p = cast<float>(value, name);
   } else if (name == "activation") {

@@ -86,7 +86,7 @@ void check_inputs(const AttentionInputs& inputs, const AttentionOptions& options
       throw InputError(describe(rng) + " must be contiguous int64 [2]: seed and offset");
     }
   }
-  if (options.scale && !std::isfinite(*options.scale)) {
+  if (options.scale && !std::isfinite(in_precision_of(inputs.q.dtype, *options.scale))) {
     throw InputError("scale is " + std::to_string(*options.scale) + "; expected a finite number");
   }
 }
@@ -105,8 +105,9 @@ void set_mask(OpCall& call, std::size_t slot, const AttentionInputs& inputs) {
 
 void set_attributes(OpCall& call, const AttentionInputs& inputs, const AttentionOptions& options) {
   OpAttributes& attributes = call.desc.attributes;
-  const auto head_dim = static_cast<float>(inputs.q.shape[3]);
-  attributes.scale = options.scale.value_or(head_dim > 0.0F ? 1.0F / std::sqrt(head_dim) : 1.0F);
+  const auto head_dim = static_cast<double>(inputs.q.shape[3]);
+  attributes.scale = in_precision_of(
+      inputs.q.dtype, options.scale.value_or(head_dim > 0.0 ? 1.0 / std::sqrt(head_dim) : 1.0));
   attributes.causal = options.causal;
   attributes.dropout_p = options.dropout_p;
   attributes.allow_tf32 = options.allow_tf32 && inputs.q.dtype == kFloat32;

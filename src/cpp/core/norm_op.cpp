@@ -101,14 +101,15 @@ OpCall make_norm(const NormInputs& inputs, const NormOptions& options) {
   if (options.want_sum && inputs.residual.absent) {
     throw InputError("the sum is asked for without 'residual': it would be 'x' itself");
   }
-  if (!(options.epsilon >= 0.0F) || !std::isfinite(options.epsilon)) {
+  const double epsilon = in_precision_of(x.dtype, options.epsilon);
+  if (!(epsilon >= 0.0) || !std::isfinite(epsilon)) {
     throw InputError("eps is " + std::to_string(options.epsilon) +
                      "; expected a finite number that is not negative");
   }
   OpCall call;
   call.begin(options.rms ? OpKind::kRmsNorm : OpKind::kLayerNorm, Slot::kCount, x.device);
   call.desc.phase = options.phase;
-  call.desc.attributes.epsilon = options.epsilon;
+  call.desc.attributes.epsilon = epsilon;
   call.desc.attributes.deterministic = options.deterministic;
   set_rows(call, Slot::kX, x, 1);
   set_rows(call, Slot::kResidual, inputs.residual, 1);

@@ -67,7 +67,7 @@ const OpFormat& format(OpKind kind) noexcept { return kOps[static_cast<std::size
 
 // Bytes are compared and hashed as they are.
 static_assert(std::has_unique_object_representations_v<TensorDesc>);
-static_assert(sizeof(OpAttributes) == 52, "no byte of it is padding");
+static_assert(sizeof(OpAttributes) == 64, "no byte of it is padding");
 
 std::uint64_t load(const void* from) noexcept {
   std::uint64_t word = 0;
@@ -147,8 +147,6 @@ bool operator==(const OpDesc& left, const OpDesc& right) noexcept {
 
 std::size_t hash_value(const OpDesc& desc) noexcept {
   const auto* attributes = reinterpret_cast<const unsigned char*>(&desc.attributes);
-  std::uint64_t last = 0;
-  std::memcpy(&last, attributes + 48, 4);
   // Two chains, so that their multiplications overlap.
   std::uint64_t one = mix(load(attributes) ^ kFirst, load(attributes + 8) ^ kSecond);
   std::uint64_t two = mix(load(attributes + 16) ^ kSecond, load(attributes + 24) ^ kFirst);
@@ -157,7 +155,8 @@ std::size_t hash_value(const OpDesc& desc) noexcept {
                              (static_cast<std::uint64_t>(desc.phase) << 32U) |
                              (static_cast<std::uint64_t>(desc.device.type) << 48U) |
                              static_cast<std::uint32_t>(desc.device.index);
-  two = mix(two ^ head, kSecond ^ last);
+  two = mix(two ^ load(attributes + 48), kSecond ^ load(attributes + 56));
+  two = mix(two ^ head, kSecond);
   for (std::size_t i = 0; i < desc.slots; ++i) {
     if (!desc.has(i)) continue;
     const TensorDesc& tensor = desc.tensors[i];

@@ -9,9 +9,14 @@
 namespace xpuruntime {
 namespace {
 
-std::string number(float value) {
+// As short as it is exact; that of a float as a float's.
+std::string number(double value) {
   std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  const auto single = static_cast<float>(value);
+  char* const last = text.data() + text.size();
+  const auto end = static_cast<double>(single) == value
+                       ? std::to_chars(text.data(), last, single).ptr
+                       : std::to_chars(text.data(), last, value).ptr;
   return {text.data(), end};
 }
 

@@ -62,8 +62,8 @@ XpuOpDescription to_c(const OpDesc& op, const DeviceInfo& device) {
     std::copy(from.strides.begin(), from.strides.end(), to.strides);
   }
   const OpAttributes& given = op.attributes;
-  out.scale = given.scale;
-  out.epsilon = given.epsilon;
+  out.scale = static_cast<float>(given.scale);
+  out.epsilon = static_cast<float>(given.epsilon);
   out.dropout_p = given.dropout_p;
   out.activation = static_cast<std::int32_t>(given.activation);
   out.causal = static_cast<std::int32_t>(given.causal);

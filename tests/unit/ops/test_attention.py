@@ -49,6 +49,13 @@ def test_against_the_definition(q_length: int, kv_length: int, kv_heads: int, ca
     np.testing.assert_array_equal(ops.attention(q, k, v, is_causal=causal), out)
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_float64_is_exact_to_its_own_rounding(scale: float | None) -> None:
+    q, k, v = (randn(1, 2, length, 6, dtype=np.float64) for length in (5, 7, 7))
+    want, _ = exact(q, k, v, 6**-0.5 if scale is None else scale)
+    np.testing.assert_allclose(ops.attention(q, k, v, scale=scale), want, rtol=1e-13, atol=1e-14)
+
+
 def test_true_is_top_left() -> None:
     q, k = randn(1, 1, 3, 8), randn(1, 1, 5, 8)
     np.testing.assert_array_equal(ops.attention(q, k, k, is_causal=True), ops.attention(q, k, k, is_causal="top_left"))

@@ -43,6 +43,13 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert rstd.shape == shape[:-1]
 
 
+def test_float64_is_exact_to_its_own_rounding() -> None:
+    x, weight = randn(4, 33, dtype=np.float64), randn(33, dtype=np.float64)
+    x[0] *= 1e-3  # where eps counts
+    np.testing.assert_allclose(ops.layer_norm(x, weight), exact(False, x, weight), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(ops.rms_norm(x, weight), exact(True, x, weight), rtol=1e-12, atol=1e-14)
+
+
 def test_what_comes_back() -> None:
     x, residual = randn(3, 8), randn(3, 8)
     assert isinstance(ops.layer_norm(x), np.ndarray)

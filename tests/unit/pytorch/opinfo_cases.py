@@ -48,7 +48,7 @@ OPS = {
 #: Relative and absolute difference from PyTorch's own kernels: they sum in another order, and 16-bit ones round once
 #: where PyTorch rounds several times.
 TOLERANCES = {
-    torch.float64: (1e-7, 1e-7),
+    torch.float64: (1e-11, 1e-11),
     torch.float32: (1e-4, 1e-4),
     torch.bfloat16: (4e-2, 4e-2),
     torch.float16: (5e-3, 5e-3),

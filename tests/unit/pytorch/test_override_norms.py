@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: The core keeps eps in fp32, which shows in fp64 where a variance is as small as eps: by up to 3e-8.
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
-    torch.float64: {"rtol": 1e-7, "atol": 1e-8},
+    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
     torch.bfloat16: {"rtol": 2e-2, "atol": 6e-2},
     torch.float16: {"rtol": 3e-3, "atol": 1e-2},
 }

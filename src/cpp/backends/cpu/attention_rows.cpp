@@ -59,7 +59,7 @@ AttentionRows attention_rows(const OpDesc& op, void* const* operands, std::size_
   rows.v = view(op, v, operands);
   rows.mask = view(op, mask, operands);
   rows.causal = op.attributes.causal;
-  rows.scale = static_cast<double>(op.attributes.scale);
+  rows.scale = op.attributes.scale;
   if (op.attributes.dropout_p > 0.0F) {
     const auto* words = static_cast<const std::int64_t*>(operands[rng]);
     rows.dropout = Dropout(op.attributes.dropout_p, words[0], words[1]);

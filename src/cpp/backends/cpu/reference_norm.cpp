@@ -46,8 +46,7 @@ class ReferenceNorm final : public Kernel {
       if (centred) middle += rest / count;
       double squares = 0;
       for (std::int64_t j = 0; j < columns_; ++j) squares += (s[j] - middle) * (s[j] - middle);
-      const double factor =
-          1.0 / std::sqrt(squares / count + static_cast<double>(op_.attributes.epsilon));
+      const double factor = 1.0 / std::sqrt(squares / count + op_.attributes.epsilon);
       for (std::int64_t j = 0; j < columns_; ++j) {
         if (sum) sum.set(row, j, s[j]);
         y.set(

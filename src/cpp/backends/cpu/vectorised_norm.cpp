@@ -33,7 +33,7 @@ class VectorisedNorm final : public Kernel {
     const auto stride = [&](std::size_t slot) { return op_[slot].strides[0]; };
     const NormRows at{.columns = columns_,
                       .centred = op_.kind == OpKind::kLayerNorm,
-                      .epsilon = op_.attributes.epsilon,
+                      .epsilon = static_cast<float>(op_.attributes.epsilon),
                       .x = operands[Slot::kX],
                       .residual = operands[Slot::kResidual],
                       .y = operands[Slot::kY],

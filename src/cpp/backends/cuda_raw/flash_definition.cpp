@@ -75,7 +75,7 @@ void take_shape(const OpDesc& op, std::size_t q, std::size_t k, Args& args) {
       static_cast<int>(std::min<std::int64_t>(op[q].shape[3], std::numeric_limits<int>::max()));
   args.kv_heads = op[k].shape[1];
   args.kv_length = op[k].shape[2];
-  args.scale = op.attributes.scale;
+  args.scale = static_cast<float>(op.attributes.scale);
   args.causal = op.attributes.causal != Causal::kNone;
   args.causal_bottom_right = op.attributes.causal == Causal::kBottomRight;
   args.bfloat16 = is_bf16(op[q].dtype);

@@ -97,7 +97,7 @@ Support describe_forward(const OpDesc& op, const DeviceInfo& device, bool rms,
   }
   args.rows = x.shape[0];
   args.columns = x.shape[1];
-  args.epsilon = op.attributes.epsilon;
+  args.epsilon = static_cast<float>(op.attributes.epsilon);
   args.rms = rms;
   args.x = model_address(x);
   args.residual = model_address(op[Slot::kResidual]);

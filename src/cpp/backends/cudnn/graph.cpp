@@ -182,7 +182,7 @@ struct Graph::State {
 
   template <typename Attributes>
   void set_extras(Attributes& attributes, std::size_t mask, std::size_t rng) {
-    attributes.set_attn_scale(op.attributes.scale);
+    attributes.set_attn_scale(static_cast<float>(op.attributes.scale));
     set_causal(attributes);
     if (op.has(mask)) attributes.set_bias(bind_mask(mask));
     if (op.attributes.dropout_p > 0.0F) {

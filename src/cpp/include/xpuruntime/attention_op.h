@@ -17,7 +17,7 @@ struct AttentionInputs {
 };
 
 struct AttentionOptions {
-  std::optional<float> scale;  ///< 1 / sqrt(head_dim) where it is not given
+  std::optional<double> scale;  ///< 1 / sqrt(head_dim) where it is not given
   Causal causal = Causal::kNone;
   float dropout_p = 0.0F;
   bool allow_tf32 = false;

@@ -15,7 +15,7 @@ struct NormInputs {
 };
 
 struct NormOptions {
-  float epsilon = 1e-5F;
+  double epsilon = 1e-5;
   bool rms = false;
   bool want_sum = false;    ///< needs a residual
   bool want_stats = false;  ///< mean (layer norm only) and rstd, for the backward

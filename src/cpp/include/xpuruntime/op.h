@@ -135,8 +135,8 @@ struct TensorDesc {
 
 /// What is not a tensor. Fields that an operation does not have keep these values.
 struct OpAttributes {
-  float scale = 0.0F;      ///< attention: multiplies q @ k^T
-  float epsilon = 0.0F;    ///< norms: added to the variance
+  double scale = 0.0;      ///< attention: multiplies q @ k^T; a float's value unless q is float64
+  double epsilon = 0.0;    ///< norms: added to the variance; a float's value unless x is float64
   float dropout_p = 0.0F;  ///< attention: probability to drop
   Activation activation = Activation::kNone;
   Causal causal = Causal::kNone;
@@ -149,6 +149,7 @@ struct OpAttributes {
   std::array<std::int32_t, 2> stride{};
   std::array<std::int32_t, 2> dilation{};
   std::array<std::int32_t, 4> padding{};  ///< top, left, bottom, right
+  std::int32_t reserved = 0;
 
   friend bool operator==(const OpAttributes&, const OpAttributes&) = default;
 };

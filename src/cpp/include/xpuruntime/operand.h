@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -115,6 +117,13 @@ void require_rank(const Operand& operand, std::size_t rank, const char* form);
 
 inline bool is_float(DType dtype, int bits) noexcept {
   return dtype.code == 2 && dtype.bits == bits;
+}
+/// A number as operations on such tensors take it: itself for float64, else the nearest float.
+inline double in_precision_of(DType dtype, double value) noexcept {
+  if (is_float(dtype, 64)) return value;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  if (std::abs(value) > kMost) return std::copysign(std::numeric_limits<double>::infinity(), value);
+  return static_cast<double>(static_cast<float>(value));
 }
 inline bool is_bfloat(DType dtype) noexcept { return dtype.code == 4; }
 /// fp16, bf16, fp32 or fp64.

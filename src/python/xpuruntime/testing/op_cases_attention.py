@@ -11,6 +11,7 @@ import numpy as np
 
 from xpuruntime.testing import op_references
 from xpuruntime.testing.op_cases import DTYPES, Draw, OpCall, OpCase
+from xpuruntime.testing.op_philox import dropout_factors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,12 +111,12 @@ def _common(draw: Draw, spec: dict[str, Any], factors: Any) -> Any:
         causal = "top_left" if spec["causal"] is True else spec["causal"]
     if "scale" in spec:
         options["scale"] = spec["scale"]
-    scale = float(np.float32(spec.get("scale", np.float32(1) / np.sqrt(np.float32(dim)))))
+    scale = op_references.in_precision_of(draw.dtype, spec.get("scale", 1 / np.sqrt(dim)))
     if "dropout" in spec:
         options["dropout_p"] = spec["dropout"]
         inputs["rng"] = draw.input(np.array([_SEED, _OFFSET], np.int64), "int64")
         if factors is None:
-            factors = op_references.dropout_factors(spec["dropout"], _SEED, _OFFSET, (batch, heads, rows, columns))
+            factors = dropout_factors(spec["dropout"], _SEED, _OFFSET, (batch, heads, rows, columns))
     return inputs, options, (q, k, v, mask, causal, scale, factors, draw.dtype)
 
 

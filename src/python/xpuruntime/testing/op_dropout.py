@@ -10,7 +10,7 @@ import numpy as np
 
 from xpuruntime import ops
 from xpuruntime.testing.op_arrays import Input
-from xpuruntime.testing.op_references import dropout_factors
+from xpuruntime.testing.op_philox import dropout_factors
 from xpuruntime.testing.op_run import compare
 
 if TYPE_CHECKING:
