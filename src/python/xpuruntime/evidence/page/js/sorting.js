@@ -115,7 +115,7 @@ class SortedTable {
     this.limit = Math.max(this.limit, this.found.indexOf(one) + 1);
     this.chosen = one;
     this.render();
-    this.rows.querySelector("tr.on").scrollIntoView({ block: "nearest" });
+    this.rows.querySelector("tr.on").scrollIntoView({ block: "nearest", behavior: "instant" });
   }
 
   light(one) {
