@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from xpuruntime.evidence.page.changes import render_changes
 from xpuruntime.evidence.page.comparison import render_comparison
 from xpuruntime.evidence.page.document import render_page
 from xpuruntime.evidence.page.fragment import render_fragment
 
-__all__ = ["render_comparison", "render_fragment", "render_page"]
+__all__ = ["render_changes", "render_comparison", "render_fragment", "render_page"]
