@@ -245,5 +245,6 @@ def test_two_thousand_layers(look, tmp_path):
     browser = look(table)
     assert number(browser, ".point") == 4000
     assert browser.evaluate("document.querySelector('.point.first title').textContent").startswith(names[1234])
+    assert "its outputs agree, and a layer inside of it does not: " + names[1234] in text(browser, "#top .says")
     browser.click(".point.first")
     assert browser.evaluate("document.querySelector('#layers tr.on .link').closest('td').title") == names[1234]

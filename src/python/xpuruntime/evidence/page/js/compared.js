@@ -20,17 +20,25 @@ function weight(value) {
 function showVerdict() {
   const top = document.getElementById("top");
   top.classList.add(DATA.agreed ? "is-good" : "is-bad");
-  const first = ROWS.find((row) => row.divergence);
-  const said = first ? `${first.label}: ${divergenceWords(first.divergence)}` : "Each engine is held against the reference, within the tolerance of its precision.";
   const name = DATA.model.split(/[\\/]/).filter(Boolean).pop() || DATA.model;
   const known = [["Model", name, DATA.model], ["Reference", DATA.reference, null], ["Input", DATA.inputs, null],
     ["Engines", whole.format(ROWS.length), ROWS.filter((row) => row.status === "rejected").length ? "with those rejected" : null],
     ["Layers measured", whole.format(DATA.layers.name.length), null]];
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: DATA.agreed ? "✓" : "✕" }), sentence(DATA.headline)),
-    make("p", { class: "says", text: said }),
+    make("p", { class: "says", text: says() }),
     make("dl", { class: "facts" }, known.map(([key, value, more]) =>
       make("div", {}, make("dt", { text: key }), make("dd", {}, value, more ? make("small", { text: more }) : null)))));
+}
+
+/** The first node that differs; of engines whose outputs agree, a layer that does not. */
+function says() {
+  const found = ROWS.find((row) => row.divergence);
+  if (found) return `${found.label}: ${divergenceWords(found.divergence)}`;
+  const layer = POINTS.find((point) => point.first && !point.row.outputs.every((one) => one.passed)) || POINTS.find((point) => point.first);
+  if (!layer) return "Each engine is held against the reference, within the tolerance of its precision.";
+  const though = layer.row.status === "agrees" ? "its outputs agree, and a layer inside of it does not" : "the first layer out of tolerance";
+  return `${layer.row.label}: ${though}: ${layer.name} (${layer.op}): ${layer.reason}`;
 }
 
 function divergenceWords({ nodes, op, output, reason, note }) {
