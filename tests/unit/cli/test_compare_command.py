@@ -60,3 +60,28 @@ def test_a_mistyped_engine_beside_a_good_one(xrt: Any, digits: str) -> None:
     result = xrt("compare", digits, "--engines", "onnxruntime,openvno", "-d", "cpu", "-n", 1)
     assert result.code == 2
     assert "openvno" in result.err
+
+
+def test_a_page(xrt: Any, digits: str, tmp_path: Path) -> None:
+    page = tmp_path / "drift.html"
+    result = xrt("compare", digits, "--engines", "onnxruntime,null", "-d", "cpu", "-n", 1, "--html", page)
+    assert result.code == 1
+    assert "15 layers measured, the first out of tolerance is 'conv1' (Conv)" in result.out.replace("\n", " ")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert '"name":["conv1"' in text
+    result = xrt("compare", digits, "--engines", "null", "-d", "cpu", "-n", 1, "--html", page, "--no-layers", "--json")
+    assert result.json()["rows"][0]["drift"] is None
+    assert "it was not asked for" in page.read_text(encoding="utf-8")
+
+
+def test_layers_without_a_page(xrt: Any, digits: str) -> None:
+    result = xrt("compare", digits, "--engines", "onnxruntime", "-d", "cpu", "-n", 1, "--layers", "--json")
+    assert result.code == 0
+    assert len(result.json()["rows"][0]["drift"]["layers"]) == 15
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(xrt: Any, tmp_path: Path) -> None:
+    result = xrt("compare", "nothing.onnx", "--html", tmp_path / "nowhere" / "drift.html")
+    assert result.code == 2
+    assert "--html" in result.err

@@ -49,6 +49,17 @@ def test_a_page_of_a_saved_report(xrt: Xrt, folder: Path, tmp_path: Path) -> Non
     assert (tmp_path / "a.html").read_text() == xrt_package.Report.load(folder / "a.json").to_html()
 
 
+def test_a_page_of_two_reports(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "changes.html"
+    result = xrt("explain", folder / "a.json", folder / "null.json", "--html", page)
+    assert result.code == 1
+    text = page.read_text(encoding="utf-8")
+    found = xrt_package.compare_reports(str(folder / "a.json"), str(folder / "null.json"))
+    assert text == found.to_html()
+    assert result.out.splitlines()[0].startswith("15 nodes moved")
+    assert "15 nodes moved" in text
+
+
 def test_a_deviating_report_exits_with_1_again(xrt: Xrt, folder: Path, tmp_path: Path) -> None:
     saved = json.loads((folder / "a.json").read_text())
     saved["observations"][0]["status"] = "substituted"
@@ -96,7 +107,7 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
         (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
         (("A", "-o", "x.json"), "--output say how"),
-        (("A", "B", "--html", "x.html"), "a page of one report"),
+        (("A", "B", "--html", "nowhere/x.html"), "the folder 'nowhere' is not there"),
         (("MODEL", "--html", "nowhere/x.html"), "the folder 'nowhere' is not there"),
         (("A", "--noise", "0.2"), "for two reports"),
         (("MODEL", "--noise", "0.2"), "two saved reports"),

@@ -33,6 +33,8 @@ class FaultEngine(OnnxRuntimeEngine):
         The fault is there only while the model has its own outputs alone, as a fault of a fusion.
     breaks : exception, optional
         Raised by every run.
+    by : float
+        What is added.
     """
 
     name: ClassVar[str] = "fault"
@@ -45,8 +47,10 @@ class FaultEngine(OnnxRuntimeEngine):
         *,
         alone: bool = False,
         breaks: Exception | None = None,
+        by: float = 3.0,
     ) -> None:
         self.node, self.hidden, self.alone, self.breaks = node, hidden, alone, breaks
+        self.by = by
         self.outputs: tuple[str, ...] | None = None
         self.seen: list[dict[str, Any]] = []
 
@@ -96,5 +100,5 @@ class FaultEngine(OnnxRuntimeEngine):
         node.output[0] = f"{name}.right"
         added = helper.make_node("Add", [f"{name}.right", "fault.by"], [name], name="fault.add")
         proto.graph.node.insert(place + 1, added)
-        proto.graph.initializer.append(numpy_helper.from_array(np.float32(3.0), "fault.by"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(self.by), "fault.by"))
         return inspect_bytes(proto, request.model.base_dir)

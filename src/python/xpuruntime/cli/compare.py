@@ -34,6 +34,18 @@ RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=1_000_000, h
 SearchOption = Annotated[
     bool, typer.Option("--search/--no-search", help="Look for the first node whose output differs.")
 ]
+HtmlOption = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE", help="Also write the comparison as one HTML page.", show_default=False),
+]
+LayersOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--layers/--no-layers",
+        help="Measure how far each layer is from the reference. On with --html.",
+        show_default=False,
+    ),
+]
 
 
 def compare(
@@ -47,6 +59,8 @@ def compare(
     dim: DimOption = None,
     runs: RunsOption = 20,
     search: SearchOption = True,
+    layers: LayersOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Run a model on several engines and hold each against fp32 on the CPU.
@@ -57,8 +71,10 @@ def compare(
     from xpuruntime.cli.entry import ExitCode
     from xpuruntime.cli.opening import prepare
     from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.reports import check_target
     from xpuruntime.inference import compare_engines
 
+    check_target("--html", html)
     given = prepare(model, input, dim)[1].arrays if input or dim else None
     with working("comparing", as_json=json):
         found = compare_engines(
@@ -71,6 +87,9 @@ def compare(
             calibration=calibration,
             runs=runs,
             search=search,
+            layers=html is not None if layers is None else layers,
         )
+    if html is not None:
+        found.save_html(html)
     print_thing(found, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

@@ -30,7 +30,12 @@ MachineOption = Annotated[
 ]
 HtmlOption = Annotated[
     str | None,
-    typer.Option("--html", metavar="FILE", help="Also write the report as one HTML page.", show_default=False),
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Also write the report, or what differs between two, as one HTML page.",
+        show_default=False,
+    ),
 ]
 
 ModelOrReports = Annotated[

@@ -88,7 +88,7 @@ def show_reports(
     options : mapping of str to object
         The options that are for models, which are refused here where one is given.
     html : str, optional
-        Where one report is to be written as a page.
+        Where the report, or the comparison of two, is to be written as a page.
     noise, noise_us : float, optional
         As for `compare_reports`.
     as_json : bool
@@ -114,10 +114,10 @@ def show_reports(
             report.save_html(html)
         print_thing(report, as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
-    if html is not None:
-        raise InputError("--html makes a page of one report, and two were given: leave it or one of them out")
     limits = {name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None}
     found = compare_reports(paths[0], paths[1], **limits)
+    if html is not None:
+        found.save_html(html)
     print_thing(found, as_json=as_json)
     return ExitCode.OK if found.same else ExitCode.NOT_HONOURED
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         What,
     )
 
-__all__ = ["headline", "render"]
+__all__ = ["arrow_text", "change_text", "headline", "render", "units_text"]
 
 #: What differs, as the sentence counts it: of one node, of several.
 _COUNTED: tuple[tuple[What, str, str], ...] = (
@@ -87,9 +87,9 @@ def render(comparison: ReportComparison) -> RenderableType:
         for key in comparison.keys:
             made.add_row(
                 Text(key.key),
-                Text(_arrow(key.requested_before, key.requested_after)),
-                Text(_arrow(key.observed_before, key.observed_after)),
-                Text(_arrow(key.status_before, key.status_after), "bold red" if key.deviates else ""),
+                Text(arrow_text(key.requested_before, key.requested_after)),
+                Text(arrow_text(key.observed_before, key.observed_after)),
+                Text(arrow_text(key.status_before, key.status_after), "bold red" if key.deviates else ""),
             )
         parts.append(made)
         parts += [Text(f"{one.key}: {one.reason}") for one in comparison.keys if one.deviates and one.reason]
@@ -103,8 +103,8 @@ def render(comparison: ReportComparison) -> RenderableType:
                     (border.count_after, border.bytes_after),
                 )
             ]
-            counts = _arrow(str(border.count_before), str(border.count_after))
-            made.add_row(Text(border.kind), Text(border.where), counts, _arrow(*sizes), _change(border.time))
+            counts = arrow_text(str(border.count_before), str(border.count_after))
+            made.add_row(Text(border.kind), Text(border.where), counts, arrow_text(*sizes), change_text(border.time))
         parts.append(made)
     if comparison.memory:
         made = table("memory", ("owner", ">before", ">after"))
@@ -134,9 +134,9 @@ def _speeds(comparison: ReportComparison) -> list[RenderableType]:
 
     told: list[RenderableType] = []
     if comparison.latency is not None:
-        told.append(Text(f"latency: {_change(comparison.latency)}", style=_STYLE[comparison.latency.verdict]))
+        told.append(Text(f"latency: {change_text(comparison.latency)}", style=_STYLE[comparison.latency.verdict]))
     for total in comparison.totals:
-        told.append(Text(f"all units, {total.kind} time: {_change(total)}", style=_STYLE[total.verdict]))
+        told.append(Text(f"all units, {total.kind} time: {change_text(total)}", style=_STYLE[total.verdict]))
     if told:
         limit = f"{comparison.noise:.0%} or {comparison.noise_us:g} us"
         told.append(Text(f"(differences up to {limit} are taken for noise)", style="dim"))
@@ -153,13 +153,13 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     order = sorted(comparison.groups, key=weight)
     made = table("source nodes about which something differs", ("nodes", "what", "before", "after", ">time"))
     for group in order[:_ROWS]:
-        time = _change(group.time)
+        time = change_text(group.time)
         verdict = group.time.verdict if group.time else "same"
         made.add_row(
             Text(_listed(group.nodes, 2) if group.nodes else "(inserted)"),
             Text(", ".join(group.what) or verdict),
-            Text(_cut(_units(group, group.before))),
-            Text(_cut(_units(group, group.after))),
+            Text(_cut(units_text(group, group.before))),
+            Text(_cut(units_text(group, group.after))),
             Text(time, style=_STYLE[verdict]),
         )
     parts: list[RenderableType] = [made]
@@ -170,7 +170,7 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     return parts
 
 
-def _units(group: GroupChange, units: Sequence[UnitSide]) -> str:
+def units_text(group: GroupChange, units: Sequence[UnitSide]) -> str:
     """Say of units what differs: placement, precision, kernel or layout; else which operators they are."""
     ran = [unit for unit in units if unit.relation != "folded"]
     if not ran:
@@ -199,7 +199,8 @@ def _listed(nodes: Sequence[str], most: int) -> str:
     return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
 
 
-def _arrow(before: str | None, after: str | None) -> str:
+def arrow_text(before: str | None, after: str | None) -> str:
+    """Say what a value was and is; once where it is the same."""
     a, b = before if before is not None else "not stated", after if after is not None else "not stated"
     return a if a == b else f"{a} -> {b}"
 
@@ -210,7 +211,8 @@ def _cut(text: str | None) -> str:
     return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
 
 
-def _change(time: TimeChange | None) -> str:
+def change_text(time: TimeChange | None) -> str:
+    """Say of a time what it was and is, and by how much that is slower or faster."""
     if time is None:
         return "?"
     figures = f"{time.before:,.1f} -> {time.after:,.1f} {time.unit}"

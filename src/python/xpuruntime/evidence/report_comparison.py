@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.evidence.records import Status, Time
+from xpuruntime.evidence.writing import write_whole
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     from rich.console import RenderableType
 
 __all__ = [
@@ -235,6 +239,22 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         """Return JSON text; `indent` ``None`` gives one line."""
         raw = msgspec.json.encode(self.to_dict())
         return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+
+    def to_html(self) -> str:
+        """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
+        from xpuruntime.evidence.page import render_changes
+
+        return render_changes(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        return write_whole(path, self.to_html(), "the page of the comparison")
 
     def __str__(self) -> str:
         from xpuruntime.evidence.comparison_text import render

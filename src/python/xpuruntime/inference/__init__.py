@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from xpuruntime.inference.comparing import Comparison, compare_engines
+from xpuruntime.inference.comparing import compare_engines
+from xpuruntime.inference.comparison import Comparison
 from xpuruntime.inference.compiling import compile_model
 from xpuruntime.inference.plans import plan
 from xpuruntime.inference.session import InferenceSession

@@ -16,6 +16,7 @@ import msgspec
 from xpuruntime.engines.model.graph import reads
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.inference.inside import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 
 __all__ = ["Divergence", "find_divergence"]
-
-#: Types of tensors, as ONNX Runtime writes them, that come back as plain arrays.
-_PLAIN = frozenset(
-    f"tensor({name})"
-    for name in (
-        "float", "double", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
-    )
-)  # fmt: skip
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,12 +95,10 @@ class _Search:
     def __init__(
         self, info: ModelInfo, feeds: Mapping[str, Any], failing: ProbeResult, limits: Tolerance, answer: Answer
     ) -> None:
-        self.info, self.feeds, self.failing, self.limits, self.answer = info, feeds, failing, limits, answer
+        self.limits, self.answer = limits, answer
         self.wrong = {f.name: f for f in failing.outputs if not f.passed}
-        self.proto = info.named_proto()
-        self.nodes = list(self.proto.graph.node)
-        self.outputs = {value.name for value in self.proto.graph.output}
-        self.described = _described(self.proto)
+        self.inside = Inside(info, feeds)
+        self.nodes, self.outputs = self.inside.nodes, self.inside.outputs
         self.order = self._ancestors()
         self.found: dict[int, OutputFigures] = {}
         self.steps = 0
@@ -171,8 +162,7 @@ class _Search:
         cut = self._cut(index)
         try:
             want = self._reference(cut)
-            model = self._with_outputs(want)
-            got = self.answer(model)
+            got = self.answer(self.inside.with_outputs(want))
         except XpuRuntimeError as error:
             self.blocked[index] = f"the model was refused with more outputs: {str(error).splitlines()[0]}"
             return None
@@ -206,64 +196,7 @@ class _Search:
         return not compare_within(want, {n: got[n] for n in want}, self.limits).passed
 
     def _reference(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return those of the tensors that are plain arrays, as fp32 on the CPU computes them."""
-        from xpuruntime.engines.onnxruntime.failures import translate
-        from xpuruntime.engines.onnxruntime.opening import open_session
-        from xpuruntime.engines.onnxruntime.settings import Settings
-        from xpuruntime.engines.source import Source
-
-        proto = self._copy()
-        for name in names:
-            if name not in self.outputs:
-                proto.graph.output.add().name = name  # ONNX Runtime knows its type
-        source = Source(proto.SerializeToString(), self.info.base_dir, self.info.path)
-        session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
-        types = {output.name: output.type for output in session.get_outputs()}
-        wanted = [name for name in dict.fromkeys((*names, *self.targets)) if types.get(name) in _PLAIN]
-        try:
-            arrays = session._sess.run(wanted, dict(self.feeds), None)
-        except Exception as error:
-            raise translate(error, doing=f"running {self.info.path}", device="cpu") from None
-        found = dict(zip(wanted, arrays, strict=True))
+        """Return those of the tensors that are plain arrays, and keep the outputs that are wrong on the engine."""
+        found = self.inside.reference((*names, *self.targets))
         self._plain = {name: found[name] for name in self.targets if name in found}
         return {name: found[name] for name in names if name in found}
-
-    def _with_outputs(self, arrays: Mapping[str, Any]) -> ModelInfo:
-        """Return the model with these tensors as further outputs."""
-        from onnx import helper
-
-        from xpuruntime.engines.model import inspect_bytes
-
-        proto = self._copy()
-        fixed = all(isinstance(size, int) for tensor in self.info.inputs for size in tensor.shape or ("?",))
-        for name, array in arrays.items():
-            if name in self.outputs:
-                continue
-            if name in self.described:
-                proto.graph.output.append(self.described[name])
-                continue
-            shape = list(array.shape) if fixed else [f"{name}.{axis}" for axis in range(array.ndim)]
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            proto.graph.output.append(helper.make_tensor_value_info(name, kind, shape))
-        return inspect_bytes(proto, self.info.base_dir)
-
-    def _copy(self) -> Any:
-        proto = type(self.proto)()
-        proto.CopyFrom(self.proto)
-        return proto
-
-
-def _described(proto: Any) -> dict[str, Any]:
-    """Return the types of tensors inside of a graph, as far as ONNX knows all of their dimensions."""
-    from onnx import shape_inference
-
-    try:
-        found = shape_inference.infer_shapes(proto).graph.value_info
-    except Exception:  # it refuses models that engines run: then the types are taken from the reference
-        return {}
-    return {
-        value.name: value
-        for value in found
-        if value.type.tensor_type.HasField("shape")
-        and all(dim.dim_param or dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
-    }

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -13,145 +13,28 @@ from xpuruntime.engines.book import REFERENCE
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.inference.bisecting import Divergence, find_divergence
+from xpuruntime.inference.bisecting import find_divergence
+from xpuruntime.inference.comparison import Comparison, EngineRow
+from xpuruntime.inference.drifting import measure_drift
 from xpuruntime.inference.explain import measure
 from xpuruntime.inference.plans import merge_policy, plan_request
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import RenderableType
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.bisecting import Divergence
+    from xpuruntime.inference.drifting import Drift
     from xpuruntime.inference.plans import PolicyLike, Precision
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Comparison", "EngineRow", "compare_engines"]
-
-SCHEMA = "xpuruntime.comparison/1"
-
-
-class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How one engine did.
-
-    Attributes
-    ----------
-    engine, device, precision : str
-        What ran, or was asked for.
-    status : {"agrees", "differs", "rejected", "failed"}
-        Within tolerance; out of it; the plan refused the engine; it raised while loading or running.
-    reason : str
-        The figures in words, or why it did not run.
-    max_abs, max_rel, cosine : float or None
-        Of the worst output, as in `OutputFigures`.
-    median_us : float or None
-        Wall time of a run with host arrays, in microseconds.
-    tolerance : Tolerance or None
-    divergence : Divergence or None
-        The first node out of tolerance, where `status` is ``"differs"`` and it was looked for.
-    notes : tuple of str
-        What the plan warns of.
-    """
-
-    engine: str
-    device: str
-    precision: str
-    status: Literal["agrees", "differs", "rejected", "failed"]
-    reason: str
-    max_abs: float | None = None
-    max_rel: float | None = None
-    cosine: float | None = None
-    median_us: float | None = None
-    tolerance: Tolerance | None = None
-    divergence: Divergence | None = None
-    notes: tuple[str, ...] = ()
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on several engines.
-
-    Attributes
-    ----------
-    model : str
-    reference : str
-        Who computed what the others are held against, as ``"engine.device.precision"``.
-    inputs : str
-        Where the input comes from.
-    rows : tuple of EngineRow
-        In the order asked.
-    """
-
-    model: str
-    reference: str
-    inputs: str
-    rows: tuple[EngineRow, ...]
-    schema: str = SCHEMA
-
-    @property
-    def agreed(self) -> bool:
-        """Whether every engine that the plan accepted ran and is within tolerance, and at least one did."""
-        ran = [row for row in self.rows if row.status != "rejected"]
-        return bool(ran) and all(row.status == "agrees" for row in ran)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {"schema": plain.pop("schema"), "agreed": self.agreed, **plain}
-
-    def to_json(self, *, indent: int = 2) -> str:
-        """Return it as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
-
-    def __str__(self) -> str:
-        """Return it as plain text, one engine a line."""
-        lines = [f"{self.model} against {self.reference}, input {self.inputs}"]
-        for row in self.rows:
-            lines.append(f"  {row.engine}@{row.device} ({row.precision}): {row.status}: {row.reason}")
-            if row.divergence is not None:
-                lines.append(f"    {row.divergence}")
-        return "\n".join(lines)
-
-    def __rich__(self) -> RenderableType:
-        """Return it as a table, and the divergences below."""
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(
-            box=SIMPLE_HEAD, title=f"{self.model} against {self.reference}, input {self.inputs}", title_justify="left"
-        )
-        for column in ("engine", "precision", "max abs", "max rel", "cosine", "us", "verdict"):
-            table.add_column(
-                column, overflow="fold", justify="right" if column[:3] in ("max", "cos", "med") else "left"
-            )
-        for row in self.rows:
-            numbers = [
-                "-" if value is None else format(value, form)
-                for value, form in (
-                    (row.max_abs, ".3g"),
-                    (row.max_rel, ".3g"),
-                    (row.cosine, ".5f"),
-                    (row.median_us, ",.1f"),
-                )
-            ]
-            table.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
-        return Group(table, *(Text(line) for row in self.rows for line in _story(row)))
-
-
-def _story(row: EngineRow) -> list[str]:
-    """Return what a table has no room for."""
-    head = f"{row.engine}@{row.device}: "
-    lines = [] if row.status == "agrees" else [f"{head}{row.status}: {row.reason}"]
-    if row.divergence is not None:
-        lines.append(f"{head}{row.divergence}")
-    return lines + [f"{head}{note}" for note in row.notes]
+__all__ = ["compare_engines"]
 
 
 def compare_engines(
@@ -165,6 +48,7 @@ def compare_engines(
     calibration: Any = None,
     runs: int = 20,
     search: bool = True,
+    layers: bool = False,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
 ) -> Comparison:
@@ -189,6 +73,9 @@ def compare_engines(
         Timed runs of each engine, after a few that are not counted.
     search : bool
         Look for the first node out of tolerance on engines that differ. Runs the model some ten times more.
+    layers : bool
+        Measure how far every layer is from the reference: `EngineRow.drift`. Loads each engine once more, with the
+        tensors of all layers as outputs.
     registry : EngineRegistry, optional
     machine : Machine, optional
 
@@ -240,12 +127,13 @@ def compare_engines(
         raise ModelError(msg)
     asked = request.on("cpu", base)
     reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
-    bench = _Bench(request, base, known, machine, reference, runs, search)
+    bench = _Bench(request, base, known, machine, reference, runs, search, layers)
     return Comparison(
         model=str(model),
         reference=REFERENCE,
         inputs=reference.origin,
         rows=tuple(bench.row(*pair) for pair in pairs),
+        layers=layers,
     )
 
 
@@ -267,6 +155,7 @@ class _Bench(NamedTuple):
     reference: Reference
     runs: int
     search: bool
+    layers: bool
 
     def row(self, engine: str, device: str | None) -> EngineRow:
         policy = self.base.with_overrides(engine=engine, device=device)
@@ -290,6 +179,12 @@ class _Bench(NamedTuple):
                 divergence = self._search(plan, policy, machine, result)
             except XpuRuntimeError as error:  # the table stands without it
                 notes = (*notes, f"the first node could not be looked for: {error}")
+        drift = None
+        if self.layers:
+            try:
+                drift = self._drift(plan, policy, machine, result)
+            except XpuRuntimeError as error:
+                notes = (*notes, f"the drift of layers could not be measured: {error}")
         worst = max(result.outputs, key=lambda one: (not one.passed, one.max_rel), default=None)
         return EngineRow(
             **named,
@@ -302,6 +197,8 @@ class _Bench(NamedTuple):
             tolerance=result.tolerance,
             divergence=divergence,
             notes=notes,
+            outputs=result.outputs,
+            drift=drift,
         )
 
     def _run(self, plan: Plan, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
@@ -317,6 +214,16 @@ class _Bench(NamedTuple):
 
     def _search(self, plan: Plan, policy: Policy, machine: Machine, failing: ProbeResult) -> Divergence | None:
         """Look for the first node that is out of tolerance."""
+        answer = self._answers(plan, policy, machine)
+        return find_divergence(self.request.model, self.reference.feeds, failing, failing.tolerance, answer)
+
+    def _drift(self, plan: Plan, policy: Policy, machine: Machine, result: ProbeResult) -> Drift:
+        """Measure every layer."""
+        answer = self._answers(plan, policy, machine)
+        return measure_drift(self.request.model, self.reference.feeds, result.tolerance, answer, agreed=result.passed)
+
+    def _answers(self, plan: Plan, policy: Policy, machine: Machine) -> Callable[[ModelInfo], Mapping[str, Any]]:
+        """Return what runs a model on the engine, and raises `XpuRuntimeError` alone."""
         engine = self.registry.get(plan.engine)
 
         def answer(model: ModelInfo) -> Mapping[str, Any]:
@@ -336,7 +243,7 @@ class _Bench(NamedTuple):
                 msg = f"{type(error).__name__}: {error}"
                 raise XpuRuntimeError(msg, engine=engine.name, device=plan.device) from error
 
-        return find_divergence(self.request.model, self.reference.feeds, failing, failing.tolerance, answer)
+        return answer
 
 
 def _said(error: XpuRuntimeError) -> str:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A report as HTML: one page that needs nothing but a browser, and a fragment for notebooks."""
+"""Reports and comparisons as HTML: pages that need nothing but a browser, and a fragment for notebooks."""
 
 from __future__ import annotations
 
+from xpuruntime.evidence.page.changes import render_changes
+from xpuruntime.evidence.page.comparison import render_comparison
 from xpuruntime.evidence.page.document import render_page
 from xpuruntime.evidence.page.fragment import render_fragment
 
-__all__ = ["render_fragment", "render_page"]
+__all__ = ["render_changes", "render_comparison", "render_fragment", "render_page"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`render_page`: the page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
+"""`render_page`: a page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from xpuruntime.evidence.page.fragment import fragment_style, render_fragment
 if TYPE_CHECKING:
     from xpuruntime.evidence.report import Report
 
-__all__ = ["render_page"]
+__all__ = ["assemble", "render_page"]
 
 _HERE = Path(__file__).parent
-#: The parts of the one script, in the order in which they build on each other.
+#: The parts of the script of a report, in the order in which they build on each other.
 _PARTS = (
-    "core", "overview", "charts", "timeline", "units", "tables", "groups", "columns", "layout", "paint", "graph",
-    "inspector", "main",
+    "elements", "core", "overview", "charts", "timeline", "sorting", "units", "tables", "groups", "columns", "layout",
+    "paint", "graph", "inspector", "shell", "main",
 )  # fmt: skip
 #: In JSON these may stand as escapes only: inside of HTML they could end the block that holds them.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -34,24 +34,42 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 def render_page(report: Report) -> str:
     """Return the whole page. It loads nothing, from nowhere, and shows all text of the report as text."""
-    style, script = _assets()
-    data = msgspec.json.encode(page_data(report)).decode()
+    title = f"{report.headline} - {model_name(report)}"
+    return assemble("page.html", _PARTS, title, page_data(report), render_fragment(report))
+
+
+def assemble(template: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
+    """Return a page made of a template.
+
+    Parameters
+    ----------
+    template : str
+        Its file beside this one.
+    scripts : tuple of str
+        Files of the folder ``js``, in the order in which they build on each other.
+    title : str
+    data : object
+        What can be JSON; the script reads it as ``DATA``.
+    fragment : str
+        Markup for browsers without scripts.
+    """
+    style, script = _assets(scripts)
     parts = {
         "policy": html.escape(_content_policy(style, script)),
-        "title": html.escape(f"{report.headline} - {model_name(report)}"),
+        "title": html.escape(title),
         "style": style,
-        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], data),
+        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], msgspec.json.encode(data).decode()),
         "script": script,
-        "fragment": render_fragment(report),
+        "fragment": fragment,
     }
-    template = (_HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    text = (_HERE / template).read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
 
 
 @functools.cache
-def _assets() -> tuple[str, str]:
+def _assets(scripts: tuple[str, ...]) -> tuple[str, str]:
     style = (_HERE / "page.css").read_text(encoding="utf-8")
-    bodies = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PARTS)
+    bodies = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
     return style, f'"use strict";\n(() => {{\n{bodies}}})();\n'
 
 

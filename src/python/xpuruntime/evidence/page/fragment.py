@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report
 
-__all__ = ["fragment_style", "render_fragment"]
+__all__ = ["fragment_style", "fragment_table", "render_fragment"]
 
 _TOP = 8
 
@@ -36,7 +36,7 @@ def render_fragment(report: Report) -> str:
             (o.key, o.requested, o.resolved, o.observed, _Badge(o.status), o.reason)
             for o in ordered(report.observations)
         ]
-        parts.append(_table("Policy", ("key", "requested", "resolved", "observed", "status", "reason"), rows))
+        parts.append(fragment_table("Policy", ("key", "requested", "resolved", "observed", "status", "reason"), rows))
     parts += _hot(report)
     if report.notes:
         parts.append(f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in report.notes)}</ul>")
@@ -86,11 +86,12 @@ def _hot(report: Report) -> list[str]:
         ]
         named = "cycles" if measure == "cycles" else f"{measure.replace('us', 'µs')}, {kind} time"
         title = f"Where the time goes ({named}; {len(rows)} of {len(timed)} units)"
-        tables.append(_table(title, ("unit", "op", "on", "ran in", "time", "share"), rows))
+        tables.append(fragment_table(title, ("unit", "op", "on", "ran in", "time", "share"), rows))
     return tables
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def fragment_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table of text, with its caption."""
     head = "".join(f"<th scope='col'>{_text(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
     return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

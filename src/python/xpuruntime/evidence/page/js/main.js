@@ -1,63 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// Theme, the way through the page, printing; and the start of it all.
-
-const THEMES = ["system", "light", "dark"];
-
-function showTheme() {
-  const button = document.getElementById("theme");
-  let theme = "system";
-  try {
-    theme = localStorage.getItem("xpuruntime-theme") || theme;
-  } catch { /* a browser may refuse to remember anything for a file */ }
-  const apply = () => {
-    document.documentElement.dataset.theme = theme;
-    document.documentElement.style.colorScheme = theme === "system" ? "light dark" : theme;
-    button.textContent = `Theme: ${theme}`;
-    button.setAttribute("aria-label", `Theme: ${theme}. Change`);
-  };
-  button.addEventListener("click", () => {
-    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const round = dark ? ["system", "light", "dark"] : ["system", "dark", "light"];
-    theme = round[(round.indexOf(theme) + 1) % round.length];
-    try {
-      localStorage.setItem("xpuruntime-theme", theme);
-    } catch { /* as above */ }
-    apply();
-  });
-  if (!THEMES.includes(theme)) theme = "system";
-  apply();
-}
-
-function showNav() {
-  const nav = document.getElementById("nav");
-  const links = new Map();
-  for (const section of document.querySelectorAll("main > section[aria-labelledby]")) {
-    const link = make("a", { href: `#${section.id}`, text: section.dataset.short || section.querySelector("h2").textContent });
-    links.set(section, link);
-    nav.append(link);
-  }
-  const visible = new Set();
-  const observer = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) visible[isIntersecting ? "add" : "delete"](target);
-    const current = [...links.keys()].find((section) => visible.has(section));
-    for (const [section, link] of links) {
-      if (section === current) link.setAttribute("aria-current", "true");
-      else link.removeAttribute("aria-current");
-    }
-  }, { rootMargin: "-80px 0px -55% 0px" });
-  for (const section of links.keys()) observer.observe(section);
-}
-
-/** On paper everything is open. */
-function showPrint() {
-  let shut = [];
-  addEventListener("beforeprint", () => {
-    shut = [...document.querySelectorAll("details:not([open])")];
-    for (const one of shut) one.open = true;
-  });
-  addEventListener("afterprint", () => { for (const one of shut) one.open = false; });
-}
+// The start of it all.
 
 showTheme();
 showOverview();

@@ -58,10 +58,6 @@ function accounting() {
   return `${count(Object.values(nodes).reduce((a, b) => a + b, 0), "source node")}: ${words.join(", ")}`;
 }
 
-function sentence(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
-}
-
 function showPolicy() {
   const body = bodyOf("policy");
   if (!DATA.observations.length) body.append(nothing("No policy key was compared."));

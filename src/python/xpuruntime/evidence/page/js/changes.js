@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// The start of the page of two reports.
+
+showTheme();
+showHeadline();
+showReports();
+showSpeed();
+showNodes();
+showRest();
+showNav();
+showPrint();
+document.documentElement.dataset.ready = "true";

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// The page's data, how elements are made, and how numbers are written. All files of this folder are parts of one script;
+// each page takes those that it needs. Text goes into a page as text alone: there is no markup made of strings anywhere.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const STATUSES = { honoured: "✓", substituted: "✕", unsupported: "!", unobservable: "?", agrees: "✓", within: "✓", differs: "✕", failed: "!", out: "✕", rejected: "–" };
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Make an element. `class`, `text`, `on…` handlers and attributes are in `facts`; children are elements or text. */
+function make(tag, facts = {}, ...children) {
+  return fill(document.createElement(tag), facts, children);
+}
+
+function draw(tag, facts = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), facts, children);
+}
+
+function fill(element, facts, children) {
+  for (const [key, value] of Object.entries(facts)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "text") element.textContent = value;
+    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);
+  return element;
+}
+
+function bodyOf(section) {
+  return document.querySelector(`#${section} > .body`);
+}
+
+function badge(status) {
+  return make("span", { class: `badge ${status}` }, make("i", { "aria-hidden": "true", text: STATUSES[status] || "?" }), status);
+}
+
+function nothing(text) {
+  return make("p", { class: "none", text });
+}
+
+/** A plain table. Columns that begin with ">" hold numbers. Cells are text or elements. */
+function table(caption, columns, rows, facts = {}) {
+  const right = columns.map((name) => (name.startsWith(">") ? "num" : null));
+  const head = columns.map((name, i) => make("th", { scope: "col", class: right[i], text: name.replace(/^>/, "") }));
+  const body = rows.map((row) =>
+    make("tr", { class: row.mark }, row.cells.map((cell, i) => make("td", { class: right[i] }, cell === null ? "" : cell))),
+  );
+  return make("div", { class: "scroll" },
+    make("table", { "aria-label": caption, ...facts }, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body)));
+}
+
+const one = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+function amount(value) {
+  if (value > 0 && value < 0.01) return "<0.01";
+  if (value > 0 && value < 1) return String(Number(value.toPrecision(2)));
+  return value >= 1e5 || Number.isInteger(value) && value >= 1000 ? whole.format(value) : one.format(value);
+}
+
+function share(value) {
+  return value > 0 && value < 0.001 ? "<0.1 %" : `${(value * 100).toFixed(1)} %`;
+}
+
+function bytes(value) {
+  if (value === null || value === undefined) return "?";
+  let left = value;
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (left < 1024) return unit === "B" ? `${whole.format(left)} B` : `${one.format(left)} ${unit}`;
+    left /= 1024;
+  }
+  return `${one.format(left)} GiB`;
+}
+
+function count(number, word) {
+  return `${whole.format(number)} ${number === 1 ? word : `${word}s`}`;
+}
+
+/** The end of a long name, which tells more than its beginning. */
+function short(name, most = 36) {
+  return name.length <= most ? name : `…${name.slice(1 - most)}`;
+}
+
+/** Give each of the values a class `k0` to `k6`, in order; those beyond share `k7`. */
+function palette(values) {
+  return new Map(values.map((value, i) => [value, `k${Math.min(i, 7)}`]));
+}
+
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
