@@ -159,11 +159,15 @@ def _observer(
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import instrument, observe
+        from xpuruntime.engines.onnxruntime.observing.decisions import told
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
         effective: dict[str, str] = {}
-        current = as_it_runs(source, rewriting)
+        decided = None
+        if rewriting is not None and rewriting.rewrites:
+            decided = DecidedKernels(rewriting, request.device, arch_of(settings))
+        current = source if decided is None else decided.source
 
         def make(prefix: str | None, optimized: str | None) -> Any:
             prepared = session_options(copy, current)
@@ -178,7 +182,6 @@ def _observer(
                 return session._sess.run_with_ort_values(given, names, None)
             return session._sess.run(names, given, None)
 
-        decided = None if rewriting is None else DecidedKernels(rewriting, request.device, arch_of(settings))
         with attention_kernels(request) as kernels:
             seen = observe(
                 make,
@@ -196,10 +199,12 @@ def _observer(
             units = in_source_terms(seen.units, source.quantised, request.model)
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
-        if rewriting is None or decided is None:
+        if rewriting is None:
             return seen
         rewriting.release()
-        return decided.attach(seen)
+        if decided is not None:
+            return decided.attach(seen)
+        return msgspec.structs.replace(seen, decisions=told(rewriting, {}, request.device))
 
     return observer
 

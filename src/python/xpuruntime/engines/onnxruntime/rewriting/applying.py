@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.policies import KernelPolicy
 
@@ -43,6 +44,8 @@ class Rewriting:
     policy : KernelPolicy
     rules : OnnxRuntimeRules
         Alive as long as sessions of this model may be opened.
+    timed : tuple of Timed
+        What was measured of nodes whose kernel the policy leaves open.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Rewriting:
         self._model: onnx.ModelProto | None = model
         self._settings = settings
         self.rewrites: tuple[Rewrite, ...] = ()
+        self.timed: tuple[Timed, ...] = ()
         self.rules: _core.OnnxRuntimeRules
         self.use(found.rewrites)
 
@@ -88,6 +92,17 @@ class Rewriting:
         """Return the model with these rewrites, and with further outputs."""
         edited = rewrite(self.model, rewrites, self.rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited, outputs)
+
+    def marked(self, mark: str) -> tuple[Source, _core.OnnxRuntimeRules]:
+        """Return the model as it runs, for one session whose nodes the dispatcher knows by their names and `mark`.
+
+        Keep the rules until that session is open.
+        """
+        nodes = [one.node for one in self.rewrites]
+        rules = session_rules(self.policy, nodes, strict=self._settings.strict, mark=mark)
+        deterministic = self._settings.deterministic
+        edited = rewrite(self.model, self.rewrites, rules.key, deterministic=deterministic, mark=mark)
+        return self.sourced(edited), rules
 
     def sourced(self, model: onnx.ModelProto, outputs: Sequence[str] = ()) -> Source:
         """Return a form of the model as a source, with further outputs."""
@@ -126,12 +141,14 @@ def terms_of(request: Request, settings: Settings) -> Terms:
 def begin(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
     """Rewrite the model that is about to be opened, as the plan says; ``None`` where the policy asks for nothing.
 
+    Where nothing that it asks for can be done, there are no rewrites, and `found` says why.
+
     Raises
     ------
     EngineError
         Under ``mode: strict``, where the model as it is loaded does not have what the plan was made for.
     """
-    if not (settings.rewrites or settings.tune):
+    if not (settings.rewrites or settings.left or settings.tune):
         return None
     policy = request.policy.kernels
     model = _read(source)

@@ -43,7 +43,7 @@ def public(settings: Settings) -> Settings:
 
 
 def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
-    """Return the model with operators of ours as the plan says; ``None`` where there are none.
+    """Return the model with operators of ours as the plan says; ``None`` where the policy asks for none.
 
     Raises
     ------
@@ -57,12 +57,14 @@ def rewritten(request: Request, settings: Settings, source: Source, log: Convers
         return None
     if settings.tune and rewriting.found.free:
         _tune(rewriting, request, settings, log)
-    return rewriting if rewriting.rewrites else None
+    if not rewriting.rewrites:
+        rewriting.release()
+    return rewriting
 
 
 def as_it_runs(source: Source, rewriting: Rewriting | None) -> Source:
     """Return the model that is opened: the rewritten one, where there is one."""
-    return source if rewriting is None else rewriting.source
+    return source if rewriting is None or not rewriting.rewrites else rewriting.source
 
 
 def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: ConversionLog) -> None:
@@ -83,6 +85,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: Conve
         log.add(
             f"{one.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{one.rewrite.op}", str(one)
         )
+    rewriting.timed = tuple(times)
     rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
 
 
@@ -128,7 +131,7 @@ def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
 
 def check(rewriting: Rewriting | None, request: Request, settings: Settings, session: Any, log: ConversionLog) -> None:
     """Hold a rewritten session against one without rewrites; see `check_rewriting`."""
-    if rewriting is None:
+    if rewriting is None or not rewriting.rewrites:
         return
     copy = public(settings)
 
