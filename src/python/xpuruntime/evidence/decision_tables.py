@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.evidence.kernel_decisions import KernelDecision
+    from xpuruntime.evidence.report_comparison import DecisionChange
 
-__all__ = ["ENGINE_OWN", "call_text", "decision_tables", "why_text"]
+__all__ = ["call_text", "changed_decisions", "decision_tables", "why_text"]
 
-ENGINE_OWN = "the engine's own"
+_OWN = "the engine's own"
 _ROWS = 12
 _STYLE = {"fallback": "bold red"}
 _WHY = {
@@ -41,7 +42,7 @@ def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[Ren
         served.add_row(
             Text(call_text(one)),
             Text(", ".join(one.asked)),
-            Text(one.kernel or ENGINE_OWN),
+            Text(one.kernel or _OWN),
             Text(why_text(one), style=_STYLE.get(one.source, "")),
             "-" if one.count is None else f"{one.count:,}",
         )
@@ -51,11 +52,38 @@ def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[Ren
     return [*parts, *_others(order)]
 
 
+def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]:
+    """Return a table of the calls that another kernel serves, and why."""
+    from rich.text import Text
+
+    made = table("calls that another kernel serves", ("call", "before", "after", "asked"))
+    for one in changes[:_ROWS]:
+        asked = [f"{words} ({key})" for words, key in _asked(one)]
+        made.add_row(
+            Text(_at(one.description or one.op, one.nodes)),
+            Text(one.kernel_before),
+            Text(one.kernel_after),
+            Text(" -> ".join(dict.fromkeys(asked))),
+        )
+    parts: list[RenderableType] = [made]
+    if len(changes) > _ROWS:
+        parts.append(Text(f"and {len(changes) - _ROWS} more: all of them are in the JSON"))
+    return [*parts, *(Text(text) for text in dict.fromkeys(one.reason for one in changes[:_ROWS]) if text)]
+
+
+def _asked(one: DecisionChange) -> list[tuple[str, str]]:
+    return [(one.asked_before, one.asked_by_before), (one.asked_after, one.asked_by_after)]
+
+
 def call_text(one: KernelDecision) -> str:
     """Return operation, operands and the first node of a decision in one line."""
-    where = one.nodes[0] if one.nodes else one.module
-    more = f" + {len(one.nodes) - 1} more" if len(one.nodes) > 1 else ""
-    return f"{one.description}; {where}{more}" if where else one.description
+    return _at(one.description, one.nodes or ((one.module,) if one.module else ()))
+
+
+def _at(text: str, places: Sequence[str]) -> str:
+    if not places:
+        return text
+    return f"{text}; {places[0]}" + (f" + {len(places) - 1} more" if len(places) > 1 else "")
 
 
 def why_text(one: KernelDecision) -> str:

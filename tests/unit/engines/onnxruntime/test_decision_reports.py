@@ -221,3 +221,43 @@ def test_runs_without_a_kernel_of_ours_leave_the_part_out(tmp_path: Path) -> Non
         report = opened.explain({"x": normal(3, 6)}, runs=1)
     assert report.decisions == ()
     assert "kernels of ours" not in str(report)
+
+
+def explained(folder: Path, kernels: Any, **policy: Any) -> Report:
+    with session(normed(), folder, kernels=kernels, **policy) as opened:
+        return opened.explain({"x": normal(3, 6)}, runs=1)
+
+
+def test_another_kernel_for_the_same_call_is_a_difference(tmp_path: Path) -> None:
+    before = explained(tmp_path, {"matmul": "cpu.blas", "layer_norm": "cpu.vectorised"})
+    after = explained(tmp_path, {"matmul": ["cublas.cublas", "cpu.reference"], "layer_norm": "cpu.vectorised"})
+    comparison = xrt.compare_reports(before, after)
+    assert not comparison.same
+    assert [one.nodes for one in comparison.decisions] == [("MatMul_h",), ("MatMul_y",)]
+    first = comparison.decisions[0]
+    assert (first.kernel_before, first.kernel_after) == ("cpu.blas", "cpu.reference")
+    assert (first.asked_before, first.asked_after) == ("cpu.blas", "cublas.cublas, cpu.reference")
+    assert first.reason == "cpu.blas: was not needed: cpu.reference serves"
+    assert "calls that another kernel serves" in str(comparison)
+    again = explained(tmp_path, {"matmul": "cpu.blas", "layer_norm": "cpu.vectorised"})
+    assert xrt.compare_reports(before, again).decisions == ()
+
+
+def test_a_node_that_goes_back_to_the_engine_is_a_difference(tmp_path: Path) -> None:
+    before = explained(tmp_path, {"matmul": "cpu.blas"})
+    with pytest.warns(xrt.XpuRuntimeWarning, match="stay with ONNX Runtime"):
+        after = explained(tmp_path, {"matmul": "cublas.cublas"}, mode="prefer")
+    comparison = xrt.compare_reports(before, after)
+    assert {node for one in comparison.decisions for node in one.nodes} == {"MatMul_h", "MatMul_y"}
+    assert {(one.kernel_before, one.kernel_after) for one in comparison.decisions} == {("cpu.blas", "the engine's own")}
+    assert all("serves another kind of device" in one.reason for one in comparison.decisions)
+
+
+def test_only_one_report_has_decisions(tmp_path: Path) -> None:
+    before = explained(tmp_path, {})
+    after = explained(tmp_path, {"matmul": "cpu.blas"})
+    comparison = xrt.compare_reports(before, after)
+    assert comparison.decisions == ()
+    assert any(note.startswith("kernel decisions are in 'after' only") for note in comparison.notes)
+    same = xrt.compare_reports(before, before)
+    assert not any("decisions" in note for note in same.notes)
