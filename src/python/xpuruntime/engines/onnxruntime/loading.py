@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
-from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, public, rewritten
+from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
 from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import XpuRuntimeError
 
@@ -159,7 +159,7 @@ def _observer(
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import instrument, observe
-        from xpuruntime.engines.onnxruntime.observing.decisions import told
+        from xpuruntime.engines.onnxruntime.observing.decisions import told, told_left
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
@@ -200,7 +200,8 @@ def _observer(
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
         if rewriting is None:
-            return seen
+            left = told_left(left_alone(request, settings, source), request.device)
+            return msgspec.structs.replace(seen, decisions=left)
         rewriting.release()
         if decided is not None:
             return decided.attach(seen)

@@ -11,14 +11,14 @@ import msgspec
 from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.records import Left
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.ops.decision_log import Decision
 
-__all__ = ["left_to_engine", "told"]
+__all__ = ["told", "told_left"]
 
 _OWN = "onnxruntime"
 
@@ -36,8 +36,12 @@ def told(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
     return merged(_all(rewriting, made, device))
 
 
-def left_to_engine(left: Left, device: str) -> KernelDecision:
-    """Return why a node that a kernel of ours is asked for stays with ONNX Runtime."""
+def told_left(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
+    """Return why nodes that kernels of ours are asked for stay with ONNX Runtime."""
+    return merged(_left(one, device) for one in left)
+
+
+def _left(left: Left, device: str) -> KernelDecision:
     return KernelDecision(
         op=left.kind,
         description=f"{left.kind} on {device}, by ONNX Runtime",
@@ -70,7 +74,7 @@ def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
             record = as_record(decision, (one.node,))
             yield _with_own(record, timed[one.node]) if one.node in timed else record
     for left in rewriting.found.left:
-        yield left_to_engine(left, device)
+        yield _left(left, device)
     for loser in timed.values():
         if not loser.wins:
             yield _stays(loser, device)

@@ -11,7 +11,7 @@ from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
-from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.source import Source
 from xpuruntime.errors import EngineError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Rewriting", "arch_of", "begin", "terms_of"]
+__all__ = ["Rewriting", "arch_of", "begin", "left_alone", "terms_of"]
 
 
 class Rewriting:
@@ -141,22 +141,29 @@ def terms_of(request: Request, settings: Settings) -> Terms:
 def begin(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
     """Rewrite the model that is about to be opened, as the plan says; ``None`` where the policy asks for nothing.
 
-    Where nothing that it asks for can be done, there are no rewrites, and `found` says why.
-
     Raises
     ------
     EngineError
         Under ``mode: strict``, where the model as it is loaded does not have what the plan was made for.
     """
-    if not (settings.rewrites or settings.left or settings.tune):
+    if not (settings.rewrites or settings.tune):
         return None
-    policy = request.policy.kernels
     model = _read(source)
-    asking = Asking(policy, request.device, arch_of(settings))
-    terms = terms_of(request, settings)
-    found = find_rewrites(model, asking, terms, settings.capability, tune=settings.tune)
+    found = _find(model, request, settings)
     _hold_plan(settings.rewrites, found, request, settings, log)
-    return Rewriting(source, model, found, policy, settings)
+    return Rewriting(source, model, found, request.policy.kernels, settings)
+
+
+def left_alone(request: Request, settings: Settings, source: Source) -> tuple[Left, ...]:
+    """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
+    if not settings.left or request.artifact is not None:
+        return ()
+    return _find(_read(source), request, settings).left
+
+
+def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> Found:
+    asking = Asking(request.policy.kernels, request.device, arch_of(settings))
+    return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
 
 def _read(source: Source) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
-from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin
+from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin, left_alone
 from xpuruntime.engines.onnxruntime.rewriting.checking import check_rewriting
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.onnxruntime.rewriting.tuning import measure_free
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.feeds import ConversionLog
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["arch_of", "as_it_runs", "check", "public", "rewritten"]
+__all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]
 
 #: Options that belong to one session and not to a copy of it.
 _PRIVATE = (
