@@ -70,7 +70,7 @@ function showDecisions() {
     const rows = d.others.map((o) =>
       ({ cells: [o.kernel, o.can ? "yes" : "no", o.reason || "ran", o.us === null ? "-" : amount(o.us)] }));
     body.append(make("details", {}, make("summary", { text: `What was considered for ${d.call}, ${d.nodes[0] || d.module || "no node"}` }),
-      table("Kernels considered", ["kernel", "can serve", "what became of it", ">µs"], rows),
+      table("Kernels considered", ["kernel", "accepted", "what became of it", ">µs"], rows),
       d.notes.length ? make("ul", {}, d.notes.map((text) => make("li", { text }))) : null));
   }
 }
