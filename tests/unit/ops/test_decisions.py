@@ -210,3 +210,16 @@ def test_the_tuning_cache_can_be_turned_off(tmp_path: Path) -> None:
     unwritable = run(tmp_path / "file" / "x.json")
     assert unwritable["source"] == "tuned"
     assert any("not kept" in note or "not used" in note for note in unwritable["notes"]), unwritable["notes"]
+
+
+def test_they_are_printed_as_tables() -> None:
+    assert str(xrt.decisions()).startswith("no decision")
+    ops.matmul(A, B, policy=KernelPolicy(matmul=["cublas.cublas", "cpu.reference"]))
+    ops.matmul(A, B)
+    ops.matmul(A, B)
+    text = str(xrt.decisions())
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert "kernels of ours: 2 kinds of calls" in flat
+    assert "cublas.cublas matmul serves cuda, and the operands are on cpu" in flat
+    assert isinstance(xrt.decisions(), tuple)

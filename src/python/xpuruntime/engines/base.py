@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.evidence.kernel_decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -109,6 +110,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     units_us : tuple of float
         What all units together took of each of these runs, or, where only means are known, of a mean one; empty where
         the units have no wall times.
+    decisions : tuple of KernelDecision
+        Which kernels of ours were considered for the calls of the pass, and of no others.
     """
 
     units: tuple[Unit, ...] = ()
@@ -119,6 +122,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, KeySeen] = {}
     run_us: tuple[float, ...] = ()
     units_us: tuple[float, ...] = ()
+    decisions: tuple[KernelDecision, ...] = ()
 
 
 class Binding(ABC):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from xpuruntime.evidence.build import build_report
 from xpuruntime.evidence.compare import observations
 from xpuruntime.evidence.comparing_reports import compare_reports
+from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision
 from xpuruntime.evidence.records import (
     Boundary,
     Control,
@@ -28,6 +29,8 @@ __all__ = [
     "Control",
     "Conversion",
     "Enforceability",
+    "KernelCandidate",
+    "KernelDecision",
     "Latency",
     "Observation",
     "Report",

@@ -119,6 +119,7 @@ def build_report(
         notes=(*observed.notes, *notes),
         partial=observed.partial,
         graph=tuple(graph),
+        decisions=getattr(observed, "decisions", ()),
     )
 
 

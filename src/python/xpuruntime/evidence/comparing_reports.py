@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.comparing_decisions import compare_decisions
 from xpuruntime.evidence.node_groups import NodeGroup, group_units
 from xpuruntime.evidence.records import Time
 from xpuruntime.evidence.report import Report
@@ -105,6 +106,8 @@ class _Comparing:
             self.notes.append(f"times of {mixed} groups are of different kinds in the two reports: not compared")
         changed = {node for group in groups for node in group.nodes}
         only = self._only()
+        decisions, note = compare_decisions(self.before.decisions, self.after.decisions)
+        self.notes += [note] if note else []
         return ReportComparison(
             before=_identity(self.before, self.names[0]),
             after=_identity(self.after, self.names[1]),
@@ -121,6 +124,7 @@ class _Comparing:
             memory=_memory(self.before.memory, self.after.memory),
             surroundings=surroundings(self.before, self.after),
             notes=tuple(self.notes),
+            decisions=decisions,
         )
 
     def _check_models(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.decision_tables import changed_decisions
 from xpuruntime.evidence.tables import bytes_text, table
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def headline(comparison: ReportComparison) -> str:
     keys = sum(one.deviates for one in comparison.keys)
     if keys:
         said.append(f"{keys} {'key' if keys == 1 else 'keys'} changed status")
+    calls = len(comparison.decisions)
+    if calls and not comparison.nodes_that("kernel"):
+        said.append(f"{calls} {'kind' if calls == 1 else 'kinds'} of calls by another kernel")
     borders = sum(one.count_before != one.count_after for one in comparison.boundaries)
     if borders:
         said.append(f"{borders} {'boundary' if borders == 1 else 'boundaries'} changed")
@@ -93,6 +97,8 @@ def render(comparison: ReportComparison) -> RenderableType:
             )
         parts.append(made)
         parts += [Text(f"{one.key}: {one.reason}") for one in comparison.keys if one.deviates and one.reason]
+    if comparison.decisions:
+        parts += changed_decisions(comparison.decisions)
     if comparison.boundaries:
         made = table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
         for border in comparison.boundaries:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.kernel_decisions import KernelDecision
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.runtime.machine import Library
@@ -59,6 +60,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     graph : tuple of SourceNode
         The nodes of the source model and what they read and make, in the order of the model; empty where that is not
         known.
+    decisions : tuple of KernelDecision
+        Which kernels of ours were considered for the calls of the instrumented pass, and which served; empty where
+        none was asked for.
     """
 
     schema: str = SCHEMA
@@ -76,6 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     partial: bool = False
     graph: tuple[SourceNode, ...] = ()
+    decisions: tuple[KernelDecision, ...] = ()
 
     @property
     def deviations(self) -> tuple[Observation, ...]:

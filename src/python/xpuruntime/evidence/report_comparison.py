@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPARISON_SCHEMA",
     "BoundaryChange",
+    "DecisionChange",
     "GroupChange",
     "KeyChange",
     "MemoryChange",
@@ -147,6 +148,41 @@ class BoundaryChange(_Change, frozen=True, kw_only=True):
     time: TimeChange | None
 
 
+class DecisionChange(_Change, frozen=True, kw_only=True):
+    """Calls that another kernel serves: the same nodes, on operands of the same shapes and types.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        Empty where no node is known.
+    op, description : str
+        As in `KernelDecision`; `description` is empty where the engine's own kernels serve all calls of the nodes.
+    kernel_before, kernel_after : str
+        With the configuration; or ``"the engine's own"``.
+    asked_before, asked_after : str
+        Kernels that were asked for.
+    asked_by_before, asked_by_after : str
+        The policy keys that asked.
+    source_before, source_after : str
+        How it was chosen, as in `KernelDecision`.
+    reason : str
+        Why the kernel of the first report does not run in the second, where that is said.
+    """
+
+    nodes: tuple[str, ...]
+    op: str
+    description: str
+    kernel_before: str
+    kernel_after: str
+    asked_before: str
+    asked_after: str
+    asked_by_before: str
+    asked_by_after: str
+    source_before: str
+    source_after: str
+    reason: str
+
+
 class MemoryChange(_Change, frozen=True, kw_only=True):
     """Bytes of one owner; ``None`` where a report does not name the owner."""
 
@@ -187,6 +223,8 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     surroundings : tuple of SurroundingChange
     notes : tuple of str
         What was not compared, and why.
+    decisions : tuple of DecisionChange
+        Calls that another of our kernels serves; where only one report has decisions, a note says so.
     """
 
     schema: str = COMPARISON_SCHEMA
@@ -205,6 +243,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryChange, ...]
     surroundings: tuple[SurroundingChange, ...]
     notes: tuple[str, ...]
+    decisions: tuple[DecisionChange, ...] = ()
 
     def nodes_that(self, what: What) -> tuple[str, ...]:
         """Return the source nodes that differ in one of placement, kernel, precision, layout, grouping, folding."""
@@ -215,13 +254,13 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the same ran.
 
         No node differs in placement, kernel, precision, layout, grouping or folding, the engines inserted the same, no
-        policy key changed status, no boundary came or went, and both reports account for the same nodes. Times, memory
-        and surroundings do not count.
+        policy key changed status, no boundary came or went, no call is served by another of our kernels, and both
+        reports account for the same nodes. Times, memory and surroundings do not count.
         """
         moved = any(group.what for group in self.groups)
         borders = any(one.count_before != one.count_after for one in self.boundaries)
         status = any(one.deviates for one in self.keys)
-        return not (moved or borders or status or self.only_before or self.only_after)
+        return not (moved or borders or status or self.decisions or self.only_before or self.only_after)
 
     @property
     def headline(self) -> str:

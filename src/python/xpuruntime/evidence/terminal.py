@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.decision_tables import decision_tables
 from xpuruntime.evidence.operators import by_operator
 from xpuruntime.evidence.tables import bytes_text as _bytes
 from xpuruntime.evidence.tables import plain
@@ -51,6 +52,7 @@ def render(report: Report) -> RenderableType:
         parts.append(_precisions(timed))
     if report.units:
         parts.append(_accounting(report))
+    parts += decision_tables(report.decisions, "kernels of ours, in the instrumented pass")
     if report.boundaries:
         parts.append(_boundaries(report.boundaries))
     if report.conversions:

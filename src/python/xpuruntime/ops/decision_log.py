@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from xpuruntime import _core
 
-__all__ = ["Candidate", "Decision", "clear_decisions", "decisions"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Candidate", "Decision", "Decisions", "clear_decisions", "decisions"]
 
 Source = Literal["pinned", "rule", "tuned", "first", "fallback"]
 
@@ -103,10 +106,34 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
 
-def decisions() -> tuple[Decision, ...]:
-    """Return the distinct decisions of this process, oldest first.
+class Decisions(tuple[Decision, ...]):
+    """Decisions, oldest first. ``print`` shows what served and what became of the other kernels; each has all of it."""
 
-    At most 10,000 are kept; ``_core`` serves later ones without recording them.
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.tables import plain
+
+        return plain(self.__rich__()).lstrip("\n")
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from xpuruntime.evidence.decision_tables import decision_tables
+        from xpuruntime.ops.recording import as_record
+
+        if not self:
+            return Text("no decision: no kernel of ours was called since the start, or since clear_decisions()")
+        records = [as_record(one, (one.node,) if one.node else ()) for one in self]
+        return Group(*decision_tables(records, f"kernels of ours: {len(self)} kinds of calls"))
+
+
+def decisions() -> Decisions:
+    """Return the distinct decisions of this process, oldest first; a tuple that ``print`` shows as tables.
+
+    At most 10,000 are kept; ``_core`` serves later ones without recording them. Nodes of instrumented passes, those of
+    `InferenceSession.explain`, have ``#pass-`` and the number of the pass after their names.
 
     Examples
     --------
@@ -117,7 +144,7 @@ def decisions() -> tuple[Decision, ...]:
     >>> xrt.decisions()[-1].chosen
     'cpu.reference'
     """
-    return tuple(msgspec.convert(one, Decision) for one in _core.Dispatcher.instance().decisions())
+    return Decisions(msgspec.convert(one, Decision) for one in _core.Dispatcher.instance().decisions())
 
 
 def clear_decisions() -> None:

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
-from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, public, rewritten
+from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
 from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import XpuRuntimeError
 
@@ -159,11 +159,15 @@ def _observer(
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import instrument, observe
+        from xpuruntime.engines.onnxruntime.observing.decisions import told, told_left
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
         effective: dict[str, str] = {}
-        current = as_it_runs(source, rewriting)
+        decided = None
+        if rewriting is not None and rewriting.rewrites:
+            decided = DecidedKernels(rewriting, request.device, arch_of(settings))
+        current = source if decided is None else decided.source
 
         def make(prefix: str | None, optimized: str | None) -> Any:
             prepared = session_options(copy, current)
@@ -178,7 +182,6 @@ def _observer(
                 return session._sess.run_with_ort_values(given, names, None)
             return session._sess.run(names, given, None)
 
-        decided = None if rewriting is None else DecidedKernels(rewriting, request.device, arch_of(settings))
         with attention_kernels(request) as kernels:
             seen = observe(
                 make,
@@ -196,10 +199,13 @@ def _observer(
             units = in_source_terms(seen.units, source.quantised, request.model)
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
-        if rewriting is None or decided is None:
-            return seen
+        if rewriting is None:
+            left = told_left(left_alone(request, settings, source), request.device)
+            return msgspec.structs.replace(seen, decisions=left)
         rewriting.release()
-        return decided.attach(seen)
+        if decided is not None:
+            return decided.attach(seen)
+        return msgspec.structs.replace(seen, decisions=told(rewriting, {}, request.device))
 
     return observer
 

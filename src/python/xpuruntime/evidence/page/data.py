@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.evidence.decision_tables import why_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from xpuruntime.evidence.kernel_decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Observation, Time
     from xpuruntime.evidence.report import Report
 
@@ -52,6 +55,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "kinds": _kinds(report),
         "units": _units(report, names),
         "graph": _graph(report, names),
+        "decisions": [_decision(d) for d in report.decisions],
         "boundaries": [_boundary(b) for b in report.boundaries],
         "conversions": [msgspec.to_builtins(c) for c in report.conversions],
         "memory": list(report.memory.items()),
@@ -130,6 +134,30 @@ def _graph(report: Report, names: _Names) -> dict[str, list[Any]]:
         "name": [names.place(node.name) for node in report.graph],
         "op": [names.place(node.op) for node in report.graph],
         "reads": reads,
+    }
+
+
+def _decision(decision: KernelDecision) -> dict[str, Any]:
+    others = [
+        {
+            "kernel": other.kernel,
+            "can": other.accepted,
+            "reason": other.reason,
+            "us": other.measured_us,
+        }
+        for other in decision.candidates
+    ]
+    return {
+        "call": decision.description,
+        "nodes": list(decision.nodes),
+        "module": decision.module,
+        "asked": list(decision.asked),
+        "ran": decision.kernel,
+        "why": why_text(decision),
+        "replaced": decision.source == "fallback",
+        "others": others,
+        "notes": list(decision.notes),
+        "count": decision.count,
     }
 
 

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.onnxruntime.observing.decisions import told
 from xpuruntime.engines.onnxruntime.rewriting.asking import kernels_of, module_of
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 from xpuruntime.evidence.records import KeySeen
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DecidedKernels"]
 
+#: Instrumented passes of this process.
+_PASSES = itertools.count(1)
+
 
 class DecidedKernels:
-    """Watches the decisions that the dispatcher makes from now on.
+    """Watches the decisions that the dispatcher makes about one copy of a session's model, and no others.
+
+    The copy has the names of its nodes marked, so that what the session itself runs, and what other sessions of the
+    same model run at the same time, is not taken for it.
 
     Parameters
     ----------
@@ -34,17 +42,17 @@ class DecidedKernels:
     """
 
     def __init__(self, rewriting: Rewriting, device: str, arch: str | None) -> None:
-        from xpuruntime.ops.decision_log import decisions
-
         self._rewriting, self._device, self._arch = rewriting, device, arch
-        self._before = len(decisions())
+        self._mark = f"#pass-{next(_PASSES)}"
+        #: The copy that is to be opened.
+        self.source, self._rules = rewriting.marked(self._mark)
 
     def attach(self, observed: Observed) -> Observed:
         """Return `observed` with the kernel of every unit that an operator of ours ran, and the keys compared."""
         made = self._decisions()
         kinds = {one.node: one.kind for one in self._rewriting.rewrites}
         units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
-        notes = list(observed.notes)
+        notes = [note.replace(self._mark, "") for note in observed.notes]
         silent = [node for node in kinds if node not in made]
         if silent:
             why = "it did not run, or the dispatcher keeps no more decisions"
@@ -52,7 +60,8 @@ class DecidedKernels:
                 f"the dispatcher tells no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
             )
         keys = {**observed.keys, **self._keys(kinds, made), **self._threads(observed)}
-        return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys)
+        decided = told(self._rewriting, made, self._device)
+        return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys, decisions=decided)
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
         """Say of ``execution.threads`` that what ONNX Runtime reads back is not true of our kernels on the CPU."""
@@ -66,13 +75,13 @@ class DecidedKernels:
     def _decisions(self) -> dict[str, list[Decision]]:
         from xpuruntime.ops.decision_log import decisions
 
-        everything = decisions()
-        new = everything[self._before :] if len(everything) >= self._before else everything
-        nodes = {one.node for one in self._rewriting.rewrites}
+        nodes = {one.node + self._mark: one.node for one in self._rewriting.rewrites}
         made: dict[str, list[Decision]] = {}
-        for one in new:
-            if one.node in nodes and one.count:
-                made.setdefault(one.node, []).append(one)
+        for one in decisions():
+            node = nodes.get(one.node)
+            if node is not None and one.count:
+                text = one.text.replace(one.node, node)
+                made.setdefault(node, []).append(msgspec.structs.replace(one, node=node, text=text))
         return made
 
     def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:

@@ -11,7 +11,7 @@ from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
-from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.source import Source
 from xpuruntime.errors import EngineError
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Rewriting", "arch_of", "begin", "terms_of"]
+__all__ = ["Rewriting", "arch_of", "begin", "left_alone", "terms_of"]
 
 
 class Rewriting:
@@ -43,6 +44,8 @@ class Rewriting:
     policy : KernelPolicy
     rules : OnnxRuntimeRules
         Alive as long as sessions of this model may be opened.
+    timed : tuple of Timed
+        What was measured of nodes whose kernel the policy leaves open.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Rewriting:
         self._model: onnx.ModelProto | None = model
         self._settings = settings
         self.rewrites: tuple[Rewrite, ...] = ()
+        self.timed: tuple[Timed, ...] = ()
         self.rules: _core.OnnxRuntimeRules
         self.use(found.rewrites)
 
@@ -88,6 +92,17 @@ class Rewriting:
         """Return the model with these rewrites, and with further outputs."""
         edited = rewrite(self.model, rewrites, self.rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited, outputs)
+
+    def marked(self, mark: str) -> tuple[Source, _core.OnnxRuntimeRules]:
+        """Return the model as it runs, for one session whose nodes the dispatcher knows by their names and `mark`.
+
+        Keep the rules until that session is open.
+        """
+        nodes = [one.node for one in self.rewrites]
+        rules = session_rules(self.policy, nodes, strict=self._settings.strict, mark=mark)
+        deterministic = self._settings.deterministic
+        edited = rewrite(self.model, self.rewrites, rules.key, deterministic=deterministic, mark=mark)
+        return self.sourced(edited), rules
 
     def sourced(self, model: onnx.ModelProto, outputs: Sequence[str] = ()) -> Source:
         """Return a form of the model as a source, with further outputs."""
@@ -133,13 +148,22 @@ def begin(request: Request, settings: Settings, source: Source, log: ConversionL
     """
     if not (settings.rewrites or settings.tune):
         return None
-    policy = request.policy.kernels
     model = _read(source)
-    asking = Asking(policy, request.device, arch_of(settings))
-    terms = terms_of(request, settings)
-    found = find_rewrites(model, asking, terms, settings.capability, tune=settings.tune)
+    found = _find(model, request, settings)
     _hold_plan(settings.rewrites, found, request, settings, log)
-    return Rewriting(source, model, found, policy, settings)
+    return Rewriting(source, model, found, request.policy.kernels, settings)
+
+
+def left_alone(request: Request, settings: Settings, source: Source) -> tuple[Left, ...]:
+    """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
+    if not settings.left or request.artifact is not None:
+        return ()
+    return _find(_read(source), request, settings).left
+
+
+def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> Found:
+    asking = Asking(request.policy.kernels, request.device, arch_of(settings))
+    return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
 
 def _read(source: Source) -> Any:

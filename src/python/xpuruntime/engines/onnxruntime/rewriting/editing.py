@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.graph import subgraphs
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Rewrite
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["rewrite"]
 
 
-def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool) -> onnx.ModelProto:
+def rewrite(
+    model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool, mark: str = ""
+) -> onnx.ModelProto:
     """Return a copy of a model with `rewrites` applied. Node names, and names of what they make, stay.
 
     Parameters
@@ -29,6 +31,8 @@ def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, 
     rules : str
         The name under which the core knows the rules; see ``_core.NamedRules``.
     deterministic : bool
+    mark : str
+        Put after the names by which the dispatcher knows the nodes; see `session_rules`.
 
     Raises
     ------
@@ -50,7 +54,7 @@ def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, 
             for attribute, inner in subgraphs(node):
                 visit(inner, f"{path}/{node.name}/{attribute}".lstrip("/"))
         if path in by_graph:
-            _edit(graph, by_graph[path], rules, deterministic=deterministic)
+            _edit(graph, by_graph[path], {"rules": rules, "deterministic": int(deterministic)}, mark)
 
     visit(edited.graph, "")
     if all(o.domain != DOMAIN for o in edited.opset_import):
@@ -58,7 +62,7 @@ def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, 
     return edited
 
 
-def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], rules: str, *, deterministic: bool) -> None:
+def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any], mark: str) -> None:
     import onnx
 
     names = {node.name for node in graph.node}
@@ -73,7 +77,7 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], rules: str, *, determ
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.node):
         if place in at:
-            nodes += _made(at[place], rules, deterministic=deterministic)
+            nodes += _made(at[place], shared, mark)
         elif node.name not in gone:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -87,11 +91,11 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], rules: str, *, determ
     graph.node.extend(nodes)
 
 
-def _made(one: Rewrite, rules: str, *, deterministic: bool) -> list[onnx.NodeProto]:
+def _made(one: Rewrite, shared: dict[str, Any], mark: str) -> list[onnx.NodeProto]:
     import onnx
 
     make = onnx.helper.make_node
     nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in one.before]
-    given = {**one.attributes, "rules": rules, "node": one.node, "deterministic": int(deterministic)}
+    given = {**one.attributes, **shared, "node": one.node + mark}
     nodes.append(make(one.op, list(one.inputs), [one.output], name=one.node, domain=DOMAIN, **given))
     return nodes

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
-from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin
+from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin, left_alone
 from xpuruntime.engines.onnxruntime.rewriting.checking import check_rewriting
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.onnxruntime.rewriting.tuning import measure_free
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.feeds import ConversionLog
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["arch_of", "as_it_runs", "check", "public", "rewritten"]
+__all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]
 
 #: Options that belong to one session and not to a copy of it.
 _PRIVATE = (
@@ -43,7 +43,7 @@ def public(settings: Settings) -> Settings:
 
 
 def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
-    """Return the model with operators of ours as the plan says; ``None`` where there are none.
+    """Return the model with operators of ours as the plan says; ``None`` where the policy asks for none.
 
     Raises
     ------
@@ -57,12 +57,14 @@ def rewritten(request: Request, settings: Settings, source: Source, log: Convers
         return None
     if settings.tune and rewriting.found.free:
         _tune(rewriting, request, settings, log)
-    return rewriting if rewriting.rewrites else None
+    if not rewriting.rewrites:
+        rewriting.release()
+    return rewriting
 
 
 def as_it_runs(source: Source, rewriting: Rewriting | None) -> Source:
     """Return the model that is opened: the rewritten one, where there is one."""
-    return source if rewriting is None else rewriting.source
+    return source if rewriting is None or not rewriting.rewrites else rewriting.source
 
 
 def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: ConversionLog) -> None:
@@ -83,6 +85,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: Conve
         log.add(
             f"{one.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{one.rewrite.op}", str(one)
         )
+    rewriting.timed = tuple(times)
     rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
 
 
@@ -128,7 +131,7 @@ def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
 
 def check(rewriting: Rewriting | None, request: Request, settings: Settings, session: Any, log: ConversionLog) -> None:
     """Hold a rewritten session against one without rewrites; see `check_rewriting`."""
-    if rewriting is None:
+    if rewriting is None or not rewriting.rewrites:
         return
     copy = public(settings)
 

@@ -39,7 +39,9 @@ def built() -> bool:
     return bool(_core.build_info().get("onnxruntime"))
 
 
-def session_rules(policy: KernelPolicy, nodes: Iterable[str], *, strict: bool) -> _core.OnnxRuntimeRules:
+def session_rules(
+    policy: KernelPolicy, nodes: Iterable[str], *, strict: bool, mark: str = ""
+) -> _core.OnnxRuntimeRules:
     """Return a policy's rules under a name that nodes can carry; keep it until the sessions are open.
 
     Parameters
@@ -49,12 +51,22 @@ def session_rules(policy: KernelPolicy, nodes: Iterable[str], *, strict: bool) -
         Names of the rewritten nodes.
     strict : bool
         Whether a kernel that cannot serve the sizes of a run is an error, instead of another one serving.
+    mark : str
+        What the nodes carry after their names, so that decisions about this copy of a model are told from those about
+        others.
     """
     from xpuruntime import _core
     from xpuruntime.ops.rules import compile_placed
 
     placed = _placed(policy, tuple(nodes))
+    if mark:
+        placed = ((place, _marked(rule, mark)) for place, rule in placed)
     return _core.OnnxRuntimeRules(compile_placed(policy, placed, "strict" if strict else "prefer"))
+
+
+def _marked(rule: KernelRule, mark: str) -> KernelRule:
+    match = rule.match
+    return rule if match.node is None else rule.replace(match=match.replace(node=match.node + mark))
 
 
 def _placed(policy: KernelPolicy, nodes: tuple[str, ...]) -> Iterator[tuple[int, KernelRule]]:

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// The smaller tables: precision, boundaries, conversions, memory, surroundings, notes, the command.
+// The smaller tables: precision, kernels of ours, boundaries, conversions, memory, surroundings, notes, the command.
 
 function showTables() {
   showPrecision();
+  showDecisions();
   fillTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((b) =>
     [b.kind, b.where, whole.format(b.count), bytes(b.bytes), timeWords(b.time)]), "No copy, cast or layout change was reported.");
   fillTable("conversions", ["what", "reason", ">count"], DATA.conversions.map((c) => [c.what, c.reason, whole.format(c.count)]),
@@ -50,6 +51,28 @@ function showPrecision() {
   });
   const columns = ["device", "ran in", "asked", ">units", ">time", ">share of its kind", "status"];
   bodyOf("precision").append(rows.length ? table("Precision", columns, rows, { class: "policy" }) : nothing("No unit was observed."));
+}
+
+/** A row for each kind of call; what became of the other kernels opens below it. */
+function showDecisions() {
+  const body = bodyOf("decisions");
+  if (!DATA.decisions.length) {
+    body.append(nothing("None: no kernel of ours was asked for."));
+    return;
+  }
+  const where = (d) => make("span", { title: d.nodes.join("\n"),
+    text: (d.nodes[0] || d.module || "-") + (d.nodes.length > 1 ? ` + ${d.nodes.length - 1} more` : "") });
+  body.append(table("Kernels of ours", ["call", "node", "asked", "ran", "why", ">calls"], DATA.decisions.map((d) =>
+    ({ mark: d.replaced ? "off" : null, cells: [
+      d.call, where(d), d.asked.join(", "), d.ran || "the engine's own", d.why, d.count === null ? "-" : whole.format(d.count),
+    ] })), { class: "policy" }));
+  for (const d of DATA.decisions) {
+    const rows = d.others.map((o) =>
+      ({ cells: [o.kernel, o.can ? "yes" : "no", o.reason || "ran", o.us === null ? "-" : amount(o.us)] }));
+    body.append(make("details", {}, make("summary", { text: `What was considered for ${d.call}, ${d.nodes[0] || d.module || "no node"}` }),
+      table("Kernels considered", ["kernel", "accepted", "what became of it", ">µs"], rows),
+      d.notes.length ? make("ul", {}, d.notes.map((text) => make("li", { text }))) : null));
+  }
 }
 
 function showMemory() {

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`told`: what was decided about the kernels of a session's nodes, by the dispatcher and when the model was loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.records import Left
+    from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
+    from xpuruntime.ops.decision_log import Decision
+
+__all__ = ["told", "told_left"]
+
+_OWN = "onnxruntime"
+
+
+def told(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> tuple[KernelDecision, ...]:
+    """Return the decisions of one instrumented pass.
+
+    Parameters
+    ----------
+    rewriting : Rewriting
+    made : mapping of str to sequence of Decision
+        Node to what the dispatcher decided in the pass.
+    device : str
+    """
+    return merged(_all(rewriting, made, device))
+
+
+def told_left(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
+    """Return why nodes that kernels of ours are asked for stay with ONNX Runtime."""
+    return merged(_left(one, device) for one in left)
+
+
+def _left(left: Left, device: str) -> KernelDecision:
+    return KernelDecision(
+        op=left.kind,
+        description=f"{left.kind} on {device}, by ONNX Runtime",
+        nodes=(left.node,),
+        module="",
+        shapes={},
+        dtype="",
+        device=device,
+        phase="",
+        asked=left.words,
+        asked_by=left.key,
+        source="fallback",
+        chosen=None,
+        config="",
+        candidates=tuple(
+            KernelCandidate(id=word, config=config, accepted=False, reason=left.reason, measured_us=None)
+            for word, _, config in (one.partition("@") for one in left.words)
+        ),
+        notes=(),
+        count=None,
+    )
+
+
+def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
+    from xpuruntime.ops.recording import as_record
+
+    timed = {one.rewrite.node: one for one in rewriting.timed if not one.reason}
+    for one in rewriting.rewrites:
+        for decision in made.get(one.node, ()):
+            record = as_record(decision, (one.node,))
+            yield _with_own(record, timed[one.node]) if one.node in timed else record
+    for left in rewriting.found.left:
+        yield _left(left, device)
+    for loser in timed.values():
+        if not loser.wins:
+            yield _stays(loser, device)
+
+
+def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
+    """Add what ONNX Runtime's own operator took when the session was loaded."""
+    slower = timed.stock / timed.ours
+    own = KernelCandidate(
+        id=_OWN,
+        config="",
+        accepted=True,
+        reason=f"takes {slower:.2f} times as long as ours, as an operator alone",
+        measured_us=timed.stock,
+    )
+    note = f"measured when the session was loaded, as operators alone: {timed}"
+    return msgspec.structs.replace(record, candidates=(*record.candidates, own), notes=(*record.notes, note))
+
+
+def _stays(timed: Timed, device: str) -> KernelDecision:
+    """Return that ONNX Runtime's own operator was measured to be no slower than ours."""
+    one = timed.rewrite
+    ratio = timed.ours / timed.stock
+    return KernelDecision(
+        op=one.kind,
+        description=f"{one.kind} on {device}, by ONNX Runtime",
+        nodes=(one.node,),
+        module="",
+        shapes={},
+        dtype="",
+        device=device,
+        phase="",
+        asked=one.words,
+        asked_by="kernels.auto_strategy",
+        source="tuned",
+        chosen=None,
+        config="",
+        candidates=(
+            KernelCandidate(id=_OWN, config="", accepted=True, reason="", measured_us=timed.stock),
+            KernelCandidate(
+                id=f"xpuruntime.{one.op}",
+                config="",
+                accepted=True,
+                reason=f"takes {ratio:.2f} times as long as ONNX Runtime's own, as an operator alone",
+                measured_us=timed.ours,
+            ),
+        ),
+        notes=("measured when the session was loaded, as operators alone",),
+        count=None,
+    )

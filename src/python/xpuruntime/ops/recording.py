@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Decisions of the dispatcher as the reports of sessions hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.decision_log import Decision
+
+__all__ = ["as_record"]
+
+
+def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) -> KernelDecision:
+    """Return a decision as a report holds it.
+
+    Parameters
+    ----------
+    one : Decision
+    nodes : sequence of str
+        The source nodes that it is of.
+    count : int, optional
+        The calls to be told; the default is all that it has served.
+    """
+    return KernelDecision(
+        op=one.op,
+        description=one.description,
+        nodes=tuple(nodes),
+        module=one.module,
+        shapes=one.shapes,
+        dtype=one.dtype,
+        device=one.device,
+        phase=one.phase,
+        asked=one.asked,
+        asked_by=one.asked_by,
+        source=one.source,
+        chosen=one.chosen,
+        config=one.config,
+        candidates=tuple(
+            KernelCandidate(
+                id=other.id,
+                config=other.config,
+                accepted=other.accepted,
+                reason=other.reason,
+                measured_us=other.measured_us,
+            )
+            for other in one.candidates
+        ),
+        notes=one.notes,
+        count=one.count if count is None else count,
+    )
