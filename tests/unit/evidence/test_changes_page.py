@@ -66,6 +66,22 @@ def test_all_that_differs_is_in_the_page(moved):
     assert moved.headline in Page(moved.to_html()).text  # without scripts, too
 
 
+def test_another_kernel_of_ours_is_shown(look, tmp_path):
+    model = deep_model(tmp_path / "deep.onnx", 16)
+    reports = []
+    for kernel in ("cpu.blas", "cpu.reference"):
+        policy = {"mode": "strict", "kernels": {"matmul": kernel}}
+        with xrt.InferenceSession(model, device="cpu", engine="onnxruntime", policy=policy) as session:
+            reports.append(session.explain(runs=1))
+    found = compare_reports(*reports)
+    assert found.decisions
+    browser = look(found)
+    shown = text(browser, "#decisions .body")
+    assert "cpu.blas" in shown
+    assert "cpu.reference" in shown
+    assert len(data_of(Page(found.to_html()))["decisions"]) == len(found.decisions)
+
+
 def test_what_moved_and_what_became_slower(look, moved):
     browser = look(moved)
     assert text(browser, "h1").endswith(moved.headline)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.kernel_decisions import KernelDecision
     from xpuruntime.evidence.report_comparison import DecisionChange
 
-__all__ = ["call_text", "changed_decisions", "decision_tables", "why_text"]
+__all__ = ["call_at", "call_text", "changed_decisions", "decision_tables", "why_text"]
 
 _OWN = "the engine's own"
 _ROWS = 12
@@ -60,7 +60,7 @@ def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]
     for one in changes[:_ROWS]:
         asked = [f"{words} ({key})" for words, key in _asked(one)]
         made.add_row(
-            Text(_at(one.description or one.op, one.nodes)),
+            Text(call_at(one.description or one.op, one.nodes)),
             Text(one.kernel_before),
             Text(one.kernel_after),
             Text(" -> ".join(dict.fromkeys(asked))),
@@ -77,10 +77,11 @@ def _asked(one: DecisionChange) -> list[tuple[str, str]]:
 
 def call_text(one: KernelDecision) -> str:
     """Return operation, operands and the first node of a decision in one line."""
-    return _at(one.description, one.nodes or ((one.module,) if one.module else ()))
+    return call_at(one.description, one.nodes or ((one.module,) if one.module else ()))
 
 
-def _at(text: str, places: Sequence[str]) -> str:
+def call_at(text: str, places: Sequence[str]) -> str:
+    """Return what a call is, with the first of the places where it is made."""
     if not places:
         return text
     return f"{text}; {places[0]}" + (f" + {len(places) - 1} more" if len(places) > 1 else "")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.comparison_text import arrow_text, change_text, units_text
+from xpuruntime.evidence.decision_tables import call_at
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.evidence.page.fragment import fragment_style, fragment_table
 from xpuruntime.evidence.tables import bytes_text
@@ -51,6 +52,16 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
                 "deviates": key.deviates,
             }
             for key in comparison.keys
+        ],
+        "decisions": [
+            [
+                call_at(one.description or one.op, one.nodes),
+                arrow_text(one.kernel_before, one.kernel_after),
+                arrow_text(one.asked_before, one.asked_after),
+                arrow_text(one.asked_by_before, one.asked_by_after),
+                one.reason,
+            ]
+            for one in comparison.decisions
         ],
         "boundaries": [
             [

@@ -105,6 +105,7 @@ function showNodes() {
 function showRest() {
   plainTable("policy", ["key", "asked", "observed", "status", "reason"],
     DATA.keys.map(({ cells, deviates }) => ({ cells, mark: deviates ? "off" : null })), "No key differs.", { class: "policy" });
+  plainTable("decisions", ["call", "kernel", "asked", "by", "reason"], DATA.decisions.map((cells) => ({ cells })), "No call is served by another kernel.");
   plainTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((cells) => ({ cells })), "No boundary differs.");
   plainTable("memory", ["owner", ">before", ">after"], DATA.memory.map((cells) => ({ cells })), "Nothing differs, or the reports do not say.");
   plainTable("surroundings", ["what", "before", "after"], DATA.surroundings.map((cells) => ({ cells })), "Nothing differs.");
