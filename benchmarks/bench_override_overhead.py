@@ -144,7 +144,8 @@ def main() -> None:
         for rows in (1, 32):
             times = result["step_samples_ms"][f"bert-{rows}x128"] = steps(rows, options.rounds, calls=5)
             _print_step(rows, times)
-    write(f"override_overhead_{options.device.partition(':')[0]}", result, options.out)
+    kind = options.device.partition(":")[0]
+    write(f"override_overhead_{kind}", result, options.out)
 
 
 def _print_step(rows: int, samples: dict[str, list[float]]) -> None:

@@ -30,7 +30,8 @@ def case(variant: str, phase: str, ms: float, anchor: float, **more: Any) -> dic
 
 def steps(*cases: dict[str, Any], quick: bool = False) -> dict[str, Any]:
     return {
-        "environment": ENVIRONMENT, "cases": list(cases), "policies": {"tuned": {"kernels": {"matmul": "auto"}}},
+        "environment": ENVIRONMENT, "note": "On two GPUs.", "cases": list(cases),
+        "policies": {"tuned": {"kernels": {"matmul": "auto"}}},
         "targets": {"capture_graph to by hand": 1.02, "tuned to by hand": 1.01}, "quick": quick,
         "dtype": "bfloat16", "optimizer": "AdamW", "rounds": 20, "calls": 2,
     }  # fmt: skip
@@ -49,8 +50,34 @@ def row(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in found[0].strip("|").split("|")]
 
 
+def test_the_cost_of_a_step_is_the_median_of_the_rounds(report):
+    record = {
+        "environment": ENVIRONMENT, "device": "cuda:0", "targets": {"mm": 1.0}, "step_target": 0.01,
+        "samples_us": {"mm": {"native": [1.0], "no rule matches": [1.5], "cleared": [1.0]}},
+        "step_samples_ms": {
+            "bert-1x128": {"native": [10.0, 20.0, 30.0], "products": [10.1, 20.4, 30.9], "cleared": [10.0, 20.0, 30.0]}
+        },
+    }  # fmt: skip
+    section = report.override_overhead(record)
+    assert row(section.text, "products") == ["products", "2.00"]
+    assert [check.verdict for check in section.checks] == ["met by 0.500 µs", "**missed** by 1.00 %"]
+
+
+def test_kernels_are_told_by_kind(report):
+    cases = [
+        {"shape": "gpt2-8x1024", "variant": "eager", "ms": {"products": 3.0, "norms": 1.0}, "kernels": 40.0},
+        {"shape": "gpt2-8x1024", "variant": "compile", "ms": {"products": 2.0}, "kernels": 12.0},
+    ]
+    text = report.training_kernels({"environment": ENVIRONMENT, "steps": 3, "cases": cases}).text
+    assert row(text, "products") == ["products", "3.00", "2.00"]
+    assert row(text, "norms") == ["norms", "1.00", "0.00"]
+    assert row(text, "all") == ["all", "4.00", "2.00"]
+    assert row(text, "kernels") == ["kernels", "40", "12"]
+
+
 def test_every_result_of_the_scripts_has_a_section(report):
-    scripts = ("bench_override_overhead.py", "bench_training_step.py", "bench_collectives.py")
+    names = ("override_overhead", "training_step", "training_kernels", "collectives")
+    scripts = [f"bench_{name}.py" for name in names]
     sources = [(FOLDER / name).read_text(encoding="utf-8") for name in scripts]
     for name in report.PYTORCH_SECTIONS:
         kinds = name.replace("_cpu", "_{kind}").replace("_cuda", "_{kind}")
