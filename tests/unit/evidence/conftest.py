@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from xpuruntime.evidence import Report
+    from xpuruntime.evidence import Report, ReportComparison
+    from xpuruntime.inference import Comparison
 
 
 @pytest.fixture(scope="session")
@@ -103,12 +104,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path):
-    """Open the page of a report."""
+    """Open the page of a report, or of a comparison."""
 
-    def show(report: Report) -> Browser:
+    def show(shown: Report | Comparison | ReportComparison) -> Browser:
         browser.prefer("light")
-        browser.open(report.save_html(tmp_path / "report.html"))
+        browser.open(shown.save_html(tmp_path / "page.html"))
         assert browser.evaluate("document.documentElement.dataset.ready") == "true"
         return browser
 
     return show
+
+
+@pytest.fixture
+def look(browser: Browser, show):
+    """Open a page that asks for nothing but itself and has nothing to complain of."""
+    yield show
+    assert [url.partition(":")[0] for url in browser.requests] == ["file"]
+    assert browser.complaints == []

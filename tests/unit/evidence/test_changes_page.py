@@ -33,21 +33,6 @@ def moved() -> xrt.ReportComparison:
     return moved_on(xrt.demo_model_path())
 
 
-@pytest.fixture
-def look(browser, tmp_path):
-    """Open the page of a comparison of reports."""
-
-    def look(found):
-        browser.prefer("light")
-        browser.open(found.save_html(tmp_path / "changes.html"))
-        assert browser.evaluate("document.documentElement.dataset.ready") == "true"
-        return browser
-
-    yield look
-    assert [url.partition(":")[0] for url in browser.requests] == ["file"]
-    assert browser.complaints == []
-
-
 def column(browser, index):
     return browser.evaluate(COLUMN.format(index))
 

@@ -38,21 +38,6 @@ def faulty() -> xrt.Comparison:
     return compared(FaultEngine("conv2"), search=True)
 
 
-@pytest.fixture
-def look(browser, tmp_path):
-    """Open the page of a comparison."""
-
-    def look(table: xrt.Comparison):
-        browser.prefer("light")
-        browser.open(table.save_html(tmp_path / "comparison.html"))
-        assert browser.evaluate("document.documentElement.dataset.ready") == "true"
-        return browser
-
-    yield look
-    assert [url.partition(":")[0] for url in browser.requests] == ["file"]
-    assert browser.complaints == []
-
-
 def column(browser, index):
     return browser.evaluate(COLUMN.format(index))
 

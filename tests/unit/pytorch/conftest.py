@@ -4,7 +4,34 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
+
+
+@pytest.fixture
+def no_policy_is_left():
+    import torch
+
+    import xpuruntime as xrt
+    import xpuruntime.pytorch as xt
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    torch.manual_seed(0)
+    xt.clear_kernel_policy()
+    xrt.clear_decisions()
+    yield
+    xt.clear_kernel_policy()
+    assert installed() == ()
+
+
+@pytest.fixture
+def compiled_anew():
+    """Inductor takes nothing from disk: what an earlier run left there may be of another state of these sources."""
+    import torch
+
+    with torch.compiler.config.patch(cache_key_tag=uuid.uuid4().hex):
+        yield
 
 
 @pytest.fixture

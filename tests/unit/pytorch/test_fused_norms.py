@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 import xpuruntime as xrt
@@ -19,6 +17,7 @@ from xpuruntime.pytorch.ops import fused_layernorm, fused_rms_norm  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("no_policy_is_left"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code
 ]
 
@@ -26,20 +25,6 @@ operators = torch.ops.xpuruntime
 SIZES = {"one": [8], "two": [2, 4]}
 #: Kernels, and what a decision calls them; PyTorch's own leave none.
 KERNELS = {"cpu.reference": "cpu.reference", "cpu.vectorised": "cpu.vectorised", "torch": None}
-
-
-def _no_cache():
-    """Have Inductor compile anew: what an earlier run left on disk may be of another state of these sources."""
-    return torch.compiler.config.patch(cache_key_tag=uuid.uuid4().hex)
-
-
-@pytest.fixture(autouse=True)
-def _clean():
-    torch.manual_seed(0)
-    xt.clear_kernel_policy()
-    xrt.clear_decisions()
-    yield
-    xt.clear_kernel_policy()
 
 
 def chosen() -> set[str]:
@@ -281,14 +266,14 @@ def test_compiled(dynamic, held):
         close(function(*more), fused_both(*more), 1e-4)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.slow
 def test_inductor():
     torch._dynamo.reset()
     operands = (leaf(3, 8), leaf(3, 8), leaf(8), leaf(8))
     expected = torch.autograd.grad(fused_both(*operands), operands)
     xrt.clear_decisions()
-    with _no_cache():
-        found = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
+    found = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
     close(found, expected, 1e-4)
     assert sum(one.count for one in xrt.decisions()) == 4
 

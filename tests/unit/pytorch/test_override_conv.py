@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 import warnings
 
 import pytest
@@ -17,10 +16,10 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.overriding import registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("no_policy_is_left"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code for Inductor
 ]
 
@@ -32,27 +31,12 @@ CLOSE = {
 }
 
 
-def _no_cache():
-    """Have Inductor compile anew: what an earlier run left on disk may be of another state of these sources."""
-    return torch.compiler.config.patch(cache_key_tag=uuid.uuid4().hex)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the operands are tiny
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _clean():
-    torch.manual_seed(0)
-    xt.clear_kernel_policy()
-    xrt.clear_decisions()
-    yield
-    xt.clear_kernel_policy()
-    assert registry.installed() == ()
 
 
 def served() -> list[tuple[str, int]]:
@@ -239,6 +223,7 @@ def test_vmap():
     assert served() == [("cpu.gemm_conv", 1)]
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_inductor_calls_the_kernel(training):
@@ -246,7 +231,7 @@ def test_inductor_calls_the_kernel(training):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
     x = torch.randn(2, 3, 8, 8)
     expected = model(x)
-    with _no_cache(), xt.kernel_policy(conv="cpu.gemm_conv"), torch.set_grad_enabled(training):
+    with xt.kernel_policy(conv="cpu.gemm_conv"), torch.set_grad_enabled(training):
         out = torch.compile(model, fullgraph=True)(x)
         if training:
             out.sum().backward()

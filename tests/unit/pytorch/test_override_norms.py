@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 import xpuruntime as xrt
@@ -19,6 +17,7 @@ from xpuruntime.pytorch.overriding import registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("no_policy_is_left"),
     # PyTorch's own code for forward mode and for Inductor calls what it says is deprecated.
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
@@ -26,7 +25,6 @@ pytestmark = [
 aten = torch.ops.aten
 KERNELS = ("cpu.reference", "cpu.vectorised")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-#: The core keeps eps in fp32, which shows in fp64 where a variance is as small as eps: by up to 3e-8.
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.float64: {"rtol": 1e-11, "atol": 1e-12},
@@ -34,21 +32,6 @@ CLOSE = {
     torch.float16: {"rtol": 3e-3, "atol": 1e-2},
 }
 ALL = [True, True, True]
-
-
-def _no_cache():
-    """Have Inductor compile anew: what an earlier run left on disk may be of another state of these sources."""
-    return torch.compiler.config.patch(cache_key_tag=uuid.uuid4().hex)
-
-
-@pytest.fixture(autouse=True)
-def _clean():
-    torch.manual_seed(0)
-    xt.clear_kernel_policy()
-    xrt.clear_decisions()
-    yield
-    xt.clear_kernel_policy()
-    assert registry.installed() == ()
 
 
 def served() -> list[tuple[str, str, int]]:
@@ -368,12 +351,13 @@ def test_compiled_code_keeps_the_kernels(dynamic):
     assert served() == []
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.slow
 def test_inductor_does_not_fuse_them_away():
     torch._dynamo.reset()
     x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((3, 8), 8, 8))
     expected = compiled_norms(x, weight, bias)
-    with _no_cache(), xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.vectorised"):
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.vectorised"):
         out = torch.compile(compiled_norms, fullgraph=True)(x, weight, bias)
         out.backward()
     torch.testing.assert_close(out, expected)

@@ -8,12 +8,16 @@ import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
     from rich.table import Table
 
     from xpuruntime.evidence.records import Time
 
 __all__ = ["bytes_text", "plain", "table", "time_text"]
+
+_WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
@@ -28,8 +32,18 @@ def plain(shown: RenderableType, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def table(title: str, columns: tuple[str, ...]) -> Table:
-    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
+def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:
+    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right.
+
+    Parameters
+    ----------
+    title : str
+    columns : tuple of str
+    widths : mapping of str to int
+        Columns that never become narrower.
+    dense : bool
+        For many columns: no room before them, and numbers that are never folded.
+    """
     from rich import box
     from rich.table import Table
 
@@ -38,15 +52,17 @@ def table(title: str, columns: tuple[str, ...]) -> Table:
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0) if dense else (0, 1),
         pad_edge=False,
     )
     for name in columns:
+        right = name.startswith(">")
         made.add_column(
             name.lstrip(">"),
-            justify="right" if name.startswith(">") else "left",
+            justify="right" if right else "left",
             overflow="fold",
-            min_width={"key": 19, "observed": 11, "status": 12}.get(name),
+            no_wrap=dense and right,
+            min_width=widths.get(name),
         )
     return made
 

@@ -27,7 +27,9 @@ def render_changes(comparison: ReportComparison) -> str:
     """Return the page. It says what `str(comparison)` says, of all groups of nodes."""
     name = comparison.after.model.replace("\\", "/").rpartition("/")[2] or "a model"
     data = _data(comparison)
-    return assemble("changes.html", _PARTS, f"{comparison.headline} - {name}", data, _fragment(comparison, data))
+    return assemble(
+        "changes.html", "comparison", _PARTS, f"{comparison.headline} - {name}", data, _fragment(comparison, data)
+    )
 
 
 def _data(comparison: ReportComparison) -> dict[str, Any]:

@@ -35,7 +35,9 @@ def render_comparison(plain: Mapping[str, Any]) -> str:
     """
     data = _data(plain)
     name = str(plain["model"]).replace("\\", "/").rpartition("/")[2]
-    return assemble("comparison.html", _PARTS, f"{plain['headline']} - {name}", data, _fragment(plain, data))
+    return assemble(
+        "comparison.html", "comparison", _PARTS, f"{plain['headline']} - {name}", data, _fragment(plain, data)
+    )
 
 
 def _data(plain: Mapping[str, Any]) -> dict[str, Any]:

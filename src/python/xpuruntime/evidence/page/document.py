@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["assemble", "render_page"]
 
 _HERE = Path(__file__).parent
+#: How each template begins; the frame says it for the whole page.
+_LICENCE = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- SPDX-FileCopyrightText: The xpuruntime developers -->\n"
 #: The parts of the script of a report, in the order in which they build on each other.
 _PARTS = (
     "elements", "core", "overview", "charts", "timeline", "sorting", "units", "tables", "groups", "columns", "layout",
@@ -35,16 +37,18 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 def render_page(report: Report) -> str:
     """Return the whole page. It loads nothing, from nowhere, and shows all text of the report as text."""
     title = f"{report.headline} - {model_name(report)}"
-    return assemble("page.html", _PARTS, title, page_data(report), render_fragment(report))
+    return assemble("page.html", "report", _PARTS, title, page_data(report), render_fragment(report))
 
 
-def assemble(template: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
+def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
     """Return a page made of a template.
 
     Parameters
     ----------
     template : str
-        Its file beside this one.
+        Its file beside this one: what stands inside of ``frame.html``.
+    kind : str
+        What the page shows, in a word.
     scripts : tuple of str
         Files of the folder ``js``, in the order in which they build on each other.
     title : str
@@ -55,6 +59,7 @@ def assemble(template: str, scripts: tuple[str, ...], title: str, data: object, 
     """
     style, script = _assets(scripts)
     parts = {
+        "kind": html.escape(kind),
         "policy": html.escape(_content_policy(style, script)),
         "title": html.escape(title),
         "style": style,
@@ -62,7 +67,8 @@ def assemble(template: str, scripts: tuple[str, ...], title: str, data: object, 
         "script": script,
         "fragment": fragment,
     }
-    text = (_HERE / template).read_text(encoding="utf-8")
+    body = (_HERE / template).read_text(encoding="utf-8").removeprefix(_LICENCE)
+    text = (_HERE / "frame.html").read_text(encoding="utf-8").replace("{{body}}", body)
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
 
 

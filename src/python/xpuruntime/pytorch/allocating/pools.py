@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Lender",
     "all_lenders",
+    "allocating_from",
     "busy",
     "keep_for_ever",
     "lender_of",
     "pluggable",
     "release",
     "retire",
-    "routed",
     "sweep",
 ]
 
@@ -177,7 +177,7 @@ def busy(index: int, change: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def routed(pool: Any, index: int) -> Iterator[None]:
+def allocating_from(pool: Any, index: int) -> Iterator[None]:
     """Let this thread's tensors on a device come from a pool of PyTorch, in the block."""
     routing = torch.cuda.use_mem_pool(pool, index)
     with busy(index, 1):

@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.allocating import captures
-from xpuruntime.pytorch.allocating.pools import busy, lender_of, release, retire, sweep
+from xpuruntime.pytorch.allocating.pools import allocating_from, lender_of, release, retire, sweep
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -162,14 +162,12 @@ class AllocatorScope:
         """Let this thread's tensors come from PyTorch's own pool, until `resume`."""
         routing, self._routing = self._routing, None
         if routing is not None:
-            with busy(self.index, -1):
-                routing.__exit__(None, None, None)
+            routing.__exit__(None, None, None)
 
     def resume(self) -> None:
         """Let this thread's tensors come from the pool again."""
-        routing = torch.cuda.use_mem_pool(self._torch_pool, self.index)
-        with busy(self.index, 1):
-            routing.__enter__()
+        routing = allocating_from(self._torch_pool, self.index)
+        routing.__enter__()
         self._routing = routing
 
     def empty_cache(self) -> int:

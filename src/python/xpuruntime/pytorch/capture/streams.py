@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch.allocating.pools import keep_for_ever, routed
+from xpuruntime.pytorch.allocating.pools import allocating_from, keep_for_ever
 
 __all__ = ["give_back", "make_workspaces", "take"]
 
@@ -77,5 +77,5 @@ def _make(index: int) -> None:
         if index not in _pools:
             _pools[index] = torch.cuda.MemPool()
             keep_for_ever(_pools[index])
-    with routed(_pools[index], index):
+    with allocating_from(_pools[index], index):
         torch.cuda.current_blas_handle()

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xpuruntime.evidence.tables import plain
+from xpuruntime.evidence.tables import plain, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from xpuruntime.pytorch.explaining.explanation import Explanation
     from xpuruntime.pytorch.explaining.rows import Row
@@ -33,6 +32,7 @@ _TOP = 40
 _TOP_OTHER = 5
 _SHAPES = 4
 _NARROW = 120
+_WIDTHS = {"status": 11, "operator": 12, "requested": 10, "observed": 12}
 
 
 def plain_text(explanation: Explanation, width: int | None = None) -> str:
@@ -94,9 +94,11 @@ def _headline(explanation: Explanation) -> RenderableType:
 def _calls(rows: list[Row], total: float) -> RenderableType:
     from rich.text import Text
 
-    table = _table(
+    shown = table(
         "operations that a policy can speak of",
         ("operator", "module", "shapes", "requested", "resolved", "observed", "status", ">calls", ">time", ">share"),
+        widths=_WIDTHS,
+        dense=True,
     )
     groups = _grouped(rows)
     for row, modules in groups[:_TOP]:
@@ -104,7 +106,7 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
         if len(row.shapes) > _SHAPES:
             shapes += f" + {len(row.shapes) - _SHAPES}"
         observed = [short_kernel(name) for name in row.observed]
-        table.add_row(
+        shown.add_row(
             Text("\n".join(filter(None, (row.operator.removeprefix("aten::"), row.phase)))),
             Text(_module(row.module, modules)),
             Text("\n".join(filter(None, (shapes, " ".join(row.dtypes)))) or "-"),
@@ -119,8 +121,8 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
     if len(groups) > _TOP:
         rest = sum(row.time_us for row, _ in groups[_TOP:])
         calls = sum(row.count for row, _ in groups[_TOP:])
-        table.add_row(f"{len(groups) - _TOP} more", *[""] * 6, str(calls), _time(rest), _share(rest, total))
-    return table
+        shown.add_row(f"{len(groups) - _TOP} more", *[""] * 6, str(calls), _time(rest), _share(rest, total))
+    return shown
 
 
 def _grouped(rows: list[Row]) -> list[tuple[Row, int]]:
@@ -145,14 +147,16 @@ def _module(path: str, modules: int) -> str:
 def _others(rows: list[Row], total: float) -> RenderableType:
     from rich.text import Text
 
-    table = _table("operations that no policy can speak of", ("operator", ">count", ">time", ">share"))
+    shown = table(
+        "operations that no policy can speak of", ("operator", ">count", ">time", ">share"), widths=_WIDTHS, dense=True
+    )
     for row in rows[:_TOP_OTHER]:
-        table.add_row(Text(short_kernel(row.operator)), str(row.count), _time(row.time_us), _share(row.time_us, total))
+        shown.add_row(Text(short_kernel(row.operator)), str(row.count), _time(row.time_us), _share(row.time_us, total))
     if len(rows) > _TOP_OTHER:
         rest = sum(row.time_us for row in rows[_TOP_OTHER:])
         count = sum(row.count for row in rows[_TOP_OTHER:])
-        table.add_row(f"{len(rows) - _TOP_OTHER} more", str(count), _time(rest), _share(rest, total))
-    return table
+        shown.add_row(f"{len(rows) - _TOP_OTHER} more", str(count), _time(rest), _share(rest, total))
+    return shown
 
 
 def short_kernel(name: str) -> str:
@@ -162,29 +166,6 @@ def short_kernel(name: str) -> str:
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ")
     head = re.split(r"[<(]", bare, maxsplit=1)[0]
     return head.rpartition("::")[2] or name
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for name in columns:
-        table.add_column(
-            name.lstrip(">"),
-            justify="right" if name.startswith(">") else "left",
-            overflow="fold",
-            no_wrap=name.startswith(">"),
-            min_width={"status": 11, "operator": 12, "requested": 10, "observed": 12}.get(name),
-        )
-    return table
 
 
 def _time(us: float) -> str:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
-    from xpuruntime.engines.onnxruntime.rewriting.records import Left
+    from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
+    from xpuruntime.evidence.kernel_decisions import DecisionSource
     from xpuruntime.ops.decision_log import Decision
 
 __all__ = ["told", "told_left"]
@@ -42,25 +43,38 @@ def told_left(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
 
 
 def _left(left: Left, device: str) -> KernelDecision:
+    candidates = tuple(
+        KernelCandidate(id=word, config=config, accepted=False, reason=left.reason, measured_us=None)
+        for word, _, config in (one.partition("@") for one in left.words)
+    )
+    return _by_own(left, device, left.key, "fallback", candidates)
+
+
+def _by_own(
+    node: Left | Rewrite,
+    device: str,
+    asked_by: str,
+    source: DecisionSource,
+    candidates: tuple[KernelCandidate, ...],
+    *notes: str,
+) -> KernelDecision:
+    """Return that ONNX Runtime's own operator serves a node."""
     return KernelDecision(
-        op=left.kind,
-        description=f"{left.kind} on {device}, by ONNX Runtime",
-        nodes=(left.node,),
+        op=node.kind,
+        description=f"{node.kind} on {device}, by ONNX Runtime",
+        nodes=(node.node,),
         module="",
         shapes={},
         dtype="",
         device=device,
         phase="",
-        asked=left.words,
-        asked_by=left.key,
-        source="fallback",
+        asked=node.words,
+        asked_by=asked_by,
+        source=source,
         chosen=None,
         config="",
-        candidates=tuple(
-            KernelCandidate(id=word, config=config, accepted=False, reason=left.reason, measured_us=None)
-            for word, _, config in (one.partition("@") for one in left.words)
-        ),
-        notes=(),
+        candidates=candidates,
+        notes=notes,
         count=None,
     )
 
@@ -96,32 +110,16 @@ def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
 
 def _stays(timed: Timed, device: str) -> KernelDecision:
     """Return that ONNX Runtime's own operator was measured to be no slower than ours."""
-    one = timed.rewrite
     ratio = timed.ours / timed.stock
-    return KernelDecision(
-        op=one.kind,
-        description=f"{one.kind} on {device}, by ONNX Runtime",
-        nodes=(one.node,),
-        module="",
-        shapes={},
-        dtype="",
-        device=device,
-        phase="",
-        asked=one.words,
-        asked_by="kernels.auto_strategy",
-        source="tuned",
-        chosen=None,
-        config="",
-        candidates=(
-            KernelCandidate(id=_OWN, config="", accepted=True, reason="", measured_us=timed.stock),
-            KernelCandidate(
-                id=f"xpuruntime.{one.op}",
-                config="",
-                accepted=True,
-                reason=f"takes {ratio:.2f} times as long as ONNX Runtime's own, as an operator alone",
-                measured_us=timed.ours,
-            ),
+    candidates = (
+        KernelCandidate(id=_OWN, config="", accepted=True, reason="", measured_us=timed.stock),
+        KernelCandidate(
+            id=f"xpuruntime.{timed.rewrite.op}",
+            config="",
+            accepted=True,
+            reason=f"takes {ratio:.2f} times as long as ONNX Runtime's own, as an operator alone",
+            measured_us=timed.ours,
         ),
-        notes=("measured when the session was loaded, as operators alone",),
-        count=None,
     )
+    note = "measured when the session was loaded, as operators alone"
+    return _by_own(timed.rewrite, device, "kernels.auto_strategy", "tuned", candidates, note)
