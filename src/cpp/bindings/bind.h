@@ -20,6 +20,7 @@ void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_ops(pybind11::module_& module);
 void bind_onnxruntime(pybind11::module_& module);
+void bind_profiler(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

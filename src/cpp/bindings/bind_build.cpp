@@ -26,6 +26,11 @@ py::dict build_info() {
 #else
   info["cudnn"] = false;
 #endif
+#ifdef XPURUNTIME_WITH_CUPTI
+  info["cupti"] = true;
+#else
+  info["cupti"] = false;
+#endif
 #ifdef XPURUNTIME_WITH_ONNXRUNTIME
   info["onnxruntime"] = true;
 #else

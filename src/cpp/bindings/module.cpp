@@ -19,4 +19,5 @@ PYBIND11_MODULE(_core, module) {
   bind_direct_gate(module);
   bind_gate(module);
   bind_onnxruntime(module);
+  bind_profiler(module);
 }

@@ -12,6 +12,7 @@
 #include "xpuruntime/dispatcher.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/kernel_registry.h"
+#include "xpuruntime/profiler.h"
 #include "xpuruntime/workspaces.h"
 
 namespace xpuruntime {
@@ -86,6 +87,14 @@ std::function<void()> again_current() {
   } catch (...) {
     return {};  // those who wait try for themselves
   }
+}
+
+// "matmul cublas.cublasLt layers.3.attn", as a trace shows it.
+std::string range_name(const OpDesc& op, const Decision& decision) {
+  std::string name(to_string(op.kind));
+  name += ' ' + decision.chosen;
+  const std::string& place = decision.module.empty() ? decision.node : decision.module;
+  return place.empty() ? name : name + ' ' + place;
 }
 
 bool capturing(DeviceId device, StreamHandle stream) {
@@ -247,6 +256,8 @@ void CallSite::launch(const Choice& choice, const OpDesc& op, void* const* opera
       choice.workspace_bytes == 0
           ? Workspaces::Lease()
           : dispatcher_.workspaces().get(op.device, stream, choice.workspace_bytes);
+  const ProfiledRange range([&] { return range_name(op, *choice.decision); }, "kernel", op.device,
+                            stream);
   if (op.device.type == DeviceType::kCuda) {
     cuda::launch_kernel(op.device.index, *choice.kernel, operands, workspace.data(), stream);
   } else {

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from xpuruntime.demo import demo_images, demo_model_path
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.evidence import Report, ReportComparison, compare_reports
-    from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan
+    from xpuruntime.evidence.profile import Profile
+    from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan, profile
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import AccuracyPolicy, ArtifactPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
@@ -78,6 +79,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyError",
+    "Profile",
     "Report",
     "ReportComparison",
     "Stream",
@@ -100,6 +102,7 @@ __all__ = [
     "get_version",
     "ops",
     "plan",
+    "profile",
     "set_current_device",
     "synchronize",
     "use_policy",
@@ -124,6 +127,7 @@ _LAZY = {
     "MemoryPool": "runtime.memory",
     "Plan": "planning",
     "Policy": "policies",
+    "Profile": "evidence.profile",
     "Report": "evidence",
     "ReportComparison": "evidence",
     "Stream": "runtime.stream",
@@ -140,6 +144,7 @@ _LAZY = {
     "get_current_device": "runtime.device",
     "get_device_count": "runtime.device",
     "plan": "inference",
+    "profile": "inference",
     "set_current_device": "runtime.device",
     "synchronize": "runtime.device",
     "use_policy": "ops",

@@ -11,6 +11,7 @@ from xpuruntime._core_kernels import *  # noqa: F403
 from xpuruntime._core_memory import *  # noqa: F403
 from xpuruntime._core_onnxruntime import *  # noqa: F403
 from xpuruntime._core_ops import *  # noqa: F403
+from xpuruntime._core_profiler import *  # noqa: F403
 from xpuruntime._core_stream import *  # noqa: F403
 from xpuruntime._core_tensor import *  # noqa: F403
 
@@ -25,6 +26,7 @@ def build_info() -> dict[str, bool | str]:
     """Return what was built into this module.
 
     ``"cuda"``, ``"cublas"`` and ``"cudnn"`` say whether the CUDA core and the kernels of each library are in it,
-    ``"onnxruntime"`` whether our operators for ONNX Runtime are. ``"architectures"`` names the GPU architectures that
-    device code was compiled for, as CMake does, and is empty without CUDA.
+    ``"cupti"`` whether the work of devices can be traced, ``"onnxruntime"`` whether our operators for ONNX Runtime are.
+    ``"architectures"`` names the GPU architectures that device code was compiled for, as CMake does, and is empty
+    without CUDA.
     """

@@ -16,6 +16,7 @@ __all__ = [
     "Boundary",
     "Control",
     "Conversion",
+    "DeviceKernel",
     "Enforceability",
     "KeySeen",
     "Latency",
@@ -126,6 +127,37 @@ class Time(_Record, frozen=True, kw_only=True):
     runs: int
 
 
+class DeviceKernel(_Record, frozen=True, kw_only=True):
+    """A kernel, copy or fill that a device ran for one unit, as a profiler of devices saw it.
+
+    Attributes
+    ----------
+    name : str
+        Demangled.
+    kind : {"kernel", "copy", "fill"}
+    count : float
+        In one run.
+    us : float
+        Microseconds on the device in one run, median over `runs`.
+    runs : int
+    bytes : int
+        Of a copy or fill, in one run.
+    tensor_cores : bool or None
+        Whether it multiplies with tensor cores, as far as its name says; ``None``: it does not say.
+    precision : str or None
+        In which it multiplies, such as ``"tf32"``, as far as its name says.
+    """
+
+    name: str
+    kind: Literal["kernel", "copy", "fill"]
+    count: float
+    us: float
+    runs: int
+    bytes: int = 0
+    tensor_cores: bool | None = None
+    precision: str | None = None
+
+
 class Unit(_Record, frozen=True, kw_only=True):
     """One thing the engine executed, joined to the source nodes it stands for.
 
@@ -160,6 +192,8 @@ class Unit(_Record, frozen=True, kw_only=True):
     placement_reason : str or None
     placement_source : {"log", "rule", "policy", "none"}
     status : {"honoured", "substituted", "unsupported", "unobservable"}
+    device_kernels : tuple of DeviceKernel
+        What a device ran for it, longest first; empty where no profiler of devices watched.
     """
 
     id: str
@@ -180,6 +214,7 @@ class Unit(_Record, frozen=True, kw_only=True):
     placement_reason: str | None = None
     placement_source: Literal["log", "rule", "policy", "none"] = "none"
     status: Status = "honoured"
+    device_kernels: tuple[DeviceKernel, ...] = ()
 
 
 class SourceNode(_Record, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Doing it: `InferenceSession` plans, loads, runs and explains; models are compiled once, and engines compared."""
+"""Doing it: `InferenceSession` plans, loads, runs and explains; models are compiled and compared, runs profiled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from xpuruntime.inference.comparing import compare_engines
 from xpuruntime.inference.comparison import Comparison
 from xpuruntime.inference.compiling import compile_model
 from xpuruntime.inference.plans import plan
+from xpuruntime.inference.profiling import profile
 from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["Comparison", "InferenceSession", "compare_engines", "compile_model", "plan"]
+__all__ = ["Comparison", "InferenceSession", "compare_engines", "compile_model", "plan", "profile"]

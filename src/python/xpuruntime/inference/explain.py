@@ -16,13 +16,15 @@ from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.coverage import coverage_note, instrumented
 from xpuruntime.evidence.environment import environment_facts, machine_facts
 from xpuruntime.inference.carried import compare_kernels
+from xpuruntime.runtime.marks import Mark, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence import Report
+    from xpuruntime.evidence.records import Unit
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["explain_session", "measure", "source_graph"]
@@ -50,7 +52,10 @@ def explain_session(
     else:
         feeds = inputs
     latency = measure(lambda: loaded.run(feeds), runs)
+    began = time.time_ns()
     observed = _observe(loaded, feeds, runs)
+    if session.plan.engine != "onnxruntime":  # which tells when its nodes ran, and not only for how long
+        tell(lambda: laid_out(observed.units, began))
     within = instrumented(observed.run_us, observed.units_us, sum(u.time is not None for u in observed.units))
     detail = {"inputs": _described(feeds), "instrumented": within}
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
@@ -80,6 +85,19 @@ def explain_session(
         environment={**environment_facts(), **machine_facts(session._machine)},
         graph=source_graph(session.model),
     )
+
+
+def laid_out(units: Iterable[Unit], began_ns: int) -> list[Mark]:
+    """Return units one after another, for a trace: engines tell how long they took, and not when they ran."""
+    found, at = [], began_ns
+    for unit in units:
+        if unit.time is None or unit.time.unit != "us" or not unit.time.value:
+            continue
+        end = at + round(unit.time.value * 1000)
+        details = {"op": unit.op, "device": unit.device, "kernel": unit.kernel, "precision": unit.precision_run}
+        found.append(Mark(f"units of {unit.engine}, one run, laid end to end", unit.id, at, end, 0, details))
+        at = end
+    return found
 
 
 def source_graph(model: ModelInfo) -> tuple[SourceNode, ...]:

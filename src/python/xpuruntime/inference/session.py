@@ -12,7 +12,7 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
-from xpuruntime.runtime.open_sessions import note_open
+from xpuruntime.runtime.open_sessions import note_bound, note_open
 
 if TYPE_CHECKING:
     import os
@@ -211,7 +211,9 @@ class InferenceSession:
         InputError
             A buffer has the wrong name, dtype, shape, device or layout.
         """
-        return self._open().bind(inputs, outputs, stream)
+        binding = self._open().bind(inputs, outputs, stream)
+        note_bound(self, binding)
+        return binding
 
     def explain(self, inputs: Mapping[str, Any] | None = None, *, runs: int = 10) -> Report:
         """Run an instrumented copy of the session and report requested, resolved, observed.

@@ -80,7 +80,8 @@ def _sum(events: Iterable[NodeEvent]) -> Time | None:
     events = list(events)
     if not events:
         return None
-    return Time(value=sum(e.time_us for e in events), unit="us", kind="wall", runs=events[0].runs)
+    times = [event.time for event in events]
+    return Time(value=sum(one.value for one in times), unit="us", kind=times[0].kind, runs=times[0].runs)
 
 
 def _islands(graph: GraphView, seen: dict[int, NodeEvent]) -> list[Boundary]:

@@ -19,7 +19,8 @@ from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_o
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
-from xpuruntime.evidence.records import Boundary, Time, Unit
+from xpuruntime.evidence.kernel_names import short_name
+from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -197,7 +198,10 @@ class _Joiner:
             precision_requested=wanted,
             precision_run=ran,
             layout=layout_of(node),
-            time=_time(event),
+            time=event.time if event else None,
+            device_kernels=event.device_kernels if event else (),
+            kernel=_kernel(event),
+            kernel_source="reported" if _kernel(event) else "unknown",
             placement_reason=None if event else _NOT_RUN,
             placement_source="none" if event else "rule",
             status=self._status(
@@ -248,7 +252,10 @@ class _Joiner:
             device=device_of(event.provider, self.device),
             provider=event.provider,
             precision_run=precision_of(event),
-            time=_time(event),
+            time=event.time,
+            device_kernels=event.device_kernels,
+            kernel=_kernel(event),
+            kernel_source="reported" if _kernel(event) else "unknown",
         )
 
     def _idle(self, shares: Shares) -> list[Unit]:
@@ -319,5 +326,9 @@ class _Joiner:
         return units
 
 
-def _time(event: NodeEvent | None) -> Time | None:
-    return Time(value=event.time_us, unit="us", kind="wall", runs=event.runs) if event else None
+def _kernel(event: NodeEvent | None) -> str | None:
+    """Return the device's kernels of a node in short, longest first; ``None`` where no device was watched."""
+    if event is None:
+        return None
+    names = dict.fromkeys(short_name(one.name) for one in event.device_kernels if one.kind == "kernel")
+    return ", ".join(names) or None

@@ -9,17 +9,18 @@ import json
 import statistics
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.errors import EngineError
+from xpuruntime.evidence.records import DeviceKernel, Time
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["NodeEvent", "Profile", "TensorSeen", "read_profile"]
+__all__ = ["NodeEvent", "NodeSpan", "Profile", "TensorSeen", "read_profile"]
 
 _SUFFIX = "_kernel_time"
 #: ONNX Runtime drops what comes after this many events.
@@ -64,6 +65,9 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
     runs : int
     order : int
         Place in the order of execution.
+    device_us : float or None
+        Median over `runs` of what devices worked for it in one run; ``None``: nobody watched them.
+    device_kernels : tuple of DeviceKernel
     """
 
     name: str
@@ -79,6 +83,37 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 1
     runs: int = 1
     order: int = 0
+    device_us: float | None = None
+    device_kernels: tuple[DeviceKernel, ...] = ()
+
+    @property
+    def time(self) -> Time:
+        """The device's where that is known, else the host's."""
+        if self.device_us is None:
+            return Time(value=self.time_us, unit="us", kind="wall", runs=self.runs)
+        return Time(value=self.device_us, unit="us", kind="device", runs=self.runs)
+
+
+class NodeSpan(NamedTuple):
+    """One execution of one node in a counted run, by the clock of the profile.
+
+    Attributes
+    ----------
+    name, node, op
+        Name, index and operator of its `NodeEvent`.
+    start_us, end_us : float
+    thread : int
+        As the system numbers threads.
+    provider : str
+    """
+
+    name: str
+    node: int
+    op: str
+    start_us: float
+    end_us: float
+    thread: int
+    provider: str
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +130,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     partial : bool
         Whether the file is cut, or runs in it are.
     notes : tuple of str
+    windows : tuple of (float, float)
+        Start and end of each counted run, microseconds, by the clock of the profile.
+    spans : tuple of NodeSpan
+        In these runs.
     """
 
     events: tuple[NodeEvent, ...]
@@ -102,6 +141,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     nodes_us: tuple[float, ...] = ()
     partial: bool = False
     notes: tuple[str, ...] = ()
+    windows: tuple[tuple[float, float], ...] = ()
+    spans: tuple[NodeSpan, ...] = ()
 
     def __iter__(self) -> Iterator[NodeEvent]:
         return iter(self.events)
@@ -211,7 +252,24 @@ def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
         nodes_us=tuple(sum(_own_times(records)) for records in per_run),
         partial=partial,
         notes=tuple(notes),
+        windows=tuple((float(start), float(end)) for start, end in windows),
+        spans=tuple(_span(record) for records in per_run for record in records),
     )
+
+
+def _key(record: dict[str, Any]) -> tuple[str, int, str]:
+    args = record.get("args") or {}
+    return (
+        str(record["name"])[: -len(_SUFFIX)],
+        _integer(args.get("node_index"), -1),
+        str(args.get("op_name", "?")),
+    )
+
+
+def _span(record: dict[str, Any]) -> NodeSpan:
+    provider = str((record.get("args") or {}).get("provider", ""))
+    start = float(record["ts"])
+    return NodeSpan(*_key(record), start, start + float(record["dur"]), _integer(record.get("tid"), 0), provider)
 
 
 def _events(per_run: list[list[dict[str, Any]]]) -> tuple[NodeEvent, ...]:
@@ -222,12 +280,7 @@ def _events(per_run: list[list[dict[str, Any]]]) -> tuple[NodeEvent, ...]:
         own = _own_times(records)
         count: Counter[tuple[str, int, str]] = Counter()
         for record, value in zip(records, own, strict=True):
-            args = record.get("args") or {}
-            key = (
-                str(record["name"])[: -len(_SUFFIX)],
-                _integer(args.get("node_index"), -1),
-                str(args.get("op_name", "?")),
-            )
+            key = _key(record)
             series = times.setdefault(key, [0.0] * len(per_run))
             series[number] += value
             count[key] += 1

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
+from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import EngineError
+from xpuruntime.runtime.marks import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -102,6 +104,7 @@ def observe(
     Observed
     """
     notes: list[str] = []
+    watched = Devices(device)
     try:
         folder = tempfile.TemporaryDirectory(prefix="xpuruntime-observe-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -120,11 +123,16 @@ def observe(
             session, broken = _make(make_session, prefix, str(path), notes)
             if session is None:
                 return Observed(partial=True, notes=tuple(notes))
-            broken |= _run(session, feeds, max(1, runs), run, notes)
+            with watched:
+                broken |= _run(session, feeds, max(1, runs), run, notes)
+            watched.begin_of(session)
             profile, lost = _finish(session, notes)
             graph = _load(path, notes)
             assigned = assignment(session)
             session = None
+    tell(lambda: watched.marks(profile))
+    seen = watched.added_to(profile)
+    profile = seen.profile
     if assigned is None:
         notes.append("this ONNX Runtime does not say which provider each node was assigned to")
     joined = join(
@@ -138,16 +146,16 @@ def observe(
         engine=engine,
     )
     away = any(e.provider != "CPUExecutionProvider" for e in profile.events)
-    if away:
+    if away and not seen.device_us:
         notes.append(
             "times of units outside the CPU are the host's: how long it took to hand the work over. ONNX Runtime's "
             "profile holds no device time, and no copies of the session's own inputs and outputs"
         )
     return Observed(
         units=joined.units,
-        boundaries=joined.boundaries,
+        boundaries=(*joined.boundaries, *seen.boundaries),
         effective=effective_of(joined.units, engine),
-        notes=(*notes, *profile.notes, *joined.notes),
+        notes=(*notes, *seen.notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
         run_us=profile.run_us,
         units_us=() if away else profile.nodes_us,

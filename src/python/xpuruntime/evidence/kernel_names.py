@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the name of a CUDA kernel says of how it multiplies: on tensor cores or not, and in which precision.
+
+The names are those of cuBLAS, cuDNN, CUTLASS and this library. NVIDIA documents none of them, so that a name that is
+not known here says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ["Said", "short_name", "what_name_says"]
+
+
+class Said(NamedTuple):
+    """What a name says; ``None``: nothing."""
+
+    tensor_cores: bool | None
+    precision: str | None
+
+
+#: Without tensor cores: CUTLASS writes simt, cuBLAS ffma, or the names of BLAS, which begin the name or a word.
+_PLAIN = re.compile(
+    r"simt|ffma|(?:^|_)(?:volta|maxwell|turing|ampere|hopper)?_?[sd]gemm(?!.*tensorop)|gemv|gemmk1|winograd"
+)
+_TENSOR = re.compile(
+    r"tensor_?op|[hi]mma|gmma|xmma|nvjet|cutlass.*(?:s1688|s16816|h16816|i16832)|(?:s|h)(?:884|1688|16816)"
+    r"|mma_sync|flash_fwd|flash_bwd|fmha|sdpa_sm|flash_forward_mma|flash_forward_wgmma|wgmma",
+    re.IGNORECASE,
+)
+#: In this order: the first that a name holds.
+_PRECISIONS = (
+    (re.compile(r"tf32", re.IGNORECASE), "tf32"),
+    (re.compile(r"e4m3|e5m2|fp8", re.IGNORECASE), "fp8"),
+    (re.compile(r"bf16|bfloat16|nvjet(?:_sm\d+)?_tst", re.IGNORECASE), "bf16"),
+    (re.compile(r"i8i8|i16832|imma|s8s8|int8", re.IGNORECASE), "int8"),
+    (re.compile(r"f16f16|h16816|h1688|h884|hgemm|_f16_|__half|half_t|nvjet(?:_sm\d+)?_hsh", re.IGNORECASE), "fp16"),
+    (re.compile(r"dgemm|f64f64|d884", re.IGNORECASE), "fp64"),
+    (re.compile(r"sgemm|f32f32", re.IGNORECASE), "fp32"),
+)
+
+
+def what_name_says(name: str) -> Said:
+    """Read a kernel's name.
+
+    Parameters
+    ----------
+    name : str
+        Demangled or not.
+
+    Returns
+    -------
+    Said
+
+    Examples
+    --------
+    >>> what_name_says("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_cublas")
+    Said(tensor_cores=True, precision='tf32')
+    >>> what_name_says("ampere_sgemm_128x64_tn")
+    Said(tensor_cores=False, precision='fp32')
+    >>> what_name_says("elementwise_kernel")
+    Said(tensor_cores=None, precision=None)
+    """
+    tensor = False if _PLAIN.search(name) else True if _TENSOR.search(name) else None
+    if tensor is None:
+        return Said(None, None)
+    precision = next((word for pattern, word in _PRECISIONS if pattern.search(name)), None)
+    return Said(tensor, precision)
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without return type, arguments of templates and parameters.
+
+    Examples
+    --------
+    >>> short_name("void at::native::vectorized_elementwise_kernel<4, Functor<float>>(int, float*)")
+    'at::native::vectorized_elementwise_kernel'
+    """
+    depth, kept = 0, []
+    text = name.replace("(anonymous namespace)::", "")
+    for at, letter in enumerate(text):
+        if letter == "(" and depth == 0 and at > 0:
+            break
+        depth -= letter == ">" and depth > 0
+        if depth == 0 and letter not in "<>":
+            kept.append(letter)
+        depth += letter == "<"
+    return "".join(kept).strip().rpartition(" ")[2] or name

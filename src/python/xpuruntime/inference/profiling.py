@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`profile`: record what the host and the devices do in a ``with`` block, whichever library makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.device_recorder import DeviceRecorder
+from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.evidence.profile import Profile
+from xpuruntime.inference.watched_runs import WatchedRuns
+from xpuruntime.runtime.marks import Marks, watch_marks
+from xpuruntime.runtime.profiler import LIMIT, profiled
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from rich.console import RenderableType
+
+__all__ = ["profile"]
+
+_one_at_a_time = threading.Lock()
+
+
+class profile:  # noqa: N801 - used like a function
+    """Record what the host and the CUDA devices do in a ``with`` block.
+
+    Ranges of the host are runs of sessions and bindings, kernels that `xpuruntime.ops` and operators of ours inside
+    ONNX Runtime dispatch, and what the program names by `range`. The work of devices is seen whoever starts it: ONNX
+    Runtime, TensorRT, PyTorch, CuPy or this library. NVIDIA's tools (Nsight) show the ranges, too.
+
+    Parameters
+    ----------
+    trace : path, optional
+        Where to write a trace for Perfetto at the end: ``.json``, or ``.json.gz`` for a compressed one.
+    devices : bool
+        Whether to record the work of CUDA devices. Without a CUDA device there are ranges alone, and a note says why.
+    limit : int
+        Ranges, pieces of work, and calls that are kept, of each; what comes after is counted as lost.
+
+    Attributes
+    ----------
+    result : Profile
+        After the block: `ranges`, `work`, `calls`, `shares()`, `save_trace(path)`, `to_dict()`; prints as tables.
+
+    Raises
+    ------
+    InputError
+        When the block is entered: another profile goes on, or the trace cannot be written there. After it: the trace
+        could not be written. Reading `result` before the end.
+
+    Notes
+    -----
+    CUPTI, by which device work is seen, serves one user in a process. While a PyTorch that can use CUDA is loaded, its
+    profiler is asked instead, and the trace has PyTorch's operators, too. Where both are taken, kernels that this
+    library dispatches are timed by CUDA events, and a note says so. Import PyTorch before a profile, not inside it.
+
+    Examples
+    --------
+    >>> import numpy as np, xpuruntime as xrt
+    >>> with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
+    ...     with xrt.profile() as prof:
+    ...         with prof.range("warm-up"):
+    ...             _ = session.run({"image": np.zeros((1, 1, 8, 8), np.float32)})
+    >>> [(one.name.split()[0], one.category) for one in prof.result.ranges]
+    [('warm-up', 'range'), ('digits.onnx', 'run')]
+    """
+
+    def __init__(
+        self, trace: str | os.PathLike[str] | None = None, *, devices: bool = True, limit: int = LIMIT
+    ) -> None:
+        if limit < 1:
+            msg = f"limit must be at least 1, got {limit}: it is how many records of a kind are kept"
+            raise InputError(msg)
+        self._target = trace
+        self._recorder = DeviceRecorder(devices=devices, limit=limit)
+        self._result: Profile | None = None
+        self._undo = contextlib.ExitStack()
+
+    @property
+    def result(self) -> Profile:
+        """What was recorded."""
+        if self._result is None:
+            msg = "the profile has no result yet: leave its with block first"
+            raise InputError(msg)
+        return self._result
+
+    def range(self, name: str) -> profiled:
+        """Name a ``with`` block; it nests, and threads have ranges of their own."""
+        return profiled(name)
+
+    def __enter__(self) -> profile:
+        if self._target is not None:
+            Profile.check_trace(self._target)
+        if not _one_at_a_time.acquire(blocking=False):
+            msg = "a profile goes on already, and there is one at a time in a process: leave its with block first"
+            raise InputError(msg)
+        with contextlib.ExitStack() as undo:
+            undo.callback(_one_at_a_time.release)
+            self._recorder.start()
+            self._marks = Marks()
+            undo.callback(watch_marks, watch_marks(self._marks))
+            runs = WatchedRuns()
+            undo.callback(runs.stop)
+            runs.start()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with self._undo:
+                recording = self._recorder.stop()
+            self._result = Profile(recording, tuple(self._marks.taken))
+            if self._target is not None:
+                self._result.save_trace(self._target)
+        except Exception as failure:
+            if error is None:
+                raise
+            msg = f"the block failed, and so did its profile: {failure}"
+            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+    def __rich__(self) -> RenderableType:
+        return self.result.__rich__()
+
+    def __str__(self) -> str:
+        return str(self.result) if self._result is not None else repr(self)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`KinetoRecording`: what PyTorch's profiler saw of devices and operators, as a recording of ours."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.autograd import DeviceType
+
+from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
+from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, WorkKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.runtime.recording import Recording
+
+__all__ = ["KinetoRecording"]
+
+#: CUPTI's records of calls into the CUDA runtime and driver; PyTorch 2.11 gives them no type of their own.
+_API = re.compile(r"(cuda|cu|hip)[A-Z]")
+_COPY = re.compile(r"Memcpy (\w)to(\w)(?: \((\w+) -> (\w+)\))?")
+_FILL = re.compile(r"Memset(?: \((\w+)\))?")
+_WAIT = ("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event")
+_MEMORY = {"Pageable": "host (pageable)", "Pinned": "host (pinned)", "Device": "device", "Managed": "managed"}
+
+
+class KinetoRecording:
+    """Runs PyTorch's profiler.
+
+    Parameters
+    ----------
+    limit : int
+        Pieces of work, calls, and operators that are kept, of each.
+
+    Raises
+    ------
+    InputError
+        A profiler of PyTorch's runs already.
+    """
+
+    def __init__(self, limit: int) -> None:
+        refuse_a_second("a recording of devices")
+        self._limit = limit
+        self._profiler = Profiler()
+
+    def start(self) -> None:
+        """Start it; see `Profiler.start`."""
+        self._profiler.start()
+
+    def stop(self) -> None:
+        """Wait for every device that this process uses, and stop."""
+        try:
+            for index in range(torch.cuda.device_count()):
+                if torch._C._cuda_hasPrimaryContext(index):
+                    torch.cuda.synchronize(index)
+        finally:
+            self._profiler.stop()
+
+    def added_to(self, recording: Recording) -> Recording:
+        """Return a recording of ranges with the work of devices and PyTorch's operators added."""
+        work, calls, operators, dropped = read(self._profiler.events(), self._limit)
+        first = max((one.id for one in recording.ranges), default=0) + 1
+        nested = nest(operators, first)
+        ranges = [*recording.ranges, *nested]
+        placed = place(work, calls, recording.ranges)
+        notes = recording.notes
+        if dropped:
+            notes = (*notes, f"{dropped} records are lost: more came than are kept. Profile less, or raise the limit")
+        return msgspec.structs.replace(
+            recording,
+            source="kineto",
+            notes=notes,
+            ranges=tuple(sorted(ranges, key=lambda one: one.start_ns)),
+            work=tuple(placed),
+            calls=tuple(calls),
+            dropped=recording.dropped + dropped,
+        )
+
+
+def read(events: Iterable[Any], limit: int) -> tuple[list[DeviceWork], list[HostCall], list[Range], int]:
+    """Sort events of kineto's into device work, calls of the host, and operators, which are not nested yet."""
+    work: list[DeviceWork] = []
+    calls: list[HostCall] = []
+    operators: list[Range] = []
+    dropped = 0
+    for event in events:
+        if event.is_hidden_event():
+            continue
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        if event.device_type() != DeviceType.CPU:
+            if event.is_user_annotation():
+                continue
+            if len(work) < limit:
+                work.append(_work(event, name, start, end))
+            else:
+                dropped += 1
+        elif _API.match(name):
+            if len(calls) < limit:
+                calls.append(HostCall(name, event.device_resource_id(), start, end, event.correlation_id()))
+            else:
+                dropped += 1
+        elif name != "[memory]" and not event.is_async() and event.start_thread_id() == event.end_thread_id():
+            if len(operators) < limit:
+                operators.append(Range(0, 0, name, "torch", event.device_resource_id(), start, end))
+            else:
+                dropped += 1
+    work.sort(key=lambda one: one.start_ns)
+    return work, calls, operators, dropped
+
+
+def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
+    kind: WorkKind = "kernel"
+    source = destination = ""
+    size = 0
+    if copy := _COPY.match(name):
+        kind, size = "copy", event.nbytes()
+        source, destination = (_MEMORY.get(word or "", word or "") for word in copy.group(3, 4))
+        name = "copy"
+    elif fill := _FILL.match(name):
+        kind, size, name = "fill", event.nbytes(), "fill"
+        destination = _MEMORY.get(fill.group(1) or "", fill.group(1) or "")
+    elif name.startswith(_WAIT):
+        kind = "wait"
+    return DeviceWork(
+        kind,
+        name,
+        event.device_index(),
+        event.device_resource_id(),
+        start,
+        end,
+        correlation=event.correlation_id(),
+        bytes=max(0, size),
+        source=source,
+        destination=destination,
+    )
+
+
+def nest(operators: list[Range], first: int) -> list[Range]:
+    """Return operators with numbers, and with what each ran in."""
+    operators.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
+    found: list[Range] = []
+    open_: list[Range] = []
+    for number, one in enumerate(operators, first):
+        while open_ and (open_[-1].thread != one.thread or open_[-1].end_ns < one.end_ns):
+            open_.pop()
+        numbered = one._replace(id=number, parent=open_[-1].id if open_ else 0)
+        open_.append(numbered)
+        found.append(numbered)
+    return found
+
+
+def place(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]) -> list[DeviceWork]:
+    """Say in which range each piece of work was started: the innermost of its thread around the call."""
+    threads: dict[int, list[Range]] = {}
+    for around in ranges:
+        threads.setdefault(around.thread, []).append(around)
+    starts = {thread: [around.start_ns for around in held] for thread, held in threads.items()}
+    by_id = {around.id: around for held in threads.values() for around in held}
+    made = {call.correlation: call for call in calls}
+    placed = []
+    for one in work:
+        call = made.get(one.correlation)
+        held = threads.get(call.thread) if call is not None else None
+        if call is None or held is None:
+            placed.append(one)
+            continue
+        index = bisect_right(starts[call.thread], call.start_ns) - 1
+        found = held[index] if index >= 0 else None
+        while found is not None and found.end_ns < call.start_ns:
+            found = by_id.get(found.parent)
+        placed.append(one if found is None else one._replace(range=found.id))
+    return placed
