@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Profiles of devices: by CUPTI without PyTorch, by PyTorch's profiler beside it, by events where both are taken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.testing import models
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from xpuruntime.evidence import Report
+
+
+def program(name: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("profiled_program.py")), name],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def of(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [one for one in found["work"] if one["kind"] == kind]
+
+
+def test_cupti_sees_kernels_in_their_ranges_and_copies_with_their_bytes() -> None:
+    found = program("alone")
+    assert found["source"] == "cupti", found["notes"]
+    assert found["dropped"] == 0
+    products = [one for one in of(found, "kernel") if one["in"].startswith("matmul ")]
+    assert len({one["range"] for one in products}) == 3, of(found, "kernel")
+    start, end = found["span"]
+    for one in found["work"]:
+        assert start <= one["start_ns"] <= one["end_ns"] <= end, one
+    copies = [one for one in of(found, "copy") if one["bytes"] == 4 << 20]
+    ends = {(one["source"].split(" ")[0], one["destination"].split(" ")[0]) for one in copies}
+    assert ends == {("host", "device"), ("device", "host")}, copies
+    assert all(one["in"] == "copies" for one in copies)
+    assert any(one["name"].startswith("the host waits") for one in of(found, "wait"))
+    launched = {one["correlation"] for one in found["calls"]}
+    assert all(one["correlation"] in launched for one in products)
+
+
+def test_cupti_is_given_back_so_that_pytorch_profiles_afterwards() -> None:
+    found = program("twice_and_then_torch")
+    assert found["source"] == "cupti", found["notes"]
+    assert len(of(found, "kernel")) >= 1
+    assert found["torch kernels"], "PyTorch's profiler is blind after ours"
+    assert found["beside"]["source"] == "kineto", found["beside"]["notes"]
+    assert of(found["beside"], "kernel")
+
+
+def test_records_beyond_the_limit_are_counted() -> None:
+    found = program("limited")
+    assert len(found["work"]) == 4
+    assert len(found["ranges"]) == 4
+    assert found["dropped"] >= 32
+    assert any("lost" in note for note in found["notes"])
+
+
+def test_work_of_a_graph_says_so() -> None:
+    found = program("graph")
+    assert any(one["graph"] for one in of(found, "kernel")), found["work"]
+    assert any("GraphLaunch" in one["name"] for one in found["calls"])
+
+
+def test_beside_pytorch_its_profiler_is_the_source() -> None:
+    x = torch.randn(512, 512, device="cuda")
+    xrt.ops.matmul(x, x)
+    with xrt.profile() as prof:
+        xrt.ops.matmul(x, x)
+        torch.relu(x)
+        x.cpu()
+    result = prof.result
+    assert result.source == "kineto", result.notes
+    named = {one.id: one for one in result.ranges}
+    products = [one for one in result.work if one.range and named[one.range].name.startswith("matmul ")]
+    assert products, result.shares()
+    assert any(one.category == "torch" and "relu" in one.name for one in result.ranges)
+    assert any(one.kind == "copy" and one.bytes == x.numel() * 4 for one in result.work)
+
+
+def test_where_pytorchs_profiler_runs_kernels_of_ours_are_timed_by_events() -> None:
+    x = torch.randn(2048, 2048, device="cuda")
+    xrt.ops.matmul(x, x)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities), xrt.profile() as prof:
+        for _ in range(3):
+            xrt.ops.matmul(x, x)
+    result = prof.result
+    assert result.source == "events", result.notes
+    assert any("one runs already" in note for note in result.notes)
+    assert [one.name.split(" ")[0] for one in result.work] == ["matmul"] * 3
+    # 17.2 GFLOP: no device does it in less than 5 us, and none of today's needs 50 ms.
+    assert all(5 < one.us < 50_000 for one in result.work)
+
+
+def test_a_trace_of_the_device_opens(tmp_path: Path) -> None:
+    x = torch.randn(512, 512, device="cuda")
+    xrt.ops.matmul(x, x)
+    with xrt.profile(tmp_path / "trace.json") as prof:
+        xrt.ops.matmul(x, x)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    kernels = [one for one in trace["traceEvents"] if one.get("cat") == "kernel" and one["pid"] == 1_000_000_000]
+    assert len(kernels) == sum(one.kind == "kernel" for one in prof.result.work)
+    flows = {one["id"] for one in trace["traceEvents"] if one["ph"] == "s"}
+    assert flows <= {one["id"] for one in trace["traceEvents"] if one["ph"] == "f"}
+
+
+@pytest.fixture
+def heavy(tmp_path: Path) -> Path:
+    return models.save(models.mlp(width=1024), tmp_path)
+
+
+def explained(path: Path, **options: Any) -> Report:
+    x = np.random.default_rng(0).standard_normal((256, 1024)).astype(np.float32)
+    with xrt.InferenceSession(path, device="cuda:0", engine="onnxruntime", **options) as session:
+        return session.explain({"x": x})
+
+
+def products(report: Report) -> list[Any]:
+    return [
+        kernel
+        for unit in report.units
+        for kernel in unit.device_kernels
+        if kernel.kind == "kernel" and kernel.precision is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "tensor_cores"), [("fp32", "fp32", False), ("tf32", "tf32", True), ("fp16", "fp16", True)]
+)
+def test_a_product_shows_the_kernel_that_ran(heavy: Path, precision: str, wanted: str, tensor_cores: bool) -> None:
+    report = explained(heavy, precision=precision)
+    found = products(report)
+    assert found, [(unit.id, unit.device_kernels) for unit in report.units]
+    assert {one.precision for one in found} == {wanted}, found
+    assert {one.tensor_cores for one in found} == {tensor_cores}, found
+    hot = [unit for unit in report.units if unit.device_kernels and unit.time is not None]
+    assert all(unit.time.kind == "device" and unit.kernel_source == "reported" for unit in hot)
+    assert not report.partial, report.notes
+
+
+def test_units_have_the_time_of_the_device(heavy: Path) -> None:
+    report = explained(heavy, precision="fp32")
+    [note] = [one for one in report.notes if "of device time in a run" in one]
+    copies = sum(b.time.value for b in report.boundaries if b.kind == "copy" and b.time is not None)
+    units = sum(u.time.value for u in report.units if u.time is not None and u.time.kind == "device")
+    told = float(note.split(" us ")[0].split(" ")[-1])
+    assert abs(units + copies - told) <= 0.1 * told, note
+    assert any(b.kind == "copy" and "host" in b.where and b.bytes for b in report.boundaries), report.boundaries
+
+
+def test_a_profile_around_explain_is_said(heavy: Path) -> None:
+    x = np.zeros((256, 1024), np.float32)
+    with (
+        xrt.InferenceSession(heavy, device="cuda:0", engine="onnxruntime") as session,
+        xrt.profile() as prof,
+    ):
+        report = session.explain({"x": x})
+    assert any("what the device did is not seen" in note for note in report.notes)
+    assert any(one.track == "nodes of ONNX Runtime" for one in prof.result.marks)
+    assert any(one.category == "run" for one in prof.result.ranges)
