@@ -52,8 +52,7 @@ class Layer(nn.Module):
         """Map [batch, length, WIDTH] to the same shape."""
         batch, length, _ = x.shape
         q, k, v = (
-            part.reshape(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
+            part.reshape(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, WIDTH)
         x = self.ln_1(x + self.proj(mixed))
@@ -106,8 +105,14 @@ def export(model: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> Non
 def shortened(report: xrt.Report, folder: Path) -> xrt.Report:
     """Return a report without the paths of this machine."""
     text = report.to_json()
-    roots = {sys.prefix, sys.base_prefix, *site.getsitepackages(), sysconfig.get_path("purelib")}
-    for root in sorted(roots, key=len, reverse=True):
+    roots = {
+        sys.prefix,
+        sys.base_prefix,
+        *site.getsitepackages(),
+        *filter(None, sys.path),
+        sysconfig.get_path("purelib"),
+    }
+    for root in sorted(roots - {"/", str(Path.cwd())}, key=len, reverse=True):
         text = text.replace(root, "...")
     text = text.replace(f"{folder}/", "").replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
     found = msgspec.json.decode(text, type=xrt.Report)

@@ -79,6 +79,8 @@ def graph() -> dict[str, Any]:
     a, b = work()
     out = xrt.ops.matmul(a, b)
     stream = xrt.Stream("cuda:0")
+    for one in (a, b, out):
+        one.order_on(stream)
     captured = xrt.Graph()
     with captured.capture(stream):
         xrt.ops.matmul(a, b, out=out, stream=stream)

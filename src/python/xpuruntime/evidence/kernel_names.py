@@ -32,7 +32,7 @@ _TENSOR = re.compile(
 )
 #: In this order: the first that a name holds.
 _PRECISIONS = (
-    (re.compile(r"tf32", re.IGNORECASE), "tf32"),
+    (re.compile(r"tf32|cutlass_80_tensorop_s1688gemm", re.IGNORECASE), "tf32"),
     (re.compile(r"e4m3|e5m2|fp8", re.IGNORECASE), "fp8"),
     (re.compile(r"bf16|bfloat16|nvjet(?:_sm\d+)?_tst", re.IGNORECASE), "bf16"),
     (re.compile(r"i8i8|i16832|imma|s8s8|int8", re.IGNORECASE), "int8"),

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from bisect import bisect_right
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,6 +67,7 @@ class KinetoRecording:
     def added_to(self, recording: Recording) -> Recording:
         """Return a recording of ranges with the work of devices and PyTorch's operators added."""
         work, calls, operators, dropped = read(self._profiler.events(), self._limit)
+        work = with_bytes(work, self._sizes()) if any(one.kind in ("copy", "fill") for one in work) else work
         first = max((one.id for one in recording.ranges), default=0) + 1
         nested = nest(operators, first)
         ranges = [*recording.ranges, *nested]
@@ -81,6 +84,43 @@ class KinetoRecording:
             calls=tuple(calls),
             dropped=recording.dropped + dropped,
         )
+
+    def _sizes(self) -> dict[int, list[tuple[float, int]]]:
+        """Return what the trace that PyTorch writes has of copies and fills, and its events have not: their bytes."""
+        with tempfile.TemporaryDirectory(prefix="xpuruntime-profile-") as folder:
+            path = Path(folder) / "trace.json"
+            self._profiler.torch.export_chrome_trace(str(path))
+            return sizes(msgspec.json.decode(path.read_bytes(), type=_Trace).traceEvents)
+
+
+class _Trace(msgspec.Struct):
+    """The part of a trace that is read."""
+
+    traceEvents: list[dict[str, Any]]  # noqa: N815 - the format's name
+
+
+def sizes(events: Iterable[dict[str, Any]]) -> dict[int, list[tuple[float, int]]]:
+    """Return correlation number to start and bytes of the copies and fills of a trace, in their order."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for event in events:
+        if event.get("cat") in ("gpu_memcpy", "gpu_memset"):
+            args = event.get("args", {})
+            found.setdefault(int(args.get("correlation", 0)), []).append((event["ts"], int(args.get("bytes", 0))))
+    for held in found.values():
+        held.sort()
+    return found
+
+
+def with_bytes(work: Iterable[DeviceWork], known: dict[int, list[tuple[float, int]]]) -> list[DeviceWork]:
+    """Return work with the bytes of copies and fills; a call that made several has them in their order."""
+    waiting = {number: iter(held) for number, held in known.items()}
+    result = []
+    for one in work:
+        if one.kind in ("copy", "fill"):
+            _, size = next(waiting.get(one.correlation, iter(())), (0.0, one.bytes))
+            one = one._replace(bytes=size)  # noqa: PLW2901
+        result.append(one)
+    return result
 
 
 def read(events: Iterable[Any], limit: int) -> tuple[list[DeviceWork], list[HostCall], list[Range], int]:
@@ -118,13 +158,12 @@ def read(events: Iterable[Any], limit: int) -> tuple[list[DeviceWork], list[Host
 def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
     kind: WorkKind = "kernel"
     source = destination = ""
-    size = 0
     if copy := _COPY.match(name):
-        kind, size = "copy", event.nbytes()
+        kind = "copy"
         source, destination = (_MEMORY.get(word or "", word or "") for word in copy.group(3, 4))
         name = "copy"
     elif fill := _FILL.match(name):
-        kind, size, name = "fill", event.nbytes(), "fill"
+        kind, name = "fill", "fill"
         destination = _MEMORY.get(fill.group(1) or "", fill.group(1) or "")
     elif name.startswith(_WAIT):
         kind = "wait"
@@ -136,7 +175,6 @@ def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
         start,
         end,
         correlation=event.correlation_id(),
-        bytes=max(0, size),
         source=source,
         destination=destination,
     )
