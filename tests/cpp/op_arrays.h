@@ -80,7 +80,9 @@ class Array {
       cpu::store(element(), origin(), offset(index), value);
     }
   }
-  double at(const Dims& index) const {
+  double at(std::initializer_list<std::int64_t> index) const { return at(Dims(index)); }
+  template <typename Index>
+  double at(const Index& index) const {
     std::int64_t flat = 0;
     std::size_t d = 0;
     for (const std::int64_t i : index) flat = flat * shape_[d++] + i;
