@@ -52,7 +52,7 @@ def rounds(x: Tensor) -> bool:
 
 def is_fixed(x: Tensor) -> bool:
     """Say whether PyTorch's switches ask a convolution of `x` for the same bits in every run."""
-    return _deterministic() or (x.device.type == "cuda" and torch.backends.cudnn.deterministic)
+    return bool(_deterministic()) or (x.device.type == "cuda" and torch.backends.cudnn.deterministic)
 
 
 def unable(x: Tensor, weight: Tensor, transposed: bool) -> str:
