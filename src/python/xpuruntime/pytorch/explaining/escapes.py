@@ -64,7 +64,7 @@ _OPERATORS: dict[str, Escape] = {
         )
     },
     **{name: Escape("layer_norm", NOT_REACHED) for name in ("native_layer_norm", "native_layer_norm_backward")},
-    "convolution": Escape("conv", NOT_REACHED),
+    **{name: Escape("conv", NOT_REACHED) for name in ("convolution", "convolution_backward")},
     **{
         name: Escape("matmul", _NO_OVERRIDE)
         for name in (
@@ -81,7 +81,7 @@ _OPERATORS: dict[str, Escape] = {
     **{
         name: Escape("conv", _NO_OVERRIDE)
         for name in (
-            "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu",
+            "cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu",
             "cudnn_convolution_add_relu", "mkldnn_convolution", "_slow_conv2d_forward", "_slow_conv2d_backward",
             "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d", "slow_conv_transpose2d",
             "slow_conv_dilated2d", "_convolution_pointwise", "_nnpack_spatial_convolution", "miopen_convolution",
