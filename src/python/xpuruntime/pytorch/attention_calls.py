@@ -119,7 +119,8 @@ def held_for(kernel: str, under: Held | None) -> Held:
     if found is None:
         kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
-        found = Held(base.replace(kernels=kernels, mode=base.mode if kernel.endswith("?") else "strict"))
+        mode = base.mode if kernel.endswith("?") else "strict"
+        found = Held(base.replace(kernels=kernels, mode=mode), None if under is None else under.log)
         with _pins_lock:
             if len(_pins) >= _MOST:
                 _pins.clear()

@@ -134,12 +134,25 @@ def words_of(policy: Policy, op: str, **facts: Any) -> tuple[tuple[str, ...], st
 
 
 def place_for(
-    policy: Policy, op: str, words: Sequence[str], source: str, *, module: str, allow_tf32: bool, deterministic: bool
+    policy: Policy,
+    op: str,
+    words: Sequence[str],
+    source: str,
+    *,
+    module: str,
+    allow_tf32: bool,
+    deterministic: bool,
+    log: _core.DecisionLog | None = None,
 ) -> Place:
-    """Return where `_core`'s operations stand that must be served by one of `words`: others refuse the call."""
+    """Return where `_core`'s operations stand that must be served by one of `words`: others refuse the call.
+
+    Decisions are recorded in `log`; without one, in that of the process.
+    """
     prepare()
     default = {"match": {"op": op}, "use": list(words), "source": source}
-    rules = _core.KernelRules(defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy)
+    rules = _core.KernelRules(
+        defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log
+    )
     site = _core.CallSite(rules, module=module)
     return Place(
         site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={}, below_autograd=True
