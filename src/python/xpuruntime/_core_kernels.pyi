@@ -35,8 +35,8 @@ class KernelRules:
     """A KernelPolicy, compiled; `xpuruntime.ops.rules.compile_rules` makes them. Immutable.
 
     Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device,
-    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). With `log`, what is
-    decided by these rules is recorded there, and not in the log of the process.
+    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). With `log`, what
+    is decided by these rules is recorded there, and not in the log of the process.
     """
 
     def __init__(

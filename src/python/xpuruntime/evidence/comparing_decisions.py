@@ -21,7 +21,10 @@ _OWN = "the engine's own"
 
 
 class _Call(NamedTuple):
-    """What makes calls of two reports the same. An engine's own kernel tells no shapes: it is the node's only call."""
+    """What makes calls of two reports the same.
+
+    An engine's own kernel tells no shapes: it is the only call of its node. Calls of no node are told by their operands.
+    """
 
     node: str
     description: str
@@ -63,7 +66,8 @@ def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDeci
     found: dict[_Call, list[KernelDecision]] = {}
     for one in decisions:
         for node in one.nodes or ("",):
-            found.setdefault(_Call(node, one.description if one.chosen else ""), []).append(one)
+            alone = bool(node) and not one.shapes
+            found.setdefault(_Call(node, "" if alone else one.description), []).append(one)
     return found
 
 

@@ -132,8 +132,8 @@ class Decisions(tuple[Decision, ...]):
 def decisions() -> Decisions:
     """Return the distinct decisions of this process, oldest first; a tuple that ``print`` shows as tables.
 
-    At most 10,000 are kept; ``_core`` serves later ones without recording them. What is decided in an instrumented pass,
-    that of `InferenceSession.explain`, is in its report and not among them.
+    At most 10,000 are kept; ``_core`` serves later ones without recording them. What is decided in an instrumented
+    pass, that of `InferenceSession.explain`, is in its report and not among them.
 
     Examples
     --------

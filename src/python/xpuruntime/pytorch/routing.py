@@ -71,6 +71,8 @@ class Route:
         Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
     tuned : bool
         Whether measured times made the choice.
+    times : tuple of (str, float)
+        Those that made it: PyTorch's own kernel, and ``"auto"`` or kernels of ours, in microseconds.
     plan : object
         What the override has worked out for these calls and keeps here.
     quick : bool
@@ -78,7 +80,8 @@ class Route:
     """
 
     __slots__ = (
-        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "tuned",
+        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
+        "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,7 @@ class Route:
         module: str = "",
         phase: str = "",
         tuned: bool = False,
+        times: tuple[tuple[str, float], ...] = (),
     ) -> None:
         self.op = op
         self.asked = asked
@@ -103,6 +107,7 @@ class Route:
         self.module = module
         self.phase = phase
         self.tuned = tuned
+        self.times = times
         self.open = False
         self.plan: Any = None
         self.quick = False
