@@ -23,10 +23,11 @@ _OWN = "the engine's own"
 class _Call(NamedTuple):
     """What makes calls of two reports the same.
 
-    An engine's own kernel tells no shapes: it is the only call of its node. Calls of no node are told by their operands.
+    An engine's own kernel tells no shapes: it is the only call of its node. Calls of no node go by operands.
     """
 
     node: str
+    op: str
     description: str
 
 
@@ -67,13 +68,13 @@ def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDeci
     for one in decisions:
         for node in one.nodes or ("",):
             alone = bool(node) and not one.shapes
-            found.setdefault(_Call(node, "" if alone else one.description), []).append(one)
+            found.setdefault(_Call(node, one.op, "" if alone else one.description), []).append(one)
     return found
 
 
 def _served(side: dict[_Call, list[KernelDecision]], call: _Call) -> list[KernelDecision]:
     """Return what served a call in one report; its engine's own kernel serves every call of the node."""
-    return side.get(call) or side.get(_Call(call.node, "")) or []
+    return side.get(call) or side.get(_Call(call.node, call.op, "")) or []
 
 
 def _kernels(decisions: Sequence[KernelDecision]) -> set[str | None]:

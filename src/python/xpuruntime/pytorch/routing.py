@@ -72,7 +72,7 @@ class Route:
     tuned : bool
         Whether measured times made the choice.
     times : tuple of (str, float)
-        Those that made it: PyTorch's own kernel, and ``"auto"`` or kernels of ours, in microseconds.
+        Those that made it, in microseconds: of PyTorch's own kernel, and of kernels of ours or all of them, ``"auto"``.
     plan : object
         What the override has worked out for these calls and keeps here.
     quick : bool

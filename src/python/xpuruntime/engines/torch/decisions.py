@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.torch.kernel_controls import why_not
 from xpuruntime.engines.torch.pinning import words_of
 from xpuruntime.evidence.carried_policy import module_of_node
 from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision, merged
@@ -107,19 +108,24 @@ class Deciding:
         if route is None:
             words, key = self.asked_of(call)
             if words:
-                why = self.unsupported(key) or call.why
-                yield _native(call, words, key, "fallback", None, [_refused(word, why) for word in words])
+                refused = self._refused(call, words, self.unsupported(key) or call.why)
+                yield _native(call, words, key, "fallback", None, refused)
         elif not route.native:
             for number, count in sorted(call.served.items()):
                 yield self._by_ours(call, route, self._made[number], count)
-        elif route.tuned:
-            yield self._measured(call, route)
         elif why := self.unsupported(self.key_of(route)):
             key = self.key_of(route)
             words = words_of(self._policy, key)
-            yield _native(call, words, key, "fallback", route.kernel, [_refused(word, why) for word in words])
+            yield _native(call, words, key, "fallback", route.kernel, self._refused(call, words, why))
+        elif route.tuned:
+            yield self._measured(call, route)
         elif route.asked != ("auto",):
             yield self._by_torch(call, route)
+
+    def _refused(self, call: SeenCall, words: Sequence[str], why: str) -> list[KernelCandidate]:
+        """Return that nothing that is asked for serves: each with its own reason, or the one of all."""
+        cuda = call.device.startswith("cuda")
+        return [_refused(word, why_not(call.op, word, cuda=cuda) or why) for word in words]
 
     def _by_torch(self, call: SeenCall, route: Route) -> KernelDecision:
         """Return that a kernel of PyTorch's serves, because it is asked for or because none of those can."""
@@ -157,10 +163,14 @@ class Deciding:
     def _by_ours(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
         """Return that a kernel of ours serves, with what became of the words before the one that named it."""
         from xpuruntime.ops.recording import as_record
+        from xpuruntime.pytorch.routing import DEFAULT_ID
 
         record = as_record(made, (call.node,) if call.node else (), count=count)
         key = self.key_of(route)
-        passed = self.passed_over(route)
+        asked, passed = route.asked, self.passed_over(route)
+        if why := self.unsupported(key):
+            asked = words_of(self._policy, key)
+            passed = {one.id: one.reason for one in self._refused(call, asked, why)}
         known = {one.id for one in record.candidates}
         candidates = [_refused(word, why) for word, why in passed.items() if word not in known]
         candidates += [
@@ -168,15 +178,23 @@ class Deciding:
             for one in record.candidates
         ]
         source: DecisionSource = "tuned" if route.tuned or made.source == "tuned" else _asking(key)
+        notes = record.notes
         if route.tuned:
-            name, own = next(iter(route.times), ("", 0.0))
+            name = DEFAULT_ID[call.op]
+            own = dict(route.times).get(name)
             ours = min((spent for other, spent in route.times if other != name), default=0.0)
-            if name and ours:
+            if own and ours:
                 text = f"takes {own / ours:.2f} times as long as ours"
                 candidates.append(_candidate(name, True, text, own))
-            key = _tuning(key)
+                told = f"measured against PyTorch's own, as calls from Python: {own:.2f} us, ours {ours:.2f} us"
+                notes = (*notes, told)
         return msgspec.structs.replace(
-            record, asked=route.asked, asked_by=key, source=source, candidates=tuple(candidates)
+            record,
+            asked=asked,
+            asked_by=_tuning(key) if route.tuned else key,
+            source="fallback" if why else source,
+            candidates=tuple(candidates),
+            notes=notes,
         )
 
 

@@ -119,7 +119,7 @@ class PinnedKernels:
                 continue
             if control.enforceability == "unsupported":
                 continue
-            if control.resolved == ABSENT and not left.get(key):
+            if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
                 found[key] = KeySeen(observed="-", status="honoured", reason=control.reason)
             else:
                 found[key] = self._told(by_key.get(key, []), left.get(key, []), words_of(self._policy, key))
