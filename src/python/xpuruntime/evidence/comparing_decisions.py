@@ -67,7 +67,7 @@ def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDeci
     found: dict[_Call, list[KernelDecision]] = {}
     for one in decisions:
         for node in one.nodes or ("",):
-            alone = bool(node) and not one.shapes
+            alone = bool(node) and (one.chosen is None or not one.shapes)
             found.setdefault(_Call(node, one.op, "" if alone else one.description), []).append(one)
     return found
 
