@@ -15,6 +15,7 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Time, Unit
 
@@ -45,8 +46,7 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
 
     effective = {"execution.engine": "torch", "execution.device": model.device}
     controls = {control.key: control for control in settle(model.request)[1]}
-    for name, value in model.switches().items():
-        effective.update(_READ_BACK[name](value))
+    effective.update(read_back(model.settings, model.switches()))
     kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls)
     with torch.no_grad(), kernels.apart():
         if model.settings.mode == "compile":
@@ -72,17 +72,6 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
     )
-
-
-_READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
-    "matmul.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.benchmark": lambda _: {},
-    "deterministic_algorithms": lambda value: {
-        "execution.determinism": "torch.use_deterministic_algorithms, for the process" if value else "none"
-    },
-    "num_threads": lambda value: {"execution.threads": str(value)},
-}
 
 
 class _Watch:
