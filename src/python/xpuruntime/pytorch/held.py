@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from xpuruntime import _core
     from xpuruntime.policies import Policy
 
 __all__ = ["Held", "current", "forget_tuned", "holding", "set_global", "version"]
@@ -36,6 +37,8 @@ class Held:
     Parameters
     ----------
     policy : Policy
+    log : DecisionLog, optional
+        Where the core records what it decides under it, instead of the log of the process.
 
     Attributes
     ----------
@@ -53,9 +56,10 @@ class Held:
         From a key that an override makes of its arguments to the route; read without a lock.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None) -> None:
         kernels = policy.kernels
         self.policy = policy
+        self.log = log
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -68,6 +72,15 @@ class Held:
         self._places: dict[Any, Place] = {}
         self._lock = threading.RLock()
         self._warned: set[tuple[Any, ...]] = set()
+
+    def apart(self, log: _core.DecisionLog) -> Held:
+        """Return the same policy once more, with routes of its own, whose decisions are recorded in `log` alone.
+
+        What this one has warned of is not said again.
+        """
+        other = Held(self.policy, log)
+        other._warned, other._lock = self._warned, self._lock
+        return other
 
     def _decides(self, op: str) -> bool:
         from xpuruntime.pytorch.switches import settled_by_switches
@@ -191,8 +204,9 @@ class Held:
             found = self._places.get(key)
             if found is None:
                 found = self._places[key] = place_for(
-                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32, deterministic=deterministic
-                )
+                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32,
+                    deterministic=deterministic, log=self.log,
+                )  # fmt: skip
         return found
 
     def keep(self, key: Any, route: Route | None) -> None:

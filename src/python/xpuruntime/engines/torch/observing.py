@@ -15,6 +15,7 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Time, Unit
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
-    from xpuruntime.evidence.records import Control
 
 __all__ = ["observe"]
 
@@ -46,14 +46,14 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
 
     effective = {"execution.engine": "torch", "execution.device": model.device}
     controls = {control.key: control for control in settle(model.request)[1]}
-    for name, value in model.switches().items():
-        effective.update(_READ_BACK[name](value))
-    with torch.no_grad():
+    effective.update(read_back(model.settings, model.switches()))
+    kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls)
+    with torch.no_grad(), kernels.apart():
         if model.settings.mode == "compile":
-            return _opaque(model, tensors, runs, effective, controls)
+            return _opaque(model, tensors, runs, effective, kernels)
         model.call(tensors)
-        watch = _Watch(model)
-        with watch.kernels.watching():
+        watch = _Watch(model, kernels)
+        with kernels.watching():
             notes = watch.runs(tensors, runs)
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - watch.order.keys())
@@ -65,31 +65,21 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
     return Observed(
         units=units,
         effective=effective,
-        notes=tuple(notes),
+        notes=(*notes, *kernels.notes()),
         partial=broken or bool(missing),
-        keys=watch.kernels.keys(controls, model.request.policy.kernels),
+        keys=kernels.keys(),
+        decisions=kernels.decisions(),
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
     )
 
 
-_READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
-    "matmul.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.benchmark": lambda _: {},
-    "deterministic_algorithms": lambda value: {
-        "execution.determinism": "torch.use_deterministic_algorithms, for the process" if value else "none"
-    },
-    "num_threads": lambda value: {"execution.threads": str(value)},
-}
-
-
 class _Watch:
     """Runs the program with a mark around each operator."""
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: TorchModel, kernels: PinnedKernels) -> None:
         self._model = model
-        self.kernels = PinnedKernels(model.pins)
+        self.kernels = kernels
         #: Of the operators that ran, in their order.
         self.order: dict[str, None] = {}
         self.nodes: dict[str, NodeInfo] = {}
@@ -140,7 +130,9 @@ class _Watch:
         found: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
-                found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
+                name = event.name[len(_MARK) :]
+                found[name] = _measured(event, cuda=self._model.device != "cpu")
+                self.kernels.ran(name, [inner.name for inner in _below(event)])
         return found
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
@@ -235,7 +227,7 @@ def _opaque(
     tensors: Sequence[Any],
     runs: int,
     effective: dict[str, str],
-    controls: Mapping[str, Control],
+    kernels: PinnedKernels,
 ) -> Observed:
     """Report a compiled program as the one unit it is."""
     import torch
@@ -243,8 +235,7 @@ def _opaque(
     cuda = model.device != "cpu"
     model.call(tensors)
     times = []
-    watch = PinnedKernels(model.pins)
-    with watch.watching():
+    with kernels.watching():
         model.call(tensors)
     for _ in range(runs):
         start = time.perf_counter()
@@ -267,7 +258,12 @@ def _opaque(
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    keys = watch.keys(controls, model.request.policy.kernels)
     return Observed(
-        units=(unit,), effective=effective, notes=(note,), keys=keys, run_us=tuple(times), units_us=tuple(times)
+        units=(unit,),
+        effective=effective,
+        notes=(note, *kernels.notes()),
+        keys=kernels.keys(),
+        decisions=kernels.decisions(),
+        run_us=tuple(times),
+        units_us=tuple(times),
     )

@@ -11,6 +11,7 @@ from msgspec import structs
 from xpuruntime.pytorch.explaining.joining import Called, Share
 from xpuruntime.pytorch.explaining.rows import Row, RowStatus
 from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, kernels_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["build_rows", "decision_of"]
 
-#: PyTorch's kernels of attention, and what the name of an operator that runs it has.
-_ATTENTION = {
-    "torch.flash": ("_flash_attention",),
-    "torch.efficient": ("_efficient_attention",),
-    "torch.cudnn": ("_cudnn_attention",),
-    "torch.math": ("_attention_math",),
-}
 _OPAQUE = {
     "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
@@ -131,10 +125,9 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
 
 def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
     status = cast("RowStatus", seen.status)
-    marks = _ATTENTION.get(seen.kernel)
-    if status == "honoured" and seen.native and marks:
-        ran = [leaf for leaf in share.leaves if any(mark in leaf for all_ in _ATTENTION.values() for mark in all_)]
-        if ran and not any(mark in leaf for leaf in ran for mark in marks):
+    if status == "honoured" and seen.native and seen.kernel in BACKENDS:
+        ran = kernels_in(share.leaves)
+        if ran and seen.kernel not in ran.values():
             return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
     if seen.by_switch:
         return status, "set by a switch of PyTorch's for all calls"
@@ -188,7 +181,7 @@ def _follows(key: Escaped) -> str:
     """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
     if key.op != "attention" or not key.operator.endswith("_backward"):
         return ""
-    return next((kernel for kernel, marks in _ATTENTION.items() if any(mark in key.operator for mark in marks)), "")
+    return kernels_in((key.operator,)).get(key.operator, "")
 
 
 def _observed(share: Share) -> tuple[str, ...]:
