@@ -40,6 +40,8 @@ BACKENDS = {
     "torch.flex_flash": "FLASH",
 }
 _IDS = {backend: kernel for kernel, backend in BACKENDS.items()}
+#: Devices that these are for; for the CPU, Inductor writes C++ of its own.
+_KIND = "cuda"
 #: Calls with as many queries or more have no kernel for decoding.
 _FEW = 128
 _FOLLOWS = "the gradient of flex_attention runs by the backend of its forward"
@@ -178,7 +180,7 @@ def _reasons(
 ) -> tuple[tuple[str, str], ...]:
     """Return the words for kernels that cannot serve such calls, each with the reason."""
     why = dict.fromkeys(("math", "torch.math"), "compiled code has no unfused form of flex_attention")
-    if device.type != "cuda":
+    if device.type != _KIND:
         where = f"the backends of flex_attention are for CUDA, and the operands are on {device.type}"
         why.update(dict.fromkeys(("torch.flex_triton", "torch.flex_decode", "torch.flex_flash"), where))
         return tuple(why.items())
