@@ -62,7 +62,7 @@ def backends_run_here(monkeypatch):
 
 
 class Keeping:
-    """A backend that keeps the options of each flex_attention in the graphs that Dynamo makes, and runs these unfused."""
+    """A backend that keeps the options of each flex_attention in Dynamo's graphs, and runs these unfused."""
 
     def __init__(self):
         self.options = []
@@ -94,9 +94,9 @@ def attention_rows(found):
 
 
 def test_eager_code_is_unfused_and_says_so(x):
-    with xt.kernel_policy(attention=TRITON), xt.explain() as found:
-        with pytest.warns(XpuRuntimeWarning, match=r"flex_attention of .* runs by torch.math, though .*torch.compile"):
-            out = attend(x)
+    said = pytest.warns(XpuRuntimeWarning, match=r"flex_attention of .* runs by torch.math, though .*torch.compile")
+    with xt.kernel_policy(attention=TRITON), xt.explain() as found, said:
+        out = attend(x)
     torch.testing.assert_close(out, expected(x))
     (row,) = attention_rows(found)
     assert row.operator == "higher_order::flex_attention"
@@ -191,7 +191,14 @@ def test_other_options_of_the_call_stay(x):
 
 
 @pytest.mark.usefixtures("backends_run_here")
-@pytest.mark.parametrize(("options", "status"), [({"BACKEND": "TRITON_DECODE"}, "bypassed"), ({"BACKEND": "TRITON"}, "honoured"), ({"FORCE_USE_FLEX_ATTENTION": True}, "honoured")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"BACKEND": "TRITON_DECODE"}, "bypassed"),
+        ({"BACKEND": "TRITON"}, "honoured"),
+        ({"FORCE_USE_FLEX_ATTENTION": True}, "honoured"),
+    ],
+)
 def test_a_call_keeps_the_backend_that_it_states(x, options, status):
     with xt.kernel_policy(strict(TRITON)):
         (found,) = options_of(lambda x: attend(x, kernel_options=options), x)
@@ -251,7 +258,10 @@ def test_decoding_is_for_few_queries_of_any_length():
         assert backends_of(attend, torch.randn(2, 2, 64, 16), dynamic=True) == ["TRITON_DECODE"]
         assert backends_of(attend, torch.randn(2, 2, 256, 16), dynamic=True) == ["TRITON"]
     shared = torch.randn(1, 6, 8, 16), torch.randn(1, 2, 8, 16)
-    with xt.kernel_policy(strict(DECODE)), pytest.raises(Exception, match="6 heads share 2, and it takes powers of two"):
+    with (
+        xt.kernel_policy(strict(DECODE)),
+        pytest.raises(Exception, match="6 heads share 2, and it takes powers of two"),
+    ):
         backends_of(lambda q, k: torch_flex.flex_attention(q, k, k, enable_gqa=True), *shared)
 
 
@@ -276,9 +286,9 @@ def test_strict_refuses_a_gradient_by_another_backend(x):
 
 def test_on_the_cpu_no_backend_runs(x):
     torch._dynamo.reset()
-    with xt.kernel_policy(attention=TRITON):
-        with pytest.warns(XpuRuntimeWarning, match="the backends of flex_attention are for CUDA, .* on cpu"):
-            assert backends_of(attend, x) == ["AUTO"]
+    said = pytest.warns(XpuRuntimeWarning, match=r"the backends of flex_attention are for CUDA, .* on cpu")
+    with xt.kernel_policy(attention=TRITON), said:
+        assert backends_of(attend, x) == ["AUTO"]
     with (
         xt.kernel_policy(strict("torch.math")),
         pytest.raises(Exception, match="compiled code has no unfused form of flex_attention"),
@@ -342,5 +352,8 @@ def test_a_pytorch_without_the_place_for_options_is_said(x, monkeypatch):
 
     with xt.kernel_policy(attention=TRITON), pytest.warns(XpuRuntimeWarning, match="where no policy can reach them"):
         torch.testing.assert_close(compile_it(), expected(x))
-    with xt.kernel_policy(strict(TRITON)), pytest.raises(Exception, match="would escape it.*Fix: state kernel_options"):
+    with (
+        xt.kernel_policy(strict(TRITON)),
+        pytest.raises(Exception, match=r"would escape it.*Fix: state kernel_options"),
+    ):
         compile_it()

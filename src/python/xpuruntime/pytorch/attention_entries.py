@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime import _core
 from xpuruntime.ops.ambient import prepare
@@ -13,9 +13,7 @@ from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.pytorch.held import Held
-
-__all__ = ["FLEX", "SDPA", "VARLEN", "EntryPoint", "left", "one_for_both"]
+__all__ = ["FLEX", "SDPA", "VARLEN", "EntryPoint", "left"]
 
 
 class EntryPoint(NamedTuple):
@@ -89,32 +87,3 @@ _ENTRIES = (SDPA, FLEX, VARLEN)
 def left(entry: EntryPoint, kernel: str = "") -> Route:
     """Return the route of a call that no policy speaks of, by `kernel` where that is known."""
     return Route("attention", ("auto",), "default", kernel or entry.default)
-
-
-def one_for_both(held: Held, key: Any, entry: EntryPoint, route: Route, why: str, facts: Mapping[str, Any]) -> None:
-    """Say, or refuse, that a rule for the backward of a call cannot hold, because its gradient follows its forward.
-
-    Parameters
-    ----------
-    held : Held
-    key : hashable
-        As for `Held.route`, of the forward.
-    entry : EntryPoint
-    route : Route
-        What serves the forward.
-    why : str
-        Why the gradient follows.
-    facts : dict
-        As for `Held.route`, of the backward.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The policy is strict, and asks for another kernel in the backward.
-    """
-    mark = ("gradient", key)
-    if mark in held.routes:
-        return
-    asked = held.route(mark, "attention", entry=entry, **facts)
-    if asked.kernel not in (route.kernel, entry.default):
-        held.route(mark, "attention", entry=entry, skip=tuple((word, why) for word in asked.asked), **facts)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import calls, flex_choices, module_paths
-from xpuruntime.pytorch.attention_entries import FLEX, one_for_both
+from xpuruntime.pytorch.attention_entries import FLEX
 from xpuruntime.pytorch.explaining.asking import means_more
 from xpuruntime.pytorch.flex_choices import FlexChoice
 from xpuruntime.pytorch.held import current
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.pytorch.held import Held
+    from xpuruntime.pytorch.routing import Route
 
 __all__ = ["BACKENDS", "OVERRIDES"]
 
@@ -138,8 +139,7 @@ def _chosen(
     if route is None:
         route = held.route(key, "attention", entry=FLEX, skip=skip, doing=doing, **facts)
     if held.by_phase and recording:
-        gradient = {**facts, "phase": "backward", "doing": f"the gradient of {doing}"}
-        one_for_both(held, key, FLEX, route, _FOLLOWS, gradient)
+        _follow(held, key, route, {**facts, "phase": "backward", "doing": f"the gradient of {doing}"})
     source = route.source if means_more("attention", route.asked) else "default"
     status = route.status if source != "default" else "default"
     flex_choices.note(FlexChoice(route.kernel, route.asked, source, status, route.reasons, module))
@@ -149,6 +149,16 @@ def _chosen(
 for _constant in (_chosen, _names_decode):
     # As torch.compiler.assume_constant_result does, which imports Dynamo.
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _follow(held: Held, key: Any, route: Route, gradient: dict[str, Any]) -> None:
+    """Say, or refuse, that a rule for the backward cannot hold, because it asks for another backend than `route`."""
+    mark = ("gradient", key)
+    if mark in held.routes:
+        return
+    asked = held.route(mark, "attention", entry=FLEX, **gradient)
+    if asked.kernel not in (route.kernel, FLEX.default):
+        held.route(mark, "attention", entry=FLEX, skip=tuple((word, _FOLLOWS) for word in asked.asked), **gradient)
 
 
 def _note_stated(held: Held, stated: str, facts: dict[str, Any], module: str) -> None:

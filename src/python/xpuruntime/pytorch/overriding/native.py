@@ -91,14 +91,14 @@ class Override(NamedTuple):
     Attributes
     ----------
     name : str
-        Operator and overload: ``"mm"``, ``"mm.out"``; with its namespace where that is not ``aten``. At `IN_PYTHON`, the
-        name of a function in `module`; at `HIGHER_ORDER`, of an operator that takes functions.
+        Operator and overload: ``"mm"``, ``"mm.out"``; with its namespace where that is not ``aten``. At `IN_PYTHON`,
+        the name of a function in `module`; at `HIGHER_ORDER`, of an operator that takes functions.
     op : str
         Operation of a `KernelPolicy` that decides it.
     keys : tuple of str
         Dispatch keys: ``("CPU", "CUDA")`` for kernels below autograd, ``("CompositeImplicitAutograd",)`` above it;
-        ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no kernel
-        in the dispatcher.
+        ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no
+        kernel in the dispatcher.
     make : callable
         From the native kernel to ours. Ours is called with the keyset, then the operator's arguments; at `TRACING`,
         `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch.overriding.gates import Kernel
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.pytorch.overriding.functions import Awaited, Higher, InPlace, Replaced, is_there
+from xpuruntime.pytorch.overriding.gates import Kernel
 from xpuruntime.pytorch.overriding.native import (
     HIGHER_ORDER,
     IN_PYTHON,

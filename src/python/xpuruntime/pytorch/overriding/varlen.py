@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import attention as torch_attention
 
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_entries import VARLEN, left, one_for_both
+from xpuruntime.pytorch.attention_entries import VARLEN, left
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.forwards import circumstances, keep_recording
 from xpuruntime.pytorch.overriding.native import Override
@@ -34,7 +34,6 @@ _MODULE = "torch.nn.attention.varlen"
 #: What PyTorch's registry calls FlashAttention 3, and implementations that leave packed sequences as they are.
 _FLASH_V3 = "FA3"
 _LEAVE_PACKED = (None, "xpuruntime")
-_FOLLOWS = "the gradient of varlen_attn runs by the kernel of its forward"
 
 
 def _decided(name: str, query_at: int) -> Callable[[Native], Callable[..., Any]]:
@@ -73,17 +72,14 @@ def _route(held: Held, query: Tensor, *, backward: bool) -> Route:
     found = held.routes.get(key)
     if found is not None:
         return found
-    facts: dict[str, Any] = {"device": query.device, "dtype": query.dtype, "module": module}
-    facts["head_dim"] = int(query.shape[-1])
     doing = f"varlen_attn of {list(query.shape)} {calls.DTYPES.get(query.dtype, query.dtype)} on {query.device}"
-    skip = tuple(_reasons(active, by_cudnn=by_cudnn))
-    if backward:
-        doing = f"the gradient of {doing}"
-    route = held.route(key, "attention", entry=VARLEN, phase=phase, skip=skip, doing=doing, **facts)
-    if phase == "train":
-        facts.update(phase="backward", doing=f"the gradient of {doing}")
-        one_for_both(held, key, VARLEN, route, _FOLLOWS, facts)
-    return route
+    facts: dict[str, Any] = {"device": query.device, "dtype": query.dtype, "module": module, "entry": VARLEN}
+    facts.update(head_dim=int(query.shape[-1]), skip=tuple(_reasons(active, by_cudnn=by_cudnn)))
+    doings = (doing, f"the gradient of {doing}")
+    if phase == "train":  # what the gradient cannot have is refused before anything is computed
+        mark = (*key[:4], True, "backward", *key[6:])
+        held.route(mark, "attention", phase="backward", doing=doings[True], **facts)
+    return held.route(key, "attention", phase=phase, doing=doings[backward], **facts)
 
 
 def _by_cudnn(query: Tensor) -> bool:
