@@ -117,7 +117,7 @@ def in_dynamo() -> str:
 
 
 def _traced(stack: Mapping[str, Any]) -> str:
-    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(stack.values()))))
+    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
     inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")

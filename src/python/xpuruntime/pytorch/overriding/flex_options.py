@@ -147,8 +147,8 @@ def _chosen(
 
 
 for _constant in (_chosen, _names_decode):
-    # As torch.compiler.assume_constant_result does, which imports Dynamo.
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    # As torch.compiler.assume_constant_result does, which imports Dynamo. Functions state no such attribute.
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def _follow(held: Held, key: Any, route: Route, gradient: dict[str, Any]) -> None:
