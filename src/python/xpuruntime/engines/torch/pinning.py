@@ -117,7 +117,7 @@ class Pins:
             if held.by_module:
                 module_paths.require()
                 self._undo.append(module_paths.give_back)
-            ops = registry.require(held.ops)
+            ops = registry.require(held.overrides)
             self._undo.append(lambda: registry.give_back(ops))
         except BaseException:
             self.release()
