@@ -15,7 +15,9 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import Time, Unit
 
 if TYPE_CHECKING:
@@ -52,9 +54,11 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         if model.settings.mode == "compile":
             return _opaque(model, tensors, runs, effective, controls)
         model.call(tensors)
-        watch = _Watch(model)
+        moment(COLD)
+        watch = _Watch(model, tensors)
         with watch.kernels.watching():
             notes = watch.runs(tensors, runs)
+        moment(COUNTED)
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - watch.order.keys())
     broken = bool(notes)
@@ -70,7 +74,15 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         keys=watch.kernels.keys(controls, model.request.policy.kernels),
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
+        live=watch.sizes.live({node.name: node for node in nodes}, _results(model.module)),
     )
+
+
+def _results(module: Any) -> tuple[str, ...]:
+    """Return the names of the results inside of an exported program; a module does not tell them."""
+    graph = getattr(module, "graph", None)
+    last = next((node for node in getattr(graph, "nodes", ()) if node.op == "output"), None)
+    return tuple(node.name for node in last.all_input_nodes) if last is not None else ()
 
 
 _READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
@@ -87,8 +99,9 @@ _READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
 class _Watch:
     """Runs the program with a mark around each operator."""
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: TorchModel, tensors: Sequence[Any]) -> None:
         self._model = model
+        self.sizes = TensorSizes(model.module, tensors)
         self.kernels = PinnedKernels(model.pins)
         #: Of the operators that ran, in their order.
         self.order: dict[str, None] = {}
@@ -128,6 +141,7 @@ class _Watch:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._edges = []
+                self.sizes.begin()
                 self.nodes = step(self._model, tensors, self._around)
                 if self._model.device != "cpu":
                     torch.cuda.synchronize(self._model.device)
@@ -154,7 +168,9 @@ class _Watch:
             result = function()
         self._edges.append(time.perf_counter())
         self.kernels.at("")
-        kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
+        made = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        self.sizes.made(name, made)
+        kinds = {torch_precision(one.dtype) for one in made}
         self.precision[name] = "->".join(sorted(kinds))
         return result
 
@@ -242,6 +258,7 @@ def _opaque(
 
     cuda = model.device != "cpu"
     model.call(tensors)
+    moment(COLD)
     times = []
     watch = PinnedKernels(model.pins)
     with watch.watching():
@@ -252,6 +269,7 @@ def _opaque(
         if cuda:
             torch.cuda.synchronize(model.device)
         times.append((time.perf_counter() - start) * 1e6)
+    moment(COUNTED)
     kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
     ran = kinds.pop() if len(kinds) == 1 else None
     unit = Unit(
