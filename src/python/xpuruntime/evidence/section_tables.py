@@ -9,16 +9,33 @@ from typing import TYPE_CHECKING
 from xpuruntime.evidence.graph_status import status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
 from xpuruntime.evidence.shape_coverage import covered_text
-from xpuruntime.evidence.tables import bytes_text, table
+from xpuruntime.evidence.tables import arrow_text, bytes_text, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from xpuruntime.evidence.graph_status import GraphStatus
     from xpuruntime.evidence.report import Report
+    from xpuruntime.evidence.report_comparison import GraphChange, MemoryChange, ShapeChange
     from xpuruntime.evidence.shape_coverage import ShapeCoverage
 
-__all__ = ["graph_rows", "graph_tables", "live_text", "memory_rows", "memory_tables", "shape_rows", "shape_tables"]
+__all__ = [
+    "changed_graph",
+    "changed_memory",
+    "changed_shapes",
+    "graph_change_rows",
+    "graph_rows",
+    "graph_tables",
+    "live_text",
+    "memory_change_rows",
+    "memory_rows",
+    "memory_tables",
+    "shape_change_rows",
+    "shape_rows",
+    "shape_tables",
+]
 
 _ROWS = 12
 _STYLE = {"captured": "green", "possible": "green", "blocked": "bold red", "refused": "bold red", "unknown": "yellow"}
@@ -121,6 +138,60 @@ def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
     if len(rows) > _ROWS:
         parts.append(Text(f"and {len(rows) - _ROWS} more inputs: all of them are in the JSON"))
     return [*parts, *(Text(text) for text in coverage.by_shape)]
+
+
+def memory_change_rows(changes: Sequence[MemoryChange]) -> list[tuple[str, ...]]:
+    """Return a row for each owner: before and after."""
+    return [(one.owner, _held(one.before), _held(one.after)) for one in changes]
+
+
+def changed_memory(changes: Sequence[MemoryChange], title: str) -> list[RenderableType]:
+    """Return a table of owners that hold another number of bytes."""
+    return _table(title, ("owner", ">before", ">after"), memory_change_rows(changes))
+
+
+def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
+    """Return the status, and what came into the way of a graph or left it."""
+    if change is None:
+        return []
+    words = [one.replace("not_applicable", "does not apply") for one in (change.status_before, change.status_after)]
+    rows = [("status", arrow_text(*words), change.reason)]
+    rows += [("no longer in the way", node, "") for node in change.blockers_gone]
+    return rows + [("newly in the way", node, "") for node in change.blockers_new]
+
+
+def changed_graph(change: GraphChange | None) -> list[RenderableType]:
+    """Return a table of what differs about CUDA graphs."""
+    return _table("cuda graph", ("what", "", "why"), graph_change_rows(change))
+
+
+def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
+    """Return a row for each input: allowed and observed."""
+    return [
+        (
+            one.input,
+            arrow_text(one.allowed_before, one.allowed_after),
+            arrow_text(one.observed_before, one.observed_after),
+        )
+        for one in changes
+    ]
+
+
+def changed_shapes(changes: Sequence[ShapeChange]) -> list[RenderableType]:
+    """Return a table of inputs of which other shapes are allowed, or were run."""
+    return _table("shapes", ("input", "allowed", "observed"), shape_change_rows(changes))
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[RenderableType]:
+    from rich.text import Text
+
+    if not rows:
+        return []
+    made = table(title, columns)
+    for row in rows[:_ROWS]:
+        made.add_row(*(Text(cell) for cell in row))
+    more = len(rows) - _ROWS
+    return [made] + ([Text(f"and {more} more: all of them are in the JSON")] if more > 0 else [])
 
 
 def _held(value: int | None) -> str:

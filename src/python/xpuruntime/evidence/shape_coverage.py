@@ -142,9 +142,9 @@ def _row(
         return InputCoverage(
             input=info.name, model=model, allowed=allowed, observed=ran, covered="all", reason=reason
         )
-    told = "; ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)
+    told = ", ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)
     return InputCoverage(
-        input=info.name, model=model, allowed=allowed, observed=ran, covered="some", reason=f"seen is {told}"
+        input=info.name, model=model, allowed=allowed, observed=ran, covered="some", reason=told
     )
 
 
@@ -167,12 +167,11 @@ def _ranges(info: _Input, profile: Sequence[Sequence[int]] | None) -> list[tuple
 
 def _of_dimension(shape: Sizes, ranges: Sequence[tuple[int, int] | None], place: int, seen: Sequence[int]) -> str:
     size, allowed = shape[place], ranges[place]
-    name = f"{size} = " if isinstance(size, str) else f"dimension {place} = "
-    ran = f"{name}{seen[place] if place < len(seen) else '?'}"
+    name = size if isinstance(size, str) else f"dimension {place}"
+    ran = f"{name} was {seen[place] if place < len(seen) else '?'}"
     if allowed is None:
-        return f"{ran} alone, of any size"
-    count = allowed[1] - allowed[0] + 1
-    return f"{ran}, one of {count:,} sizes from {allowed[0]} to {allowed[1]}"
+        return f"{ran} and may be any size"
+    return f"{ran}, one of {allowed[1] - allowed[0] + 1:,} sizes"
 
 
 def _by_shape(

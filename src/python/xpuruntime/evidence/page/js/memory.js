@@ -56,9 +56,10 @@ function strip(owner, held, moments) {
 /** What the tensors that units make occupy around each unit: a bar for each, in the order of execution. */
 function showLive(body) {
   const { unit: places, during, after } = DATA.live;
+  if (!places.length && !UNITS.length) return;
   body.append(make("h3", { text: "Tensors between units" }));
   if (!places.length) {
-    body.append(nothing("The engine does not tell their sizes, or no unit was observed."));
+    body.append(nothing("The engine does not tell their sizes."));
     return;
   }
   const peak = during.indexOf(Math.max(...during));
