@@ -203,8 +203,8 @@ class LoadedModel(ABC):
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path.
 
-        Call `xpuruntime.evidence.moments.moment` when the copy is loaded, after its cold run and after its counted runs:
-        the report then shows the memory that was held at each.
+        Call `xpuruntime.evidence.moments.moment` when the copy is loaded, after its cold run and after its counted
+        runs: the report then shows the memory that was held at each.
         """
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:

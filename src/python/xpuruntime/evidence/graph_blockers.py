@@ -30,8 +30,8 @@ _WAITING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "_as
 _SIZES = frozenset(
     {
         "Add", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity",
-        "Mod", "Mul", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze",
-        "Where",
+        "Mod", "Mul", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub",
+        "Unsqueeze", "Where",
     }
 )  # fmt: skip
 
@@ -75,7 +75,7 @@ def graph_status(
         return GraphStatus(status="not_applicable", asked=asked, reason=f"{told}does not apply: runs on {device}")
     blockers = graph_blockers(device, units, boundaries, graph)
     holds = tuple(
-        f"the sizes it was captured with: {name} leaves {', '.join(sizes)} open, and each size needs a binding of its own"
+        f"the sizes it was captured with: {name} leaves {', '.join(sizes)} open, and each size needs its own binding"
         for name, sizes in (open_sizes or {}).items()
         if sizes
     )
@@ -101,7 +101,7 @@ def graph_status(
         reason = "too little was observed to tell which nodes stand in the way: see the notes"
         return GraphStatus(status="unknown", asked=asked, reason=reason, holds_for=holds)
     if asked == "off":
-        reason = "nothing that was seen stands in the way. To have one, state execution.cuda_graph: prefer and use bind()"
+        reason = "nothing that was seen stands in the way. For one, state execution.cuda_graph: prefer, and use bind()"
     else:
         reason = "nothing that was seen stands in the way: bind() captures it, run() does not"
     return GraphStatus(status="possible", asked=asked, reason=reason, holds_for=holds)

@@ -117,9 +117,7 @@ def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
 
 def shape_rows(coverage: ShapeCoverage) -> list[tuple[str, ...]]:
     """Return a row for each input: what the model has, what is allowed, what was seen, whether that is all, and why."""
-    return [
-        (one.input, one.model, one.allowed, one.observed, covered_text(one), one.reason) for one in coverage.inputs
-    ]
+    return [(one.input, one.model, one.allowed, one.observed, covered_text(one), one.reason) for one in coverage.inputs]
 
 
 def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
@@ -155,7 +153,7 @@ def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
     if change is None:
         return []
     words = [one.replace("not_applicable", "does not apply") for one in (change.status_before, change.status_after)]
-    rows = [("status", arrow_text(*words), change.reason)]
+    rows: list[tuple[str, ...]] = [("status", arrow_text(*words), change.reason)]
     rows += [("no longer in the way", node, "") for node in change.blockers_gone]
     return rows + [("newly in the way", node, "") for node in change.blockers_new]
 
@@ -191,7 +189,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     for row in rows[:_ROWS]:
         made.add_row(*(Text(cell) for cell in row))
     more = len(rows) - _ROWS
-    return [made] + ([Text(f"and {more} more: all of them are in the JSON")] if more > 0 else [])
+    return [made, *([Text(f"and {more} more: all of them are in the JSON")] if more > 0 else [])]
 
 
 def _held(value: int | None) -> str:

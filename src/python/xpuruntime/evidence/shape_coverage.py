@@ -114,38 +114,39 @@ def shape_coverage(
 
 
 def _row(
-    info: _Input, seen: Sequence[int] | None, stated: Sequence[int | str] | None, profile: Sequence[Sequence[int]] | None
+    info: _Input,
+    seen: Sequence[int] | None,
+    stated: Sequence[int | str] | None,
+    profile: Sequence[Sequence[int]] | None,
 ) -> InputCoverage:
-    ran = "-" if seen is None else _by(seen)
-    if info.kind != "tensor":
-        reason = f"it is no tensor but of the kind {info.kind}, which has no one shape"
-        return InputCoverage(
-            input=info.name, model=info.kind, allowed="any", observed=ran, covered="none", reason=reason
-        )
-    if info.shape is None:
-        reason = "the model states no rank; the pass says nothing of other shapes than its own"
-        covered: Literal["some", "none"] = "none" if seen is None else "some"
-        return InputCoverage(
-            input=info.name, model="any rank", allowed="any", observed=ran, covered=covered, reason=reason
-        )
     ranges = _ranges(info, profile)
-    allowed = " x ".join(map(_range_text, ranges)) or "scalar"
-    model = " x ".join("?" if size is None else str(size) for size in info.shape) or "scalar"
-    open_ = [place for place, one in enumerate(ranges) if one is None or one[0] != one[1]]
-    if seen is None:
-        return InputCoverage(
-            input=info.name, model=model, allowed=allowed, observed=ran, covered="none", reason="nothing was passed"
-        )
-    if not open_:
-        by = "the policy fixes" if stated is not None else "the model fixes"
-        reason = f"{by} every size" if ranges else "it has one value, and no size"
-        return InputCoverage(
-            input=info.name, model=model, allowed=allowed, observed=ran, covered="all", reason=reason
-        )
-    told = ", ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)
+    if info.kind != "tensor":
+        model, allowed = info.kind, "any"
+    elif info.shape is None:
+        model, allowed = "any rank", "any"
+    else:
+        model = " x ".join("?" if size is None else str(size) for size in info.shape) or "scalar"
+        allowed = " x ".join(map(_range_text, ranges)) or "scalar"
+    covered, reason = _covered(info, seen, ranges, fixed_by="policy" if stated is not None else "model")
+    observed = "-" if seen is None else _by(seen)
     return InputCoverage(
-        input=info.name, model=model, allowed=allowed, observed=ran, covered="some", reason=told
+        input=info.name, model=model, allowed=allowed, observed=observed, covered=covered, reason=reason
     )
+
+
+def _covered(
+    info: _Input, seen: Sequence[int] | None, ranges: Sequence[tuple[int, int] | None], *, fixed_by: str
+) -> tuple[Literal["all", "some", "none"], str]:
+    if info.kind != "tensor":
+        return "none", f"it is no tensor but of the kind {info.kind}, which has no one shape"
+    if seen is None:
+        return "none", "nothing was passed"
+    if info.shape is None:
+        return "some", "the model states no rank: nothing is said of other shapes"
+    open_ = [place for place, one in enumerate(ranges) if one is None or one[0] != one[1]]
+    if open_:
+        return "some", ", ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)
+    return "all", f"the {fixed_by} fixes every size" if ranges else "it has no size"
 
 
 def _ranges(info: _Input, profile: Sequence[Sequence[int]] | None) -> list[tuple[int, int] | None]:
@@ -190,7 +191,9 @@ def _by_shape(
     if shaped and any(one.covered != "all" for one in rows):
         ops = ", ".join(dict.fromkeys(one.op for one in shaped))
         count = "1 decision" if len(shaped) == 1 else f"{len(shaped)} decisions"
-        told.append(f"{count} about kernels of ours ({ops}) hold for the shapes of this pass: other sizes are decided anew")
+        told.append(
+            f"{count} about kernels of ours ({ops}) hold for the shapes of this pass: other sizes are decided anew"
+        )
     return tuple(told)
 
 

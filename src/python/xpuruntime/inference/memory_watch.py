@@ -76,8 +76,8 @@ class MemoryWatch:
     def _of_device(self) -> dict[str, int]:
         if not self._device.startswith("cuda"):
             return {}
+        from xpuruntime._core import DeviceManager
         from xpuruntime.errors import XpuRuntimeError
-        from xpuruntime.runtime.device import DeviceManager
 
         try:
             free, total = DeviceManager.instance().memory_info(self._device)

@@ -103,8 +103,8 @@ def _sections(report: Report) -> list[str]:
             parts.append(fragment_table(title, ("node", "op", "what", "why"), graph_rows(status)[:_TOP]))
     rows = memory_rows(report)
     if rows:
-        columns = ("owner", "before", "most", "after what", "at last")
-        parts.append(fragment_table("Memory over time (owners overlap)", columns, rows))
+        owners = ("owner", "before", "most", "after what", "at last")
+        parts.append(fragment_table("Memory over time (owners overlap)", owners, rows))
     live = live_text(report)
     if live is not None:
         parts.append(f"<p class='xrt-dim'>{_text(live)}</p>")

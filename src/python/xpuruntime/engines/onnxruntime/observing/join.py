@@ -134,7 +134,9 @@ class _Joiner:
             shares = share_out(self.source, self.optimized, facts, found)
             seen = self._pair(self.optimized)
             units = [self._unit(n, seen.get(n.position), shares, found) for n in self.optimized.nodes]
-            live = live_of(self.optimized, seen, {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)})
+            live = live_of(
+                self.optimized, seen, {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)}
+            )
             bounds = boundaries_of(
                 self.optimized, seen, {n.position for n in self.optimized.nodes} - set(shares.owned), self.device
             )
