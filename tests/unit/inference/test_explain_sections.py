@@ -18,6 +18,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.null import NullEngine, NullModel
 from xpuruntime.engines.registry import EngineRegistry
+from xpuruntime.evidence.graph_blockers import graph_blockers
 from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment, watching_moments
 from xpuruntime.evidence.records import Boundary, Unit
 from xpuruntime.inference.memory_watch import MemoryWatch
@@ -183,6 +184,23 @@ class TestTorch:
         assert (row.allowed, row.observed, row.covered) == ("2..64 x 16", "5 x 16", "some")
         assert row.reason.endswith("was 5, one of 63 sizes")
 
+    def test_operators_that_no_capture_takes_are_in_the_units(self) -> None:
+        """As PyTorch records them, here on the CPU: what would stand in the way on CUDA has the names we look for."""
+        torch = pytest.importorskip("torch")
+
+        class Waits(torch.nn.Module):  # type: ignore[misc]
+            def forward(self, x: Any) -> Any:
+                return torch.masked_select(x, x > 0) * float(x.sum()), torch.nonzero(x)
+
+        with xrt.InferenceSession(Waits().eval(), device="cpu", example_inputs=[torch.eye(4)]) as session:
+            report = session.explain({"x": torch.eye(4)}, runs=1)
+        found = graph_blockers("cpu", report.units, report.boundaries, report.graph)
+        assert {(one.op.rpartition(".")[2], one.kind) for one in found} == {
+            ("masked_select", "data_dependent"),
+            ("_local_scalar_dense", "sync"),
+            ("nonzero", "data_dependent"),
+        }
+
     def test_a_compiled_program_tells_no_sizes(self) -> None:
         torch = pytest.importorskip("torch")
         policy = {"execution": {"engine": "torch", "device": "cpu", "provider_options": {"torch": {"mode": "compile"}}}}
@@ -193,6 +211,45 @@ class TestTorch:
                 pytest.skip(f"torch.compile needs a compiler here: {error}")
         assert report.live == ()
         assert moments(report) == [*OWN, COLD, COUNTED, LAST]
+
+
+def test_control_flow_of_onnxruntime_is_in_the_units(tmp_path: Path) -> None:
+    """A Loop that no optimiser removes, and NonZero, as ONNX Runtime ran them here on the CPU."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["again"]), helper.make_node("Add", ["v", "v"], ["w"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [2, 2]),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Loop", ["n", "", "x"], ["l"], "loop", body=body),
+        helper.make_node("NonZero", ["l"], ["y"], "find"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "looping",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2]),
+            helper.make_tensor_value_info("n", TensorProto.INT64, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [2, None])],
+    )
+    path = tmp_path / "looping.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    feeds = {"x": np.ones((2, 2), np.float32), "n": np.array(3, np.int64)}
+    with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
+        report = session.explain(feeds, runs=1)
+    found = graph_blockers("cpu", report.units, report.boundaries, report.graph)
+    assert {(one.node, one.kind) for one in found} == {("loop", "control_flow"), ("find", "data_dependent")}
+    assert [one.unit for one in report.live] == ["loop", "find"]
+    assert [row.covered for row in report.shapes.inputs] == ["all", "all"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
