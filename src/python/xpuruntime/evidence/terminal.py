@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.decision_tables import decision_tables
 from xpuruntime.evidence.operators import by_operator
+from xpuruntime.evidence.section_tables import graph_tables, memory_tables, shape_tables
 from xpuruntime.evidence.tables import bytes_text as _bytes
 from xpuruntime.evidence.tables import plain
 from xpuruntime.evidence.tables import table as _table
@@ -55,6 +56,7 @@ def render(report: Report) -> RenderableType:
     parts += decision_tables(report.decisions, "kernels of ours, in the instrumented pass")
     if report.boundaries:
         parts.append(_boundaries(report.boundaries))
+    parts += graph_tables(report.cuda_graph)
     if report.conversions:
         table = _table("what the session converted", ("what", "reason", ">count"))
         for c in report.conversions:
@@ -65,6 +67,8 @@ def render(report: Report) -> RenderableType:
         for owner, held in report.memory.items():
             table.add_row(Text(owner), _bytes(held))
         parts.append(table)
+    parts += memory_tables(report)
+    parts += shape_tables(report.shapes)
     if report.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in report.notes]

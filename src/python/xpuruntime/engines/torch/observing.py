@@ -16,7 +16,9 @@ from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
 from xpuruntime.engines.torch.switches import read_back
+from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import Time, Unit
 
 if TYPE_CHECKING:
@@ -52,9 +54,11 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         if model.settings.mode == "compile":
             return _opaque(model, tensors, runs, effective, kernels)
         model.call(tensors)
-        watch = _Watch(model, kernels)
+        moment(COLD)
+        watch = _Watch(model, tensors, kernels)
         with kernels.watching():
             notes = watch.runs(tensors, runs)
+        moment(COUNTED)
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - watch.order.keys())
     broken = bool(notes)
@@ -71,14 +75,23 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         decisions=kernels.decisions(),
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
+        live=watch.sizes.live({node.name: node for node in nodes}, _results(model.module)),
     )
+
+
+def _results(module: Any) -> tuple[str, ...]:
+    """Return the names of the results inside of an exported program; a module does not tell them."""
+    graph = getattr(module, "graph", None)
+    last = next((node for node in getattr(graph, "nodes", ()) if node.op == "output"), None)
+    return tuple(node.name for node in last.all_input_nodes) if last is not None else ()
 
 
 class _Watch:
     """Runs the program with a mark around each operator."""
 
-    def __init__(self, model: TorchModel, kernels: PinnedKernels) -> None:
+    def __init__(self, model: TorchModel, tensors: Sequence[Any], kernels: PinnedKernels) -> None:
         self._model = model
+        self.sizes = TensorSizes(model.module, tensors)
         self.kernels = kernels
         #: Of the operators that ran, in their order.
         self.order: dict[str, None] = {}
@@ -118,6 +131,7 @@ class _Watch:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._edges = []
+                self.sizes.begin()
                 self.nodes = step(self._model, tensors, self._around)
                 if self._model.device != "cpu":
                     torch.cuda.synchronize(self._model.device)
@@ -146,7 +160,9 @@ class _Watch:
             result = function()
         self._edges.append(time.perf_counter())
         self.kernels.at("")
-        kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
+        made = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        self.sizes.made(name, made)
+        kinds = {torch_precision(one.dtype) for one in made}
         self.precision[name] = "->".join(sorted(kinds))
         return result
 
@@ -234,6 +250,7 @@ def _opaque(
 
     cuda = model.device != "cpu"
     model.call(tensors)
+    moment(COLD)
     times = []
     with kernels.watching():
         model.call(tensors)
@@ -243,6 +260,7 @@ def _opaque(
         if cuda:
             torch.cuda.synchronize(model.device)
         times.append((time.perf_counter() - start) * 1e6)
+    moment(COUNTED)
     kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
     ran = kinds.pop() if len(kinds) == 1 else None
     unit = Unit(
