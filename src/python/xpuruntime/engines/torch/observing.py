@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
@@ -18,8 +18,9 @@ from xpuruntime.engines.torch.stepping import step
 from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.kernel_names import what_name_says
 from xpuruntime.evidence.moments import COLD, COUNTED, moment
-from xpuruntime.evidence.records import Time, Unit
+from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,8 @@ class _Watch:
         self._model = model
         self.sizes = TensorSizes(model.module, tensors)
         self.kernels = kernels
+        #: Of each operator in the last run: how often the device ran each kernel.
+        self.launched: dict[str, Counter[str]] = {}
         #: Of the operators that ran, in their order.
         self.order: dict[str, None] = {}
         self.nodes: dict[str, NodeInfo] = {}
@@ -146,6 +149,7 @@ class _Watch:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
                 name = event.name[len(_MARK) :]
                 found[name] = _measured(event, cuda=self._model.device != "cpu")
+                self.launched[name] = Counter(one.name for inner in _below(event) for one in inner.kernels)
                 self.kernels.ran(name, [inner.name for inner in _below(event)])
         return found
 
@@ -192,6 +196,30 @@ def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[st
     return order, cuda or len(order) < 2 or least[order[0]] >= _CLEAR * least[order[1]]
 
 
+def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, int]) -> tuple[DeviceKernel, ...]:
+    """Return what the device ran for one operator, longest first."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run):
+        kind: Literal["kernel", "copy", "fill"] = "kernel"
+        if name.startswith("Memcpy"):
+            kind = "copy"
+        elif name.startswith("Memset"):
+            kind = "fill"
+        said = what_name_says(name)
+        found.append(
+            DeviceKernel(
+                name=name,
+                kind=kind,
+                count=counts.get(name, 1),
+                us=float(statistics.median(run.get(name, 0.0) for run in runs)),
+                runs=len(runs),
+                tensor_cores=said.tensor_cores,
+                precision=said.precision,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.us))
+
+
 def _only_calls(name: str) -> bool:
     import torch
 
@@ -218,6 +246,7 @@ def _unit(
     times = [run[node.name][0] for run in watch.seen if node.name in run]
     kernels, clear = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
     ours = watch.kernels.kernel(node.name)
+    on_device = [run[node.name][1] for run in watch.seen if node.name in run] if cuda else []
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
     kind: Literal["device", "wall"] = "device" if cuda else "wall"
@@ -233,6 +262,7 @@ def _unit(
         kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
         precision_requested=asked or ran,
         precision_run=ran,
+        device_kernels=_device_kernels(on_device, watch.launched.get(node.name, Counter())),
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
         status="honoured" if times else "unobservable",
     )

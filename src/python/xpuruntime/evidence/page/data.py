@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.decision_tables import why_text
+from xpuruntime.evidence.device_kernels import summed, tensor_cores_text
 from xpuruntime.evidence.graph_status import status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner
 from xpuruntime.evidence.section_tables import graph_rows, shape_rows
@@ -58,6 +59,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "kinds": _kinds(report),
         "units": _units(report, names),
         "graph": _graph(report, names),
+        "device_kernels": _device_kernels(report, names),
         "decisions": [_decision(d) for d in report.decisions],
         "boundaries": [_boundary(b) for b in report.boundaries],
         "conversions": [msgspec.to_builtins(c) for c in report.conversions],
@@ -131,6 +133,33 @@ def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
     columns["kind"] = [-1 if t is None else kinds[t.unit, t.kind] for t in times]
     columns["runs"] = [0 if t is None else t.runs for t in times]
     return columns
+
+
+def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
+    """Return the kernels of devices, and which of them each unit started, with its own times."""
+    sums = summed(report.units)
+    places = {(one.kind, one.name): index for index, one in enumerate(sums)}
+    return {
+        "all": [
+            {
+                "name": names.place(one.name),
+                "short": names.place(one.short),
+                "kind": one.kind,
+                "times": round(one.times, 3),
+                "us": float(f"{one.us:.6g}"),
+                "share": one.share,
+                "math": tensor_cores_text(one.tensor_cores, one.precision),
+                "units": names.places(one.units),
+            }
+            for one in sums
+        ],
+        "of": [
+            [[places[one.kind, one.name], round(one.count, 3), float(f"{one.us:.6g}")] for one in unit.device_kernels]
+            for unit in report.units
+        ]
+        if sums
+        else [],
+    }
 
 
 def _graph(report: Report, names: _Names) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@
 
 function showTables() {
   showPrecision();
+  showDeviceKernels();
   showDecisions();
   fillTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((b) =>
     [b.kind, b.where, whole.format(b.count), bytes(b.bytes), timeWords(b.time)]), "No copy, cast or layout change was reported.");
@@ -53,6 +54,16 @@ function showPrecision() {
   });
   const columns = ["device", "ran in", "asked", ">units", ">time", ">share of its kind", "status"];
   bodyOf("precision").append(rows.length ? table("Precision", columns, rows, { class: "policy" }) : nothing("No unit was observed."));
+}
+
+function showDeviceKernels() {
+  const rows = DATA.device_kernels.all.map((one) => ({ cells: [
+    make("span", { class: "mono", title: DATA.strings[one.name], text: DATA.strings[one.short] }), one.kind, one.math,
+    whole.format(Math.round(one.times)), `${amount(one.us)} µs`, share(one.share), whole.format(one.units.length),
+  ] }));
+  const columns = ["kernel", "kind", "multiplies on", ">in a run", ">time", ">share", ">units"];
+  bodyOf("device-kernels").append(rows.length ? table("Kernels on the device", columns, rows, { class: "policy" })
+    : nothing("No device was watched."));
 }
 
 /** A row for each kind of call; what became of the other kernels opens below it. */
