@@ -116,7 +116,7 @@ std::int64_t rows_of_block(const ConvSize& size, std::int64_t taps) {
 }
 
 template <typename T>
-typename TapMatrix<T>::Tap TapMatrix<T>::tap(std::int64_t index) const noexcept {
+TapMatrix<T>::Tap TapMatrix<T>::tap(std::int64_t index) const noexcept {
   if (channels_last_) {
     const std::int64_t place = index / channels_;
     return {index % channels_, place / kernel_[1], place % kernel_[1]};
@@ -126,7 +126,7 @@ typename TapMatrix<T>::Tap TapMatrix<T>::tap(std::int64_t index) const noexcept 
 }
 
 template <typename T>
-typename TapMatrix<T>::Span TapMatrix<T>::span(std::int64_t j) const noexcept {
+TapMatrix<T>::Span TapMatrix<T>::span(std::int64_t j) const noexcept {
   const std::int64_t stride = at_.stride[1];
   const std::int64_t shift = j * at_.dilation[1] - at_.padding[1];
   const auto up = [stride](std::int64_t n) { return n <= 0 ? 0 : (n + stride - 1) / stride; };
