@@ -83,6 +83,7 @@ def explain_session(
     arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
     notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
     execution = session.policy.execution
+    graph = source_graph(session.model)
     return build_report(
         session.plan.to_dict(),
         session.plan.controls,
@@ -94,21 +95,23 @@ def explain_session(
         libraries=loaded_libraries(),
         notes=notes,
         environment={**environment_facts(), **machine_facts(session._machine)},
-        graph=source_graph(session.model),
+        graph=graph,
         memory_over_time=watch.samples,
-        cuda_graph=_graph_status(session, loaded, observed),
+        cuda_graph=_graph_status(session, loaded, observed, graph),
         shapes=_shapes(session, feeds, observed),
     )
 
 
-def _graph_status(session: InferenceSession, loaded: LoadedModel, observed: Observed) -> GraphStatus:
+def _graph_status(
+    session: InferenceSession, loaded: LoadedModel, observed: Observed, graph: tuple[SourceNode, ...]
+) -> GraphStatus:
     return graph_status(
         device=session.plan.device,
         engine=session.plan.engine,
         asked=session.policy.execution.cuda_graph,
         units=observed.units,
         boundaries=observed.boundaries,
-        graph=source_graph(session.model),
+        graph=graph,
         open_sizes={tensor.name: _open(tensor) for tensor in session.inputs},
         refused=loaded.graph_refusal(),
         bound=session._bound,
