@@ -48,6 +48,7 @@ class DeviceRecorder:
         InputError
             A recording goes on already.
         """
+        self._notes = ()
         if not self._devices or not _torch_profiles_cuda():
             profiler.start(devices=self._devices, limit=self._limit)
             return
