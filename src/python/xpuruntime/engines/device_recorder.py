@@ -48,8 +48,13 @@ class DeviceRecorder:
         InputError
             A recording goes on already.
         """
-        if not self._devices or not _torch_profiles_cuda():
-            profiler.start(devices=self._devices, limit=self._limit)
+        self._notes = ()
+        if not self._devices:
+            profiler.start(devices=False, limit=self._limit)
+            self._notes = ("ranges of the host only: the work of devices was not asked for",)
+            return
+        if not _torch_profiles_cuda():
+            profiler.start(devices=True, limit=self._limit)
             return
         from xpuruntime.pytorch.kineto_recording import KinetoRecording
 

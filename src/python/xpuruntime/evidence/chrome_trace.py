@@ -53,6 +53,7 @@ class _Trace:
         self._base = recording.start_ns
         self._host = os.getpid()
         self._events: list[dict[str, Any]] = []
+        self._flows = 0
 
     def made(self, marks: Iterable[Mark], metadata: dict[str, Any]) -> dict[str, Any]:
         self._ranges()
@@ -135,9 +136,10 @@ class _Trace:
                 )
                 continue
             self._slice(process, one.stream, one.kind, one.name, one.start_ns, one.end_ns, args)
-            call = calls.get(one.correlation)
+            call = calls.get(one.correlation) if one.correlation else None
             if call is not None and one.kind != "wait":
-                flow = {"cat": "launch", "name": "launch", "id": one.correlation}
+                self._flows += 1  # one call may start many, as that of a graph does: each arrow has its own number
+                flow = {"cat": "launch", "name": "launch", "id": self._flows}
                 start = self._at(call.start_ns)
                 self._events.append({"ph": "s", **flow, "pid": self._host, "tid": call.thread, "ts": start})
                 end = max(start, self._at(one.start_ns))
@@ -149,15 +151,38 @@ class _Trace:
             self._named("thread_name", process, stream, name=f"stream {stream}")
 
     def _marks(self, marks: Iterable[Mark]) -> None:
-        tracks: dict[tuple[str, int], int] = {}
+        tracks: dict[tuple[str, int], list[Mark]] = defaultdict(list)
         for one in marks:
-            thread = tracks.setdefault((one.track, one.thread), len(tracks) + 1)
-            self._slice(_ENGINES, thread, one.track, one.name, one.start_ns, one.end_ns, one.details)
-        if tracks:
-            self._named("process_name", _ENGINES, 0, name="engines and xpuruntime")
-            self._named("process_sort_index", _ENGINES, 0, sort_index=5)
-        for (track, _), thread in tracks.items():
-            self._named("thread_name", _ENGINES, thread, name=track)
+            tracks[one.track, one.thread].append(one)
+        if not tracks:
+            return
+        self._named("process_name", _ENGINES, 0, name="engines and xpuruntime")
+        self._named("process_sort_index", _ENGINES, 0, sort_index=5)
+        number = 0
+        for (track, _), held in tracks.items():
+            for row in _rows(held):
+                number += 1
+                self._named("thread_name", _ENGINES, number, name=track)
+                for one in row:
+                    self._slice(_ENGINES, number, track, one.name, one.start_ns, one.end_ns, one.details)
+
+
+def _rows(marks: Iterable[Mark]) -> list[list[Mark]]:
+    """Return marks in rows: on one, each is after the one before, or inside it. Others cannot be drawn."""
+    rows: list[list[Mark]] = []
+    open_: list[list[int]] = []
+    for one in sorted(marks, key=lambda mark: (mark.start_ns, -mark.end_ns)):
+        for row, ends in zip(rows, open_, strict=True):
+            while ends and ends[-1] <= one.start_ns:
+                ends.pop()
+            if not ends or one.end_ns <= ends[-1]:
+                row.append(one)
+                ends.append(one.end_ns)
+                break
+        else:
+            rows.append([one])
+            open_.append([one.end_ns])
+    return rows
 
 
 def _details(work: DeviceWork) -> dict[str, Any]:

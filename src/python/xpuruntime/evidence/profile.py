@@ -196,7 +196,7 @@ class Profile:
                 share = f"{one.us / device:.0%}" if counts else ""
                 size = f"{one.bytes:,}" if one.bytes else ""
                 name = short_name(one.name) if one.what == "kernel" else one.name
-                shown.add_row(one.what, name, str(one.times), f"{one.us:.1f}", share, size)
+                shown.add_row(one.what, Text(name), str(one.times), f"{one.us:.1f}", share, size)
             parts.append(shown)
             if len(rows) > _SHOWN:
                 parts.append(Text(f"and {len(rows) - _SHOWN} more"))

@@ -74,8 +74,8 @@ class profile:  # noqa: N801 - used like a function
     def __init__(
         self, trace: str | os.PathLike[str] | None = None, *, devices: bool = True, limit: int = LIMIT
     ) -> None:
-        if limit < 1:
-            msg = f"limit must be at least 1, got {limit}: it is how many records of a kind are kept"
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            msg = f"limit must be a whole number of at least 1, got {limit!r}: it is how many records of a kind are kept"
             raise InputError(msg)
         self._target = trace
         self._recorder = DeviceRecorder(devices=devices, limit=limit)
@@ -103,11 +103,14 @@ class profile:  # noqa: N801 - used like a function
         with contextlib.ExitStack() as undo:
             undo.callback(_one_at_a_time.release)
             self._recorder.start()
-            self._marks = Marks()
-            undo.callback(watch_marks, watch_marks(self._marks))
-            runs = WatchedRuns()
-            undo.callback(runs.stop)
-            runs.start()
+            with contextlib.ExitStack() as failed:
+                failed.callback(self._recorder.stop)
+                self._marks = Marks()
+                undo.callback(watch_marks, watch_marks(self._marks))
+                runs = WatchedRuns()
+                undo.callback(runs.stop)
+                runs.start()
+                failed.pop_all()
             self._undo = undo.pop_all()
         return self
 

@@ -205,7 +205,7 @@ def place(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]
     made = {call.correlation: call for call in calls}
     placed = []
     for one in work:
-        call = made.get(one.correlation)
+        call = made.get(one.correlation) if one.correlation else None
         held = threads.get(call.thread) if call is not None else None
         if call is None or held is None:
             placed.append(one)

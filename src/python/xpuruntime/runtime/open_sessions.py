@@ -30,16 +30,18 @@ def note_open(session: HoldsMemory) -> None:
     """List a session until it is closed or forgotten."""
     with _lock:
         _noted[id(session)] = session
-    if _watching is not None:
-        _watching(session, None)
+    watching = _watching  # which another thread may take away
+    if watching is not None:
+        watching(session, None)
 
 
 def note_bound(session: HoldsMemory, binding: Any) -> None:
     """List a binding of a session until it is forgotten."""
     with _lock:
         _bound[binding] = weakref.ref(session)
-    if _watching is not None:
-        _watching(session, binding)
+    watching = _watching
+    if watching is not None:
+        watching(session, binding)
 
 
 def open_sessions() -> list[HoldsMemory]:

@@ -104,7 +104,7 @@ def _sorted(
     outside: list[_Piece] = []
     waits: list[_Piece] = []
     for work in recording.work:
-        started = calls.get(work.correlation)
+        started = calls.get(work.correlation) if work.correlation else None
         at = started.start_ns if started is not None else work.start_ns if work.kind == "wait" else None
         run = bisect_right(opened, at) - 1 if at is not None else -1
         if at is None or run < 0 or at > windows[run][1]:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Which source is asked for the work of devices: the core's own, or PyTorch's profiler while that has CUDA."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from xpuruntime import _core
+from xpuruntime.engines import device_recorder
+from xpuruntime.engines.device_recorder import DeviceRecorder
+from xpuruntime.errors import CudaError, InputError
+from xpuruntime.runtime.profiler import profiled
+from xpuruntime.runtime.recording import DeviceWork, Recording
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert not _core.profiler_active()
+
+
+class Kineto:
+    """PyTorch's profiler, as the recorder sees it."""
+
+    started: int = 0
+    stopped: int = 0
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def start(self) -> None:
+        type(self).started += 1
+
+    def stop(self) -> None:
+        type(self).stopped += 1
+
+    def added_to(self, recording: Recording) -> Recording:
+        return Recording(source="kineto", ranges=recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),))
+
+
+@pytest.fixture
+def kineto(monkeypatch: pytest.MonkeyPatch) -> type[Kineto]:
+    """Have a PyTorch with CUDA, and a profiler of it that needs no device."""
+    from xpuruntime.pytorch import kineto_recording
+
+    class Fresh(Kineto):
+        pass
+
+    monkeypatch.setattr(device_recorder, "_torch_profiles_cuda", lambda: True)
+    monkeypatch.setattr(kineto_recording, "KinetoRecording", Fresh)
+    return Fresh
+
+
+def recorded(recorder: DeviceRecorder) -> Recording:
+    recorder.start()
+    with profiled("one"):
+        pass
+    return recorder.stop()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has CUDA here")
+def test_a_pytorch_without_cuda_is_not_asked() -> None:
+    assert not device_recorder._torch_profiles_cuda()
+    recording = recorded(DeviceRecorder())
+    assert recording.source != "kineto"
+    assert [one.name for one in recording.ranges] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "asked"), [("13.0", True, True), ("13.0", False, False), (None, True, False)]
+)
+def test_pytorch_is_asked_where_it_can_profile_cuda(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, available: bool, asked: bool
+) -> None:
+    made = types.SimpleNamespace(
+        version=types.SimpleNamespace(cuda=cuda), cuda=types.SimpleNamespace(is_available=lambda: available)
+    )
+    monkeypatch.setitem(device_recorder.sys.modules, "torch", made)
+    assert device_recorder._torch_profiles_cuda() is asked
+
+
+def test_a_pytorch_that_is_not_imported_or_half_imported_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(device_recorder.sys.modules, "torch", types.ModuleType("torch"))
+    assert not device_recorder._torch_profiles_cuda()
+    monkeypatch.delitem(device_recorder.sys.modules, "torch")
+    assert not device_recorder._torch_profiles_cuda()
+
+
+def test_beside_pytorch_ranges_are_ours_and_work_is_pytorchs(kineto: type[Kineto]) -> None:
+    recorder = DeviceRecorder(limit=7)
+    for times in (1, 2):
+        recording = recorded(recorder)
+        assert recording.source == "kineto"
+        assert [one.name for one in recording.ranges] == ["one"]
+        assert [one.name for one in recording.work] == ["k"]
+        assert (kineto.started, kineto.stopped) == (times, times)
+
+
+def test_without_devices_pytorch_is_not_asked(kineto: type[Kineto]) -> None:
+    recording = recorded(DeviceRecorder(devices=False))
+    assert (recording.source, kineto.started) == ("none", 0)
+    assert recording.notes == ("ranges of the host only: the work of devices was not asked for",)
+
+
+def test_where_pytorchs_profiler_runs_already_a_note_says_so(
+    kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Any, limit: int) -> None:  # noqa: ARG001
+        raise InputError("one runs already")
+
+    recorder = DeviceRecorder()
+    with monkeypatch.context() as patched:
+        patched.setattr(kineto, "__init__", refused)
+        recording = recorded(recorder)
+    assert recording.source != "kineto"
+    assert recording.notes[0] == "PyTorch's profiler cannot be asked for the work of devices: one runs already"
+    assert recorded(recorder).notes == ()  # what was once is not said again
+
+
+def test_a_profiler_that_does_not_start_leaves_no_recording(
+    kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(self: Any) -> None:  # noqa: ARG001
+        raise RuntimeError("CUPTI is taken")
+
+    monkeypatch.setattr(kineto, "start", failed)
+    with pytest.raises(RuntimeError, match="CUPTI is taken"):
+        DeviceRecorder().start()
+    assert not _core.profiler_active()
+
+
+def test_a_device_that_failed_ends_the_recording(kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(self: Any) -> None:  # noqa: ARG001
+        raise CudaError("an illegal address")
+
+    monkeypatch.setattr(kineto, "stop", failed)
+    recorder = DeviceRecorder()
+    recorder.start()
+    with pytest.raises(CudaError, match="illegal"):
+        recorder.stop()
+    assert not _core.profiler_active()

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`xrt.profile`: what a program sees of its own ranges, runs and operations, on a machine without a device, too."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime import _core
+from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.inference import profiling
+from xpuruntime.runtime import marks, open_sessions
+from xpuruntime.testing import models
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+X = {"x": np.ones((2, 64), np.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_given_back() -> Iterator[None]:
+    yield
+    assert not _core.profiler_active()
+    assert marks._watching is None
+    assert open_sessions._watching is None
+    assert not profiling._one_at_a_time.locked()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[xrt.InferenceSession]:
+    path = models.save(models.mlp(), tmp_path, "net.onnx")
+    with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as opened:
+        yield opened
+
+
+def test_ranges_runs_and_operations_are_in_one_profile(session: xrt.InferenceSession) -> None:
+    with xrt.profile() as prof, prof.range("step"):
+        session.run(X)
+        with prof.range("after"):
+            xrt.ops.matmul(np.ones((4, 5), np.float32), np.ones((5, 6), np.float32))
+    by_name = {one.name.split(" on ")[0]: one for one in prof.result.ranges}
+    step, run, after = by_name["step"], by_name["net.onnx"], by_name["after"]
+    [product] = [one for one in prof.result.ranges if one.category == "kernel"]
+    assert product.name.startswith("matmul ")
+    assert product.name.split(" ")[1] in {one.kernel for one in xrt.decisions()}
+    assert (step.parent, run.parent, after.parent, product.parent) == (0, step.id, step.id, after.id)
+    assert (step.category, run.category) == ("range", "run")
+    assert prof.result.duration_us >= (step.end_ns - step.start_ns) / 1000
+    assert str(prof) == str(prof.result)
+    assert "net.onnx on onnxruntime@cpu" in str(prof)
+
+
+def test_sixteen_threads_nest_by_themselves(session: xrt.InferenceSession) -> None:
+    def work(number: int) -> None:
+        for _ in range(10):
+            with prof.range(f"thread {number}"):
+                session.run(X)
+
+    with xrt.profile(devices=False) as prof:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    by_id = {one.id: one for one in prof.result.ranges}
+    found = [one for one in prof.result.ranges if one.category == "run"]
+    assert len(found) == 160
+    assert all(by_id[one.parent].thread == one.thread for one in found)
+    assert {by_id[one.parent].name for one in found} == {f"thread {number}" for number in range(16)}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_error_in_the_block_ends_it(
+    tmp_path: Path, session: xrt.InferenceSession, error: type[BaseException]
+) -> None:
+    before = session.run
+    with pytest.raises(error), xrt.profile(tmp_path / "t.json") as prof:
+        session.run(X)
+        raise error
+    assert session.run is before
+    assert len(prof.result.ranges) == 1
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    with xrt.profile() as again:
+        session.run(X)
+    assert len(again.result.ranges) == 1
+
+
+def test_ctrl_c_in_the_block_ends_it(session: xrt.InferenceSession) -> None:
+    before = session.run
+    with pytest.raises(KeyboardInterrupt), xrt.profile() as prof, prof.range("long"):
+        signal.raise_signal(signal.SIGINT)
+        threading.Event().wait(5)
+    assert session.run is before
+    assert [(one.name, one.finished) for one in prof.result.ranges] == [("long", True)]
+
+
+def test_a_second_profile_is_refused_with_its_reason(session: xrt.InferenceSession) -> None:
+    with xrt.profile() as prof:
+        with pytest.raises(InputError, match=r"a profile goes on already.*leave its with block first"):
+            xrt.profile().__enter__()
+        session.run(X)
+    assert len(prof.result.ranges) == 1
+
+
+def test_a_second_profile_of_another_thread_is_refused() -> None:
+    refused: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            xrt.profile().__enter__()
+        except InputError as error:
+            refused.append(error)
+
+    with xrt.profile():
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+
+
+def test_where_the_core_records_already_it_is_refused_and_nothing_is_left(session: xrt.InferenceSession) -> None:
+    from xpuruntime.runtime import profiler
+
+    before = session.run
+    profiler.start(devices=False)
+    try:
+        with pytest.raises(InputError, match="a recording goes on already"):
+            xrt.profile().__enter__()
+        assert session.run is before
+    finally:
+        profiler.stop()
+
+
+def test_a_profile_that_cannot_begin_leaves_nothing(
+    session: xrt.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = session.run
+    monkeypatch.setattr(profiling.WatchedRuns, "start", lambda self: 1 / 0)  # noqa: ARG005
+    with pytest.raises(ZeroDivisionError):
+        xrt.profile().__enter__()
+    monkeypatch.undo()
+    assert session.run is before
+    with xrt.profile() as prof:
+        session.run(X)
+    assert len(prof.result.ranges) == 1
+
+
+def test_a_result_that_is_not_there_yet_is_refused() -> None:
+    prof = xrt.profile()
+    with pytest.raises(InputError, match="no result yet"):
+        prof.result  # noqa: B018
+    with prof:
+        with pytest.raises(InputError, match="leave its with block first"):
+            prof.result  # noqa: B018
+        assert "profile" in str(prof)
+    assert prof.result.ranges == ()
+
+
+def test_one_may_be_entered_again(session: xrt.InferenceSession) -> None:
+    prof = xrt.profile()
+    for count in (1, 2):
+        with prof:
+            for _ in range(count):
+                session.run(X)
+        assert len(prof.result.ranges) == count
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "5", True, None])
+def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    with pytest.raises(InputError, match="limit must be a whole number of at least 1"):
+        xrt.profile(limit=limit)
+
+
+def test_beyond_the_limit_records_are_counted(session: xrt.InferenceSession) -> None:
+    with xrt.profile(limit=3) as prof:
+        for _ in range(10):
+            session.run(X)
+    assert len(prof.result.ranges) == 3
+    assert prof.result.dropped == 7
+    [note] = [one for one in prof.result.notes if "lost" in one]
+    assert note.startswith("7 records are lost")
+    assert note in str(prof).replace("\n", " ")
+
+
+@pytest.mark.parametrize(("name", "words"), [("t.txt", "end it so"), ("no/t.json", "No such"), (".", "end it so")])
+def test_a_trace_that_cannot_be_written_is_refused_before_the_block(
+    tmp_path: Path, session: xrt.InferenceSession, name: str, words: str
+) -> None:
+    before, ran = session.run, []
+    with pytest.raises(InputError, match=words), xrt.profile(tmp_path / name):
+        ran.append(name)
+    assert not ran
+    assert session.run is before
+
+
+def test_a_trace_that_cannot_be_written_afterwards_raises(tmp_path: Path, session: xrt.InferenceSession) -> None:
+    (tmp_path / "folder").mkdir()
+    before = session.run
+    with pytest.raises(InputError, match="cannot write the trace"), xrt.profile(tmp_path / "folder" / "t.json") as prof:
+        (tmp_path / "folder").rmdir()
+        session.run(X)
+    assert session.run is before
+    assert len(prof.result.ranges) == 1  # the result is there all the same
+
+
+def test_an_error_in_the_block_is_the_one_heard(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with (
+        pytest.warns(XpuRuntimeWarning, match="the block failed, and so did its profile: cannot write"),
+        pytest.raises(ZeroDivisionError),
+        xrt.profile(tmp_path / "folder" / "t.json"),
+    ):
+        (tmp_path / "folder").rmdir()
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_the_trace_has_what_the_result_has(tmp_path: Path, session: xrt.InferenceSession, name: str) -> None:
+    with xrt.profile(tmp_path / name) as prof, prof.range("all"):
+        session.run(X)
+    data = (tmp_path / name).read_bytes()
+    trace = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+    drawn = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    assert [one["name"] for one in drawn] == [one.name for one in prof.result.ranges]
+    assert all(one["dur"] >= 0 and {"pid", "tid", "ts"} <= set(one) for one in drawn)
+    assert trace["metadata"]["source"] == prof.result.source
+    assert trace["metadata"]["notes"] == list(prof.result.notes)
+
+
+def test_explain_inside_puts_the_nodes_of_onnxruntime_into_the_trace(
+    tmp_path: Path, session: xrt.InferenceSession
+) -> None:
+    with xrt.profile(tmp_path / "t.json") as prof:
+        report = session.explain(X, runs=3)
+    nodes = [one for one in prof.result.marks if one.track == "nodes of ONNX Runtime"]
+    assert {one.name for one in nodes} == {unit.id for unit in report.units if unit.time is not None}
+    counts = {name: sum(one.name == name for one in nodes) for name in {one.name for one in nodes}}
+    assert set(counts.values()) == {3}  # the counted runs, without the cold one
+    recording = prof.result._recording
+    for one in nodes:
+        assert recording.start_ns <= one.start_ns <= one.end_ns <= recording.end_ns
+        assert one.details["provider"] == "CPUExecutionProvider"
+    assert not any("laid end to end" in one.track for one in prof.result.marks)
+    trace = json.loads((tmp_path / "t.json").read_text())
+    assert sum(one.get("cat") == "nodes of ONNX Runtime" for one in trace["traceEvents"]) == len(nodes)
+    assert any(one.category == "run" for one in prof.result.ranges)  # those by which it measures
+
+
+def test_explain_inside_lays_units_of_other_engines_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    path = models.save(models.mlp(), tmp_path, "net.onnx")
+    with (
+        xrt.InferenceSession(path, device="cpu", engine="openvino") as session,
+        xrt.profile(tmp_path / "t.json") as prof,
+    ):
+        report = session.explain(X, runs=3)
+    laid = [one for one in prof.result.marks if one.track == "units of openvino, one run, laid end to end"]
+    timed = [unit for unit in report.units if unit.time is not None and unit.time.unit == "us" and unit.time.value]
+    assert laid
+    assert [one.name for one in laid] == [unit.id for unit in timed]
+    assert all(after.start_ns == before.end_ns for before, after in zip(laid, laid[1:], strict=False))
+    assert laid[0].start_ns >= prof.result._recording.start_ns
+    assert [round((one.end_ns - one.start_ns) / 1000, 2) for one in laid] == pytest.approx(
+        [unit.time.value for unit in timed], abs=0.01
+    )
+
+
+@pytest.mark.torch
+def test_explain_inside_lays_units_of_pytorch_end_to_end() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
+    with xrt.InferenceSession(module, device="cpu", engine="torch", example_inputs=[torch.ones(2, 64)]) as session:
+        feeds = {session.inputs[0].name: X["x"]}
+        with xrt.profile(devices=False) as prof:
+            session.explain(feeds, runs=3)
+    laid = [one for one in prof.result.marks if one.track == "units of torch, one run, laid end to end"]
+    assert len(laid) >= 3
+    assert any("addmm" in str(one.details["op"]) or "linear" in str(one.details["op"]) for one in laid)
+
+
+def test_a_program_without_numpy_arrays_or_sessions_is_profiled_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """What stands in the guide, and nothing of PyTorch is imported for it."""
+    code = (
+        "import sys, xpuruntime as xrt\n"
+        "with xrt.profile(sys.argv[1]) as prof:\n"
+        "    with prof.range('load'): pass\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(prof)\n"
+    )
+    target = tmp_path / "t.json"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(target)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "load" in done.stdout
+    assert any(one["name"] == "load" for one in json.loads(target.read_text())["traceEvents"])
