@@ -14,6 +14,7 @@ PLAN = {
     "cpu": [
         ["bench_session.py", "--device", "cpu"],
         ["bench_pool.py", "--device", "cpu"],
+        ["bench_profile.py", "--device", "cpu"],
         ["soak.py", "--device", "cpu"],
         ["bench_dispatch.py", "--device", "cpu"],
         ["bench_ort_custom_ops.py", "--device", "cpu"],
@@ -23,6 +24,8 @@ PLAN = {
         ["bench_session.py", "--device", "cuda:0"],
         ["bench_pool.py", "--device", "cuda:0"],
         ["bench_resnet.py"],
+        ["bench_profile.py", "--device", "cuda:0"],
+        ["bench_profile.py", "--device", "cuda:0", "--beside-torch"],
         ["bench_ort_custom_ops.py", "--device", "cuda:0"],
         ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
     ],

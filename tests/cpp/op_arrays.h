@@ -66,6 +66,7 @@ class Array {
     for (const std::int64_t length : shape_) n *= length;
     return n;
   }
+  DType dtype() const { return dtype_; }
   const Dims& shape() const { return shape_; }
   /// By the index in row-major order, whatever the layout.
   double get(std::int64_t index) const { return cpu::load(element(), origin(), offset(index)); }
@@ -79,7 +80,9 @@ class Array {
       cpu::store(element(), origin(), offset(index), value);
     }
   }
-  double at(std::initializer_list<std::int64_t> index) const {
+  double at(std::initializer_list<std::int64_t> index) const { return at(Dims(index)); }
+  template <typename Index>
+  double at(const Index& index) const {
     std::int64_t flat = 0;
     std::size_t d = 0;
     for (const std::int64_t i : index) flat = flat * shape_[d++] + i;

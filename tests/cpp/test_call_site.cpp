@@ -41,7 +41,7 @@ TEST(CallSite, DecidesOnceAndCounts) {
   site.run(matmul(2, 2, 3), operands.data(), 0);
   EXPECT_EQ(launches, 7);
   EXPECT_EQ(kernel->prepared, 2);
-  const auto decisions = bench.dispatcher.decisions();
+  const auto decisions = bench.dispatcher.log().decisions();
   ASSERT_EQ(decisions.size(), 2U);
   EXPECT_EQ(decisions[0]->count, 6U);
   EXPECT_EQ(decisions[1]->count, 1U);
@@ -56,10 +56,10 @@ TEST(CallSite, ClearedDecisionsComeBackWhenTheyServe) {
   CallSite site(bench.dispatcher, shared({}));
   site.run(matmul(1, 2, 3), operands.data(), 0);
   site.run(matmul(2, 2, 3), operands.data(), 0);
-  bench.dispatcher.clear_decisions();
-  EXPECT_TRUE(bench.dispatcher.decisions().empty());
+  bench.dispatcher.log().clear();
+  EXPECT_TRUE(bench.dispatcher.log().decisions().empty());
   for (int i = 0; i < 3; ++i) site.run(matmul(2, 2, 3), operands.data(), 0);
-  const auto decisions = bench.dispatcher.decisions();
+  const auto decisions = bench.dispatcher.log().decisions();
   ASSERT_EQ(decisions.size(), 1U);
   EXPECT_EQ(decisions[0]->count, 3U);
 }
@@ -68,13 +68,39 @@ TEST(CallSite, TheLogHasAnEnd) {
   Bench bench;
   bench.add("a.k");
   CallSite site(bench.dispatcher, shared({}));
-  for (std::size_t i = 0; i < Dispatcher::kMostDecisions + 5; ++i) {
+  for (std::size_t i = 0; i < DecisionLog::kMost + 5; ++i) {
     site.run(matmul(static_cast<std::int64_t>(i), 1, 1), operands.data(), 0);
   }
-  EXPECT_EQ(bench.dispatcher.decisions().size(), Dispatcher::kMostDecisions);
-  EXPECT_EQ(bench.dispatcher.dropped_decisions(), 5U);
-  bench.dispatcher.clear_decisions();
-  EXPECT_EQ(bench.dispatcher.dropped_decisions(), 0U);
+  EXPECT_EQ(bench.dispatcher.log().decisions().size(), DecisionLog::kMost);
+  EXPECT_EQ(bench.dispatcher.log().dropped(), 5U);
+  bench.dispatcher.log().clear();
+  EXPECT_EQ(bench.dispatcher.log().dropped(), 0U);
+}
+
+TEST(CallSite, RecordsApartWhereItsRulesSaySo) {
+  Bench bench;
+  bench.add("a.k");
+  const auto apart = std::make_shared<DecisionLog>();
+  KernelRules rules;
+  rules.log = apart;
+  CallSite site(bench.dispatcher, shared(rules), "node");
+  CallSite other(bench.dispatcher, shared({}), "other");
+  for (std::size_t i = 0; i < DecisionLog::kMost; ++i) {  // the log of the process is full
+    other.run(matmul(static_cast<std::int64_t>(i), 1, 1), operands.data(), 0);
+  }
+  for (int i = 0; i < 3; ++i) site.run(matmul(1, 2, 3), operands.data(), 0);
+  site.run(matmul(2, 2, 3), operands.data(), 0);
+  ASSERT_EQ(apart->decisions().size(), 2U);
+  EXPECT_EQ(apart->decisions()[0]->node, "node");
+  EXPECT_EQ(apart->counts(), (std::vector<std::uint64_t>{3, 1}));
+  EXPECT_EQ(bench.dispatcher.log().dropped(), 0U);
+  bench.dispatcher.log().clear();
+  site.run(matmul(2, 2, 3), operands.data(), 0);
+  EXPECT_EQ(apart->counts(), (std::vector<std::uint64_t>{3, 2}));
+  EXPECT_TRUE(bench.dispatcher.log().decisions().empty());
+  apart->clear();
+  site.run(matmul(2, 2, 3), operands.data(), 0);
+  EXPECT_EQ(apart->counts(), (std::vector<std::uint64_t>{1}));
 }
 
 TEST(CallSite, ForgetsWhenKernelsComeAndGo) {
@@ -120,7 +146,7 @@ TEST(CallSite, ErrorsAreNotKept) {
   };
   CallSite site(bench.dispatcher, shared({}));
   EXPECT_THROW((void)site.choose(matmul(1, 1, 1), 0), OutOfMemoryError);
-  EXPECT_TRUE(bench.dispatcher.decisions().empty());
+  EXPECT_TRUE(bench.dispatcher.log().decisions().empty());
   fail = false;
   EXPECT_EQ(site.choose(matmul(1, 1, 1), 0)->decision->chosen, "a.k");
   EXPECT_THROW((void)site.choose(matmul(1, 1, 1, parse_dtype("float32"), {DeviceType::kCpu, 3}), 0),
@@ -136,7 +162,7 @@ TEST(CallSite, ALaunchThatFailsIsNotCounted) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_THROW(site.run(matmul(1, 1, 1), operands.data(), 0), CudaError);
   }
-  EXPECT_EQ(bench.dispatcher.decisions().at(0)->count, 0U);
+  EXPECT_EQ(bench.dispatcher.log().decisions().at(0)->count, 0U);
 }
 
 TEST(CallSite, AsksForTheWorkspaceOfTheKernel) {
@@ -175,7 +201,7 @@ TEST(CallSite, ManyThreadsPrepareOnce) {
   });
   EXPECT_EQ(kernel->prepared, kKeys);
   std::uint64_t calls = 0;
-  for (const auto& decision : bench.dispatcher.decisions()) calls += decision->count;
+  for (const auto& decision : bench.dispatcher.log().decisions()) calls += decision->count;
   EXPECT_EQ(calls, std::uint64_t{kThreads} * kTurns * kKeys);
 }
 

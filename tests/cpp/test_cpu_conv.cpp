@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "cpu_kernels.h"
@@ -15,6 +16,92 @@ struct Conv {
   ConvOptions options;
   bool channels_last;
 };
+
+using Index = std::array<std::int64_t, 4>;
+
+std::size_t place(const Dims& shape, const Index& at) {
+  return static_cast<std::size_t>(((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] +
+                                  at[3]);
+}
+
+// Calls term(place in x, place in weight, place in the result) for each product: every input goes
+// to the outputs that it reaches.
+template <typename Term>
+void for_each_term(const Conv& at, const Dims& shape, Term&& term) {
+  const std::int64_t per_in = at.channels / at.options.groups;
+  const std::int64_t per_out = at.outputs / at.options.groups;
+  for (std::int64_t n = 0; n < at.images; ++n) {
+    for (std::int64_t c = 0; c < at.channels; ++c) {
+      for (std::int64_t y = 0; y < at.height; ++y) {
+        for (std::int64_t z = 0; z < at.width; ++z) {
+          for (std::int64_t i = 0; i < at.kernel_h; ++i) {
+            for (std::int64_t j = 0; j < at.kernel_w; ++j) {
+              const std::int64_t oy = y + at.options.padding[0] - i * at.options.dilation[0];
+              const std::int64_t oz = z + at.options.padding[1] - j * at.options.dilation[1];
+              if (oy < 0 || oz < 0 || oy % at.options.stride[0] != 0 ||
+                  oz % at.options.stride[1] != 0 || oy / at.options.stride[0] >= shape[2] ||
+                  oz / at.options.stride[1] >= shape[3]) {
+                continue;
+              }
+              for (std::int64_t o = 0; o < per_out; ++o) {
+                const std::int64_t channel = c / per_in * per_out + o;
+                term(Index{n, c, y, z}, Index{channel, c % per_in, i, j},
+                     Index{n, channel, oy / at.options.stride[0], oz / at.options.stride[1]});
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void expect_sums(const std::string& id, const Array& found, const std::vector<double>& want,
+                 const std::vector<double>& size) {
+  ASSERT_TRUE(found.guards_hold());
+  for (std::int64_t i = 0; i < found.count(); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    ASSERT_NEAR(found.get(i), want[at], 4 * epsilon(found.dtype()) * size[at]) << id << " " << i;
+  }
+}
+
+// Both gradients. `last_weight`: the gradient of the weight lies channels last too.
+void check_gradients(const std::string& id, DType dtype, const Conv& at, bool last_weight) {
+  std::mt19937 random(10);
+  const auto first = std::vector<std::size_t>{0, 1, 2, 3};
+  const auto order = at.channels_last ? std::vector<std::size_t>{0, 2, 3, 1} : first;
+  Array x(dtype, {at.images, at.channels, at.height, at.width}, order);
+  Array weight(dtype, {at.outputs, at.channels / at.options.groups, at.kernel_h, at.kernel_w});
+  const OpCall forward = make_conv({x.operand("x"), weight.operand("weight"), {}}, at.options);
+  const OutputSpec spec = forward.outputs()[0];
+  Array grad(dtype, {spec.shape[0], spec.shape[1], spec.shape[2], spec.shape[3]}, order);
+  for (Array* one : {&x, &weight, &grad}) one->fill(random);
+  Array grad_x(dtype, x.shape(), order);
+  Array grad_weight(dtype, weight.shape(),
+                    last_weight ? std::vector<std::size_t>{0, 2, 3, 1} : first);
+  OpCall input = make_conv_input_gradient(
+      grad.operand("grad_out"), weight.operand("weight"),
+      {static_cast<std::int32_t>(at.height), static_cast<std::int32_t>(at.width)}, at.options);
+  set_outputs(input, {&grad_x});
+  OpCall weights = make_conv_weight_gradient(
+      grad.operand("grad_out"), x.operand("x"),
+      {static_cast<std::int32_t>(at.kernel_h), static_cast<std::int32_t>(at.kernel_w)}, at.options);
+  set_outputs(weights, {&grad_weight});
+  for (OpCall* call : {&input, &weights}) {
+    if (!call->empty()) run_kernel(cpu_registry(), id, *call);
+  }
+  std::vector<double> want_x(static_cast<std::size_t>(grad_x.count())), size_x(want_x.size());
+  std::vector<double> want_w(static_cast<std::size_t>(grad_weight.count())), size_w(want_w.size());
+  for_each_term(at, grad.shape(), [&](const Index& from, const Index& tap, const Index& to) {
+    const double arriving = grad.at(to);
+    want_x[place(x.shape(), from)] += arriving * weight.at(tap);
+    size_x[place(x.shape(), from)] += std::abs(arriving * weight.at(tap));
+    want_w[place(weight.shape(), tap)] += arriving * x.at(from);
+    size_w[place(weight.shape(), tap)] += std::abs(arriving * x.at(from));
+  });
+  expect_sums(id + " input", grad_x, want_x, size_x);
+  expect_sums(id + " weight", grad_weight, want_w, size_w);
+}
 
 void check_conv(const std::string& id, DType dtype, const Conv& at) {
   std::mt19937 random(9);
@@ -34,42 +121,14 @@ void check_conv(const std::string& id, DType dtype, const Conv& at) {
   set_outputs(call, {&out});
   run_kernel(cpu_registry(), id, call);
   ASSERT_TRUE(out.guards_hold());
-  // Every input goes to the outputs that it reaches.
   std::vector<double> want(static_cast<std::size_t>(out.count()));
   std::vector<double> size(want.size());
   const Dims& shape = out.shape();
-  const auto index = [&](std::int64_t n, std::int64_t c, std::int64_t y, std::int64_t z) {
-    return static_cast<std::size_t>(((n * shape[1] + c) * shape[2] + y) * shape[3] + z);
-  };
-  const std::int64_t per_in = at.channels / at.options.groups;
-  const std::int64_t per_out = at.outputs / at.options.groups;
-  for (std::int64_t n = 0; n < at.images; ++n) {
-    for (std::int64_t c = 0; c < at.channels; ++c) {
-      for (std::int64_t y = 0; y < at.height; ++y) {
-        for (std::int64_t z = 0; z < at.width; ++z) {
-          for (std::int64_t i = 0; i < at.kernel_h; ++i) {
-            for (std::int64_t j = 0; j < at.kernel_w; ++j) {
-              const std::int64_t oy = y + at.options.padding[0] - i * at.options.dilation[0];
-              const std::int64_t oz = z + at.options.padding[1] - j * at.options.dilation[1];
-              if (oy < 0 || oz < 0 || oy % at.options.stride[0] != 0 ||
-                  oz % at.options.stride[1] != 0 || oy / at.options.stride[0] >= shape[2] ||
-                  oz / at.options.stride[1] >= shape[3]) {
-                continue;
-              }
-              for (std::int64_t o = 0; o < per_out; ++o) {
-                const std::int64_t channel = c / per_in * per_out + o;
-                const double term = x.at({n, c, y, z}) * weight.at({channel, c % per_in, i, j});
-                const std::size_t to =
-                    index(n, channel, oy / at.options.stride[0], oz / at.options.stride[1]);
-                want[to] += term;
-                size[to] += std::abs(term);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
+  for_each_term(at, shape, [&](const Index& from, const Index& tap, const Index& to) {
+    const double term = x.at(from) * weight.at(tap);
+    want[place(shape, to)] += term;
+    size[place(shape, to)] += std::abs(term);
+  });
   for (std::int64_t i = 0; i < out.count(); ++i) {
     const double b = bias.get(i / (shape[2] * shape[3]) % shape[1]);
     double value = want[static_cast<std::size_t>(i)] + b;
@@ -111,6 +170,78 @@ TEST(CpuConv, Conv) {
       for (const DType dtype : {kFp64, kFp32}) check_conv("cpu.gemm_conv", dtype, at);
     }
   }
+}
+
+TEST(CpuConv, Gradients) {
+  const auto plain = [](auto... given) {
+    ConvOptions out = options(given...);
+    out.activation = Activation::kNone;
+    return out;
+  };
+  using Pair = std::array<std::int32_t, 2>;
+  using Pads = std::array<std::int32_t, 4>;
+  for (const bool last : {false, true}) {
+    const std::vector<Conv> cases = {
+        {2, 3, 9, 11, 5, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
+        {1, 4, 10, 7, 6, 3, 2, plain(Pair{2, 3}, Pads{0, 1, 2, 3}), last},
+        {1, 4, 13, 12, 6, 3, 3, plain(Pair{1, 2}, Pads{2, 0, 1, 4}, Pair{2, 3}, 2), last},
+        {2, 6, 8, 8, 6, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}, Pair{1, 1}, 6), last},
+        {2, 5, 7, 9, 3, 1, 1, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
+        {1, 6, 7, 9, 4, 1, 1, plain(Pair{2, 2}, Pads{0, 0, 0, 0}, Pair{1, 1}, 2), last},
+        {1, 2, 10, 11, 3, 2, 2, plain(Pair{4, 5}, Pads{0, 0, 0, 0}), last},  // some never reached
+        {1, 2, 1, 1, 3, 1, 1, plain(Pair{1, 1}, Pads{4, 4, 4, 4}), last},
+        {1, 1, 5, 40, 1, 5, 7, plain(Pair{1, 1}, Pads{6, 9, 6, 9}), last},
+        {0, 3, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},  // weight: zeros
+        {1, 0, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
+        {3, 8, 30, 31, 16, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
+    };
+    for (const Conv& at : cases) {
+      for (const bool last_weight : {false, true}) {
+        for (const DType dtype : {kFp64, kFp32, kFp16, kBf16}) {
+          check_gradients("cpu.reference", dtype, at, last_weight);
+        }
+        for (const DType dtype : {kFp64, kFp32}) {
+          check_gradients("cpu.gemm_conv", dtype, at, last_weight);
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuConv, GradientsOfImagesOfSeveralBlocks) {
+  ConvOptions padded;
+  padded.padding = {2, 2, 2, 2};
+  check_gradients("cpu.gemm_conv", kFp32, {2, 20, 64, 64, 1, 5, 5, padded, false}, false);
+  check_gradients("cpu.gemm_conv", kFp32, {2, 20, 64, 64, 1, 5, 5, padded, true}, true);
+}
+
+TEST(CpuConv, WhatGemmCannotReadIsSaid) {
+  const auto reason = [](OpCall& call) {
+    for (const auto& one : cpu_registry().kernels(call.desc.kind)) {
+      if (one->id() == "cpu.gemm_conv") return one->supports(call.desc, {}).reason;
+    }
+    return std::string("there is none");
+  };
+  Array grad(kFp32, {1, 4, 3, 3});
+  Array weight(kFp32, {4, 2, 3, 3}, {0, 2, 3, 1});
+  Array grad_x(kFp32, {1, 2, 5, 5});
+  OpCall input =
+      make_conv_input_gradient(grad.operand("grad_out"), weight.operand("weight"), {5, 5}, {});
+  set_outputs(input, {&grad_x});
+  EXPECT_EQ(reason(input), "needs 'weight' with its last three dimensions contiguous");
+  Array x(kFp32, {1, 2, 5, 5});
+  Array grad_weight(kFp32, {4, 2, 3, 3}, {1, 2, 3, 0});
+  OpCall weights = make_conv_weight_gradient(grad.operand("grad_out"), x.operand("x"), {3, 3}, {});
+  set_outputs(weights, {&grad_weight});
+  EXPECT_EQ(reason(weights), "");  // its rows are its columns in memory
+  Array odd(kFp32, {4, 2, 3, 3}, {2, 0, 1, 3});
+  set_outputs(weights, {&odd});
+  EXPECT_EQ(reason(weights), "needs 'grad_weight' contiguous or channels last");
+  Array half(kFp16, {1, 4, 3, 3}), half_x(kFp16, {1, 2, 5, 5}), half_weight(kFp16, {4, 2, 3, 3});
+  OpCall narrow =
+      make_conv_weight_gradient(half.operand("grad_out"), half_x.operand("x"), {3, 3}, {});
+  set_outputs(narrow, {&half_weight});
+  EXPECT_EQ(reason(narrow), "OpenBLAS multiplies fp32 and fp64, and this is float16");
 }
 
 }  // namespace

@@ -25,6 +25,8 @@ TEST(CpuMatmul, OrderAndIds) {
   using Ids = std::vector<std::string>;
   EXPECT_EQ(ids(OpKind::kMatmul), (Ids{"cpu.blas", "cpu.reference"}));
   EXPECT_EQ(ids(OpKind::kConv), (Ids{"cpu.gemm_conv", "cpu.reference"}));
+  EXPECT_EQ(ids(OpKind::kConvInputGradient), (Ids{"cpu.gemm_conv", "cpu.reference"}));
+  EXPECT_EQ(ids(OpKind::kConvWeightGradient), (Ids{"cpu.gemm_conv", "cpu.reference"}));
   EXPECT_EQ(ids(OpKind::kLayerNorm), (Ids{"cpu.vectorised", "cpu.reference"}));
   EXPECT_EQ(ids(OpKind::kRmsNormBackward), (Ids{"cpu.vectorised", "cpu.reference"}));
   EXPECT_EQ(ids(OpKind::kAttentionBackward), (Ids{"cpu.reference"}));

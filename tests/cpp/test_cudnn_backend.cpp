@@ -91,6 +91,11 @@ TEST_F(CudnnBackend, NamesEveryKernelAndFamily) {
   EXPECT_EQ(find(OpKind::kConv, "cudnn_heuristic")->id(), "cudnn.conv_heuristic");
   EXPECT_EQ(find(OpKind::kConv, "cudnn_default")->id(), "cudnn.conv_default");
   EXPECT_EQ(find(OpKind::kConv, "cudnn_exhaustive")->id(), "cudnn.conv_exhaustive");
+  for (const OpKind op : {OpKind::kConvInputGradient, OpKind::kConvWeightGradient}) {
+    EXPECT_EQ(registry_.find(op, "cudnn").size(), 3U);
+    EXPECT_EQ(find(op, "cudnn_heuristic")->id(), "cudnn.conv_heuristic");
+    EXPECT_FALSE(find(op, "cudnn_exhaustive")->automatic());
+  }
   EXPECT_TRUE(registry_.find(OpKind::kMatmul, "cudnn").empty());
 }
 
@@ -219,6 +224,57 @@ TEST_F(CudnnBackend, ServesOrdinaryConvolution) {
   EXPECT_TRUE(contains(why_not(conv(kHalf, broadcast, packed(weight))), "strides of 'x'"));
   EXPECT_TRUE(contains(why_not(conv(kHalf, packed({0, 16, 9, 9}), packed(weight), {0, 16, 9, 9})),
                        "no element"));
+}
+
+/// Both gradients of a convolution of 3 x 3, of operands that lie alike.
+std::vector<OpDesc> gradients(DType dtype, bool last, const Dims& x = {2, 16, 9, 9}) {
+  const Dims grad{x[0], 8, x[2] - 2, x[3] - 2};
+  const Dims weight{8, x[1], 3, 3};
+  const auto lies = [last](const Dims& shape) {
+    return last ? channels_last(shape) : packed(shape);
+  };
+  const Operand arriving = operand("grad_out", dtype, grad, lies(grad));
+  std::vector<OpDesc> made;
+  OpCall call = make_conv_input_gradient(
+      arriving, operand("weight", dtype, weight, lies(weight)),
+      {static_cast<std::int32_t>(x[2]), static_cast<std::int32_t>(x[3])}, {});
+  set_all(call);
+  made.push_back(call.desc);
+  call = make_conv_weight_gradient(arriving, operand("x", dtype, x, lies(x)), {3, 3}, {});
+  set_all(call);
+  made.push_back(call.desc);
+  return made;
+}
+
+TEST_F(CudnnBackend, ServesGradientsOfConvolutions) {
+  for (const bool last : {false, true}) {
+    for (const DType dtype : {kSingle, kHalf, kBfloat}) {
+      for (const OpDesc& op : gradients(dtype, last)) EXPECT_EQ(why_not(op), "supported");
+    }
+    for (const OpDesc& op : gradients(kDouble, last)) {
+      EXPECT_TRUE(contains(why_not(op), "not float64")) << why_not(op);
+    }
+    for (const OpDesc& op : gradients(kBfloat, last)) {
+      EXPECT_TRUE(contains(why_not(op, device_of(7, 5)), "bfloat16"));
+    }
+  }
+  EXPECT_TRUE(contains(why_not(gradients(kHalf, false, {0, 16, 9, 9})[1]), "no element"));
+  OpDesc broadcast = gradients(kHalf, false)[0];
+  broadcast.tensors[slots::ConvInputGradient::kGradOut].strides[3] = 0;
+  EXPECT_TRUE(contains(why_not(broadcast), "strides of 'grad_out'")) << why_not(broadcast);
+}
+
+TEST_F(CudnnBackend, GradientsLieAsTheirConvolution) {
+  const std::vector<OpDesc> last = gradients(kHalf, true);
+  for (const OpDesc& op : last) {
+    const cudnn::ConvStrides found = cudnn::conv_strides(op);
+    EXPECT_EQ(found.x, (cudnn::Strides4{1296, 1, 144, 16}));
+    EXPECT_EQ(found.weight, (cudnn::Strides4{144, 1, 48, 16}));
+    EXPECT_EQ(found.out, (cudnn::Strides4{392, 1, 56, 8}));
+  }
+  for (const OpDesc& op : gradients(kHalf, false)) {
+    EXPECT_EQ(cudnn::conv_strides(op).weight, (cudnn::Strides4{144, 9, 3, 1}));
+  }
 }
 
 TEST_F(CudnnBackend, NeedsAlignedAddressesToFuse) {

@@ -33,6 +33,7 @@ TEST(Op, NamesAndSlots) {
   EXPECT_EQ(slot_name(OpKind::kAttentionBackward, slots::AttentionBackward::kGradV), "grad_v");
   EXPECT_EQ(slot_name(OpKind::kRmsNormBackward, slots::NormBackward::kGradSum), "grad_sum");
   EXPECT_EQ(policy_key(OpKind::kAttentionBackward), "attention");
+  EXPECT_EQ(policy_key(OpKind::kConvWeightGradient), "conv");
   EXPECT_EQ(policy_key(OpKind::kRmsNormBackward), "rms_norm");
   EXPECT_THROW(parse_op_kind("matmull"), InputError);
   EXPECT_EQ(parse_activation("gelu_tanh"), Activation::kGeluTanh);

@@ -96,8 +96,8 @@ KernelRule to_rule(const py::dict& dict) {
 
 std::shared_ptr<KernelRules> make_rules(const std::vector<py::dict>& rules,
                                         const std::vector<py::dict>& defaults,
-                                        const std::string& enforcement,
-                                        const std::string& strategy) {
+                                        const std::string& enforcement, const std::string& strategy,
+                                        std::shared_ptr<DecisionLog> log) {
   auto made = std::make_shared<KernelRules>();
   for (const py::dict& rule : rules) made->rules.push_back(to_rule(rule));
   for (const py::dict& rule : defaults) made->defaults.push_back(to_rule(rule));
@@ -110,6 +110,7 @@ std::shared_ptr<KernelRules> make_rules(const std::vector<py::dict>& rules,
   }
   if (enforcement == "strict") made->enforcement = Enforcement::kStrict;
   if (strategy == "best_performance") made->strategy = AutoStrategy::kBestPerformance;
+  made->log = std::move(log);
   return made;
 }
 
@@ -124,12 +125,28 @@ DeviceInfo device_of(const OpDesc& op, const std::optional<std::pair<int, int>>&
   return info;
 }
 
+py::list to_list(const DecisionLog& log) {
+  py::list all;
+  for (const auto& decision : log.decisions()) all.append(bindings::to_dict(*decision));
+  return all;
+}
+
+void bind_log(py::module_& module) {
+  py::class_<DecisionLog, std::shared_ptr<DecisionLog>>(module, "DecisionLog",
+                                                        "Decisions under some rules, apart.")
+      .def(py::init())
+      .def("decisions", to_list, "Distinct decisions, oldest first, as dicts.")
+      .def("counts", &DecisionLog::counts, "How many calls each of them has served.")
+      .def_property_readonly("dropped", &DecisionLog::dropped)
+      .def("clear", &DecisionLog::clear, Unlocked());
+}
+
 void bind_rules(py::module_& module) {
   py::class_<KernelRules, std::shared_ptr<KernelRules>>(module, "KernelRules",
                                                         "A KernelPolicy, compiled. Immutable.")
       .def(py::init(&make_rules), py::kw_only(), "rules"_a = std::vector<py::dict>(),
            "defaults"_a = std::vector<py::dict>(), "enforcement"_a = "prefer",
-           "auto_strategy"_a = "first_supported")
+           "auto_strategy"_a = "first_supported", "log"_a = py::none())
       .def(
           "choose",
           [](const KernelRules& self, const py::dict& desc, const std::string& node,
@@ -233,15 +250,12 @@ void bind_dispatcher(py::module_& module) {
           "pin"_a = std::vector<std::string>(), "compute_capability"_a = py::none(),
           "Decide without preparing anything; the decision as a dict.")
       .def(
-          "decisions",
-          [](const Dispatcher& self) {
-            py::list all;
-            for (const auto& decision : self.decisions()) all.append(bindings::to_dict(*decision));
-            return all;
-          },
+          "decisions", [](const Dispatcher& self) { return to_list(self.log()); },
           "Distinct decisions since the start or the last clear, oldest first, as dicts.")
-      .def_property_readonly("dropped_decisions", &Dispatcher::dropped_decisions)
-      .def("clear_decisions", &Dispatcher::clear_decisions, Unlocked())
+      .def_property_readonly("dropped_decisions",
+                             [](const Dispatcher& self) { return self.log().dropped(); })
+      .def(
+          "clear_decisions", [](Dispatcher& self) { self.log().clear(); }, Unlocked())
       .def(
           "set_tuning_store",
           [](Dispatcher& self, const py::object& store) {
@@ -264,6 +278,7 @@ void bind_dispatcher(py::module_& module) {
 }  // namespace
 
 void bind_kernels(py::module_& module) {
+  bind_log(module);
   bind_rules(module);
   bind_registry(module);
   bind_call_site(module);

@@ -137,6 +137,41 @@ py::object conv(PyObject* const* values, Py_ssize_t count) {
   return run_call(place.site, call, inputs, {out}, args.next());
 }
 
+ConvOptions gradient_options(PositionalArguments& args, const CallPlace& place) {
+  ConvOptions options;
+  options.stride = args.next_integers<2>("stride");
+  options.padding = args.next_integers<4>("padding");
+  options.dilation = args.next_integers<2>("dilation");
+  options.groups = args.next_integers<1>("groups")[0];
+  options.allow_tf32 = place.allow_tf32;
+  options.deterministic = place.deterministic;
+  return options;
+}
+
+py::object conv_input_gradient(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 10, "conv2d_input_gradient");
+  const CallPlace place = args.next_place();
+  const auto inputs = args.next_arrays({"grad_out", "weight"});
+  const auto& [grad_out, weight] = inputs;
+  PyObject* const grad_x = args.next();
+  const auto size = args.next_integers<2>("input_size");
+  const ConvOptions options = gradient_options(args, place);
+  OpCall call = make_conv_input_gradient(grad_out.operand(), weight.operand(), size, options);
+  return run_call(place.site, call, inputs, {grad_x}, args.next());
+}
+
+py::object conv_weight_gradient(PyObject* const* values, Py_ssize_t count) {
+  PositionalArguments args(values, count, 10, "conv2d_weight_gradient");
+  const CallPlace place = args.next_place();
+  const auto inputs = args.next_arrays({"grad_out", "x"});
+  const auto& [grad_out, x] = inputs;
+  PyObject* const grad_weight = args.next();
+  const auto size = args.next_integers<2>("kernel_size");
+  const ConvOptions options = gradient_options(args, place);
+  OpCall call = make_conv_weight_gradient(grad_out.operand(), x.operand(), size, options);
+  return run_call(place.site, call, inputs, {grad_weight}, args.next());
+}
+
 Operand described(const char* name, std::initializer_list<std::int64_t> shape, const void* data) {
   Operand operand;
   operand.name = name;
@@ -203,6 +238,10 @@ PyMethodDef methods[] = {
     {"op_norm_backward", as_method<norm_backward>(), METH_FASTCALL,
      "For the norms of xpuruntime.ops."},
     {"op_conv2d", as_method<conv>(), METH_FASTCALL, "For xpuruntime.ops.conv2d."},
+    {"op_conv2d_input_gradient", as_method<conv_input_gradient>(), METH_FASTCALL,
+     "For xpuruntime.ops.conv2d_input_gradient."},
+    {"op_conv2d_weight_gradient", as_method<conv_weight_gradient>(), METH_FASTCALL,
+     "For xpuruntime.ops.conv2d_weight_gradient."},
 };
 
 }  // namespace

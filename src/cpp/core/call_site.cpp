@@ -201,6 +201,7 @@ CallSite::CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> ru
                    std::string node, std::string module, std::vector<std::string> pin)
     : dispatcher_(dispatcher),
       rules_(std::move(rules)),
+      log_(rules_ != nullptr && rules_->log != nullptr ? rules_->log.get() : &dispatcher.log()),
       node_(std::move(node)),
       module_(std::move(module)),
       pin_(std::move(pin)),
@@ -214,7 +215,7 @@ CallSite::~CallSite() = default;
 CallSite::Entry* CallSite::cached(const OpDesc& op, std::size_t hash) const {
   Entry* const entry = cache_->find(op, hash, dispatcher_.registry_.version());
   if (entry == nullptr || entry->choice->unmeasured) return nullptr;
-  const std::uint64_t epoch = dispatcher_.epoch_.load(std::memory_order_relaxed);
+  const std::uint64_t epoch = log_->epoch();
   if (entry->epoch.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
     note(*entry, epoch);
   }
@@ -224,7 +225,7 @@ CallSite::Entry* CallSite::cached(const OpDesc& op, std::size_t hash) const {
 void CallSite::note(Entry& entry, std::uint64_t epoch) const {
   if (entry.epoch.exchange(epoch, std::memory_order_relaxed) == epoch) return;
   entry.choice->decision->count.store(0, std::memory_order_relaxed);
-  dispatcher_.record(entry.choice->decision);
+  log_->record(entry.choice->decision);
 }
 
 std::shared_ptr<const Choice> CallSite::choose(const OpDesc& op, StreamHandle stream) {
@@ -308,7 +309,7 @@ std::shared_ptr<const Choice> CallSite::decide(const OpDesc& op, std::size_t has
     entry->op = op;
     entry->hash = hash;
     entry->choice = flight->choice;
-    note(*entry, dispatcher_.epoch_.load(std::memory_order_relaxed));
+    note(*entry, log_->epoch());
     lock.lock();
     cache.insert(std::move(entry), version);
   } catch (...) {

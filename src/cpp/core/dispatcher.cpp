@@ -26,33 +26,6 @@ Choice Dispatcher::decide(const OpDesc& op, const KernelRules& rules, const Devi
   return Chooser(*this, op, device, rules, prepare, may_measure).choose(node, module, pin);
 }
 
-std::vector<std::shared_ptr<const Decision>> Dispatcher::decisions() const {
-  const std::lock_guard lock(mutex_);
-  return decisions_;
-}
-
-std::uint64_t Dispatcher::dropped_decisions() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_;
-}
-
-void Dispatcher::clear_decisions() {
-  std::vector<std::shared_ptr<const Decision>> cleared;
-  const std::lock_guard lock(mutex_);
-  cleared.swap(decisions_);
-  dropped_ = 0;
-  epoch_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void Dispatcher::record(const std::shared_ptr<const Decision>& decision) {
-  const std::lock_guard lock(mutex_);
-  if (decisions_.size() < kMostDecisions) {
-    decisions_.push_back(decision);
-  } else {
-    ++dropped_;
-  }
-}
-
 void Dispatcher::set_tuning_store(std::shared_ptr<TuningStore> store) {
   std::shared_ptr<TuningStore> before;  // destroyed without the lock
   const std::lock_guard lock(mutex_);

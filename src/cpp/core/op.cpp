@@ -58,6 +58,16 @@ constexpr std::array<OpFormat, kOpKinds> kOps{{
      slots::NormBackward::kGradX,
      {"grad_y", "x", "weight", "mean", "rstd", "grad_sum", "grad_x", "grad_weight", "grad_bias"}},
     {"conv", "conv", slots::Conv::kCount, slots::Conv::kOut, {"x", "weight", "bias", "out"}},
+    {"conv_input_gradient",
+     "conv",
+     slots::ConvInputGradient::kCount,
+     slots::ConvInputGradient::kGradX,
+     {"grad_out", "weight", "grad_x"}},
+    {"conv_weight_gradient",
+     "conv",
+     slots::ConvWeightGradient::kCount,
+     slots::ConvWeightGradient::kGradWeight,
+     {"grad_out", "x", "grad_weight"}},
 }};
 
 constexpr std::array<std::string_view, 5> kActivations{"none", "relu", "gelu", "gelu_tanh", "silu"};
@@ -103,6 +113,24 @@ OpKind parse_op_kind(std::string_view name) {
     names.append(names.empty() ? "" : ", ").append(kOps[i].name);
   }
   throw InputError("operation '" + std::string(name) + "' is not known: choose one of " + names);
+}
+
+bool is_conv(OpKind kind) noexcept {
+  return kind == OpKind::kConv || kind == OpKind::kConvInputGradient ||
+         kind == OpKind::kConvWeightGradient;
+}
+
+ConvSlots conv_slots(OpKind kind) noexcept {
+  using Input = slots::ConvInputGradient;
+  using Weight = slots::ConvWeightGradient;
+  switch (kind) {
+    case OpKind::kConvInputGradient:
+      return {Input::kGradX, Input::kWeight, Input::kGradOut};
+    case OpKind::kConvWeightGradient:
+      return {Weight::kX, Weight::kGradWeight, Weight::kGradOut};
+    default:
+      return {slots::Conv::kX, slots::Conv::kWeight, slots::Conv::kOut};
+  }
 }
 
 std::size_t slot_count(OpKind kind) noexcept { return format(kind).slots; }
@@ -198,7 +226,7 @@ OpFacts facts_of(const OpDesc& desc) noexcept {
   }
   const DType dtype = desc[input].dtype;
   const bool rounds =
-      desc.attributes.allow_tf32 && (desc.kind == OpKind::kMatmul || desc.kind == OpKind::kConv);
+      desc.attributes.allow_tf32 && (desc.kind == OpKind::kMatmul || is_conv(desc.kind));
   switch (dtype.code) {
     case kDLFloat:
       facts.dtype = dtype.bits == 32   ? (rounds ? "tf32" : "fp32")

@@ -96,18 +96,19 @@ void describe_norm_backward(const OpDesc& desc, std::string& text) {
 }
 
 void describe_conv(const OpDesc& desc, std::string& text) {
-  const TensorDesc& x = desc[slots::Conv::kX];
+  const ConvSlots slot = conv_slots(desc.kind);
+  const TensorDesc& x = desc[slot.x];
   const OpAttributes& given = desc.attributes;
   text += shape_text(x);
   if (x.rank == 4 && x.shape[1] > 1 && x.strides[1] == 1) text += " channels last";
-  text += " * " + shape_text(desc[slots::Conv::kWeight]);
+  text += " * " + shape_text(desc[slot.weight]);
   text += ", stride " + pair_text(given.stride) + ", padding " +
           join(std::span<const std::int32_t>(given.padding), ",");
   if (given.dilation != std::array<std::int32_t, 2>{1, 1}) {
     text += ", dilation " + pair_text(given.dilation);
   }
   if (given.groups != 1) text += ", groups " + std::to_string(given.groups);
-  if (desc.has(slots::Conv::kBias)) text += " + bias";
+  if (desc.kind == OpKind::kConv && desc.has(slots::Conv::kBias)) text += " + bias";
 }
 
 }  // namespace
@@ -133,6 +134,8 @@ std::string describe(const OpDesc& desc) {
       describe_norm_backward(desc, text);
       break;
     case OpKind::kConv:
+    case OpKind::kConvInputGradient:
+    case OpKind::kConvWeightGradient:
       describe_conv(desc, text);
       break;
   }
@@ -160,7 +163,7 @@ std::string to_key(const OpDesc& desc) {
   }
   if (given.allow_tf32) add("tf32", "1");
   if (given.deterministic) add("deterministic", "1");
-  if (desc.kind == OpKind::kConv) {
+  if (is_conv(desc.kind)) {
     add("groups", std::to_string(given.groups));
     add("stride", pair_text(given.stride));
     add("dilation", pair_text(given.dilation));

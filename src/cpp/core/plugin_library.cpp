@@ -29,7 +29,10 @@ static_assert(XPU_MATMUL == static_cast<int>(OpKind::kMatmul) &&
               XPU_LAYER_NORM_BACKWARD == static_cast<int>(OpKind::kLayerNormBackward) &&
               XPU_RMS_NORM == static_cast<int>(OpKind::kRmsNorm) &&
               XPU_RMS_NORM_BACKWARD == static_cast<int>(OpKind::kRmsNormBackward) &&
-              XPU_CONV == static_cast<int>(OpKind::kConv) && kOpKinds == 8);
+              XPU_CONV == static_cast<int>(OpKind::kConv) &&
+              XPU_CONV_INPUT_GRADIENT == static_cast<int>(OpKind::kConvInputGradient) &&
+              XPU_CONV_WEIGHT_GRADIENT == static_cast<int>(OpKind::kConvWeightGradient) &&
+              kOpKinds == 10);
 static_assert(static_cast<int>(Phase::kInfer) == 0 && static_cast<int>(Phase::kTrain) == 1 &&
               static_cast<int>(Phase::kBackward) == 2);
 static_assert(static_cast<int>(Activation::kRelu) == 1 &&

@@ -15,11 +15,28 @@ from xpuruntime._core import Tensor
 #: ``"sm_count"`` and ``"device_name"``. Given by a caller, phase, strides, alignment and attributes may be left out.
 OpDict: TypeAlias = dict[str, Any]
 
+class DecisionLog:
+    """Decisions under the rules that name it, apart from those of the process; at most 10,000. Thread-safe."""
+
+    def __init__(self) -> None: ...
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return the distinct decisions since it was made or cleared, oldest first; see `Dispatcher.decisions`."""
+
+    def counts(self) -> list[int]:
+        """Return how many calls each of them has served, in the same order."""
+
+    @property
+    def dropped(self) -> int:
+        """Decisions that were not recorded because 10,000 are."""
+
+    def clear(self) -> None: ...
+
 class KernelRules:
     """A KernelPolicy, compiled; `xpuruntime.ops.rules.compile_rules` makes them. Immutable.
 
     Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device,
-    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists).
+    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). With `log`, what
+    is decided by these rules is recorded there, and not in the log of the process.
     """
 
     def __init__(
@@ -29,6 +46,7 @@ class KernelRules:
         defaults: Sequence[dict[str, Any]] = (),
         enforcement: str = "prefer",
         auto_strategy: str = "first_supported",
+        log: DecisionLog | None = None,
     ) -> None: ...
     def choose(
         self,
@@ -112,7 +130,9 @@ class Dispatcher:
         """Decide without preparing or measuring anything. With `compute_capability` the device need not be there."""
 
     def decisions(self) -> list[dict[str, Any]]:
-        """Return the distinct decisions since the start or the last clear, oldest first.
+        """Return the distinct decisions of the process since the start or the last clear, oldest first.
+
+        Those under rules with a log of their own are not among them.
 
         Each has ``op, phase, device, dtype, shapes, description, node, module, asked, asked_by, candidates, chosen,
         config, source`` (``pinned``, ``rule``, ``tuned``, ``first``, ``fallback``), ``notes, count, text``; a candidate

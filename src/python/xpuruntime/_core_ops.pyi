@@ -104,6 +104,32 @@ def op_conv2d(
     stream: Any,
     /,
 ) -> Any: ...
+def op_conv2d_input_gradient(
+    place: tuple[Any, ...],
+    grad_out: Any,
+    weight: Any,
+    grad_x: Any,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: Sequence[int],
+    stream: Any,
+    /,
+) -> Any: ...
+def op_conv2d_weight_gradient(
+    place: tuple[Any, ...],
+    grad_out: Any,
+    x: Any,
+    grad_weight: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: Sequence[int],
+    stream: Any,
+    /,
+) -> Any: ...
 def call_key(name: str, /, *arrays: Any) -> bytes | None:
     """Return everything that a kernel depends on of a call's arrays: shapes, strides, dtypes, devices, alignment.
 

@@ -252,6 +252,34 @@ def conv_work(dtype: torch.dtype = torch.bfloat16, channels_last: bool = True) -
     )
 
 
+def conv_gradient_work(of: str, dtype: torch.dtype = torch.bfloat16) -> Work:
+    def want(grad_out: torch.Tensor, **other: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = torch.zeros(2, 32, 17, 19, device=DEVICE, dtype=torch.float64)
+        weight = torch.zeros(64, 32, 3, 3, device=DEVICE, dtype=torch.float64)
+        leaves = [other.get("x", x).double().requires_grad_(), other.get("weight", weight).double().requires_grad_()]
+        out = functional.conv2d(*leaves, stride=2, padding=1)
+        grad_x, grad_weight = torch.autograd.grad(out, leaves, grad_out.double())
+        return {"grad_x": grad_x, "grad_weight": grad_weight}
+
+    def lying(*shape: int) -> torch.Tensor:
+        return randn(*shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+    grad_out, x, weight = lying(2, 64, 9, 10), lying(2, 32, 17, 19), lying(64, 32, 3, 3)
+    if of == "input":
+        inputs, into = {"grad_out": grad_out, "weight": weight}, {"grad_x": torch.empty_like(x)}
+    else:
+        inputs, into = {"grad_out": grad_out, "x": x}, {"grad_weight": torch.empty_like(weight)}
+
+    def run(**given: Any) -> Any:
+        if of == "input":
+            return ops.conv2d_input_gradient(input_size=(17, 19), stride=2, padding=1, **given)
+        return ops.conv2d_weight_gradient(kernel_size=3, stride=2, padding=1, **given)
+
+    return Work(
+        name=f"conv_{of}_gradient", op=f"conv_{of}_gradient", run=run, inputs=inputs, into=into, want=want, dtype=dtype
+    )
+
+
 #: One work for every operation.
 WORKS: dict[str, Callable[[torch.dtype], Work]] = {
     "matmul": lambda dtype: matmul_work(200, 264, 192, dtype),
@@ -263,6 +291,8 @@ WORKS: dict[str, Callable[[torch.dtype], Work]] = {
     "layer_norm_backward": lambda dtype: norm_backward_work(False, dtype=dtype),
     "rms_norm_backward": lambda dtype: norm_backward_work(True, dtype=dtype),
     "conv": lambda dtype: conv_work(dtype),
+    "conv_input_gradient": lambda dtype: conv_gradient_work("input", dtype),
+    "conv_weight_gradient": lambda dtype: conv_gradient_work("weight", dtype),
 }
 
 

@@ -40,6 +40,11 @@ CUDA_KERNELS = [
     ("conv", "cudnn.conv_heuristic"),
     ("conv", "cudnn.conv_default"),
     ("conv", "cudnn.conv_exhaustive"),
+    *(
+        (f"conv_{of}_gradient", f"cudnn.conv_{how}")
+        for of in ("input", "weight")
+        for how in ("heuristic", "default", "exhaustive")
+    ),
 ]
 #: What is refused, and words of the reason: by kernel and dtype, or for the work at any other dtype.
 REFUSALS = {

@@ -79,7 +79,9 @@ def test_the_first_call_of_all_may_be_captured(name: str) -> None:
         "layer_norm_backward": lambda: norm_backward_work(False, 26, 520),
         "rms_norm_backward": lambda: norm_backward_work(True, 26, 520),
     }.get(name)
-    if make is None:
+    if make is None and name != "conv":  # the gradients of a convolution: no other test has these types
+        work = make_work(name, torch.float16)
+    elif make is None:
         work = make_work(name)
         work.inputs["x"] = work.inputs["x"][:, :, 2:, 1:]
         work.inputs["x"] = work.inputs["x"].clone(memory_format=torch.channels_last)

@@ -23,6 +23,20 @@ _CONV_MAY_REFUSE = {
         "channels-last-bias-silu": "engines that it compiles while running fuse this, which not every installation has",
         "channels-last-bias-gelu": "engines that it compiles while running fuse this, which not every installation has",
     }.items()
+} | {
+    f"conv_{of}_gradient/{what}/{dtype}": reason
+    for of in ("input", "weight")
+    for dtype in _CONV_TYPES
+    for what, reason in {
+        "uneven-padding": "not every engine for gradients pads the two sides by different numbers",
+        "wide-padding": "not every engine for gradients pads by more than the kernel is wide",
+        "rows-apart": "not every engine for gradients reads rows that lie apart",
+        "columns-apart": "not every engine for gradients reads pixels that lie apart",
+    }.items()
+}
+_CONV_UNSUPPORTED = {
+    "conv*/*/float64": _FP64,
+    **{f"conv_weight_gradient/no-image/{dtype}": "it serves no empty operand" for dtype in _CONV_TYPES},
 }
 
 
@@ -131,19 +145,19 @@ class TestCudnnAttention(OnCuda):
 class TestCudnnConvHeuristic(OnCuda):
     __test__ = True
     kernel = "cudnn.conv_heuristic"
-    unsupported = {"conv/*/float64": _FP64}  # noqa: RUF012
+    unsupported = _CONV_UNSUPPORTED
     may_refuse = _CONV_MAY_REFUSE
 
 
 class TestCudnnConvDefault(OnCuda):
     __test__ = True
     kernel = "cudnn.conv_default"
-    unsupported = {"conv/*/float64": _FP64}  # noqa: RUF012
+    unsupported = _CONV_UNSUPPORTED
     may_refuse = _CONV_MAY_REFUSE
 
 
 class TestCudnnConvExhaustive(OnCuda):
     __test__ = True
     kernel = "cudnn.conv_exhaustive"
-    unsupported = {"conv/*/float64": _FP64}  # noqa: RUF012
+    unsupported = _CONV_UNSUPPORTED
     may_refuse = _CONV_MAY_REFUSE

@@ -63,9 +63,14 @@ def served() -> list[tuple[str, int]]:
     return [(one.chosen, one.count) for one in xrt.decisions()]
 
 
+def steps(x):
+    """Return the strides of the dimensions that have a second element."""
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
 def alike(found, expected, **tolerance):
     for one, other in zip(found, expected, strict=True):
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert (one.dtype, one.shape, steps(one)) == (other.dtype, other.shape, steps(other))
         torch.testing.assert_close(one, other, **tolerance)
 
 
@@ -90,7 +95,7 @@ def test_results_gradients_and_layouts_are_those_of_pytorch(kernel, dtype, size)
         with xt.kernel_policy(conv=kernel):
             found = run()
         alike(found, expected, **CLOSE[dtype])
-        assert served() == [(kernel, 1)], f"{layout}, weight channels last: {last}, bias: {biased}"
+        assert served() == [(kernel, 1)] * 3, f"{layout}, weight channels last: {last}, bias: {biased}"
 
 
 def test_every_kernel_and_the_family():
@@ -154,4 +159,4 @@ def test_inductor_calls_the_kernel(training):
         if training:
             out.sum().backward()
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
-    assert served() == [("cudnn.conv_heuristic", 1)]
+    assert served() == [("cudnn.conv_heuristic", 1)] * (2 if training else 1)  # no input wants a gradient

@@ -37,7 +37,7 @@ class TestUsage:
     def test_help_and_version(self, xrt: Xrt) -> None:
         shown = xrt("--help")
         assert shown.code == 0
-        for command in ("devices", "doctor", "run", "bench", "plan", "explain", "kernels", "policy", "demo"):
+        for command in ("devices", "doctor", "run", "bench", "profile", "plan", "explain", "kernels", "policy", "demo"):
             assert command in shown.out
             assert xrt(command, "--help").code == 0
         assert "Exit codes" in xrt("bench", "-h").out

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -74,6 +75,19 @@ def test_not_finite_numbers_are_still_json(xrt: Xrt, two_inputs: str, tmp_path: 
     assert (found["not_finite"], found["max"], found["values"]) == (2, 2.0, [[None, None, 2.0]])
 
 
+def test_profile(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    result = xrt("profile", digits, "-n", 7, "--warmup", 2, "--device", "cpu", "--trace", trace, "--nodes", "--json")
+    assert result.code == 0
+    told = result.json()
+    assert told["schema"] == "xpuruntime.profile/1"
+    [run] = [one for one in told["shares"] if one["what"] == "range"]
+    assert run["times"] >= 7
+    assert run["us"] > 0
+    tracks = {event.get("cat") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"run", "nodes of ONNX Runtime"} <= tracks
+
+
 def test_bench(xrt: Xrt, digits: str) -> None:
     result = xrt("bench", digits, "-n", 7, "--warmup", 2, "--dim", "N=4", "--device", "cpu", "--json")
     assert result.code == 0, result.err
@@ -138,6 +152,8 @@ class TestPolicy:
         (("plan", "nope.onnx"), 2, "ModelError"),
         (("run", "nope.onnx"), 2, "ModelError"),
         (("bench", "nope.onnx"), 2, "ModelError"),
+        (("profile", "MODEL", "--trace", "trace.txt"), 2, "InputError"),
+        (("profile", "MODEL", "--trace", "missing/trace.json"), 2, "InputError"),
         (("explain", "nope.onnx"), 2, "ModelError"),
         (("plan", "MODEL", "--policy", "nope.yaml"), 2, "PolicyError"),
         (("plan", "MODEL", "--machine", "nope.json"), 2, "InputError"),

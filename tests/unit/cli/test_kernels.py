@@ -14,7 +14,7 @@ from xpuruntime import ops
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 OPS = {
     "matmul", "attention", "attention_backward", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward",
-    "conv",
+    "conv", "conv_input_gradient", "conv_weight_gradient",
 }  # fmt: skip
 
 

@@ -177,12 +177,46 @@ class TestTorch:
         found = explain(xrt, program, "-p", given)
         assert found["kernels.attention"] == "substituted"
 
-    def test_a_program_that_was_not_converted(self, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """bf16 was asked for, and its operators ran in fp32."""
+    def test_another_attention_than_the_one_that_was_pinned(
+        self, xrt: Xrt, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PyTorch's switches are changed between the session's own setting of them and the call."""
+        import torch
+
+        from xpuruntime.pytorch import sdpa_backends
+        from xpuruntime.pytorch.overriding import attention
+
+        given = policy(tmp_path, execution={"engine": "torch", "device": "cpu"}, kernels={"attention": ["torch.flash"]})
+        assert xrt("explain", program, "-p", given).code == 0
+
+        class ChangedBehind(sdpa_backends.by_backend):
+            def __enter__(self) -> None:
+                super().__enter__()
+                torch.backends.cuda.enable_flash_sdp(False)
+                torch.backends.cuda.enable_math_sdp(True)
+
+        monkeypatch.setattr(attention, "by_backend", ChangedBehind)
+        assert deviating(explain(xrt, program, "-p", given)) == {"kernels.attention"}
+        shown = xrt("explain", program, "-p", given)
+        report = xrt("explain", program, "-p", given, "--json").json()
+        seen = next(o for o in report["observations"] if o["key"] == "kernels.attention")
+        assert seen["observed"] == "torch.math (1 operator)"
+        assert "was to run torch.flash, and PyTorch ran aten::_scaled_dot_product_attention_math" in seen["reason"]
+        (decision,) = report["decisions"]
+        assert decision["asked"] == ["torch.flash"]
+        assert (decision["chosen"], decision["source"]) == ("torch.math", "fallback")
+        assert decision["notes"][0].startswith("torch.flash was called for, and PyTorch ran")
+        assert "kernels of ours, in the instrumented pass" in shown.out
+
+    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+    def test_a_program_that_was_not_converted(
+        self, program: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A type was asked for, and its operators ran in fp32."""
         from xpuruntime.engines.torch import stepping
 
         monkeypatch.setattr(stepping, "_inside", lambda _, tensors: list(tensors))
-        asked: dict[str, Any] = {"device": "cpu", "engine": "torch", "precision": "bf16"}
+        asked: dict[str, Any] = {"device": "cpu", "engine": "torch", "precision": precision}
         with xrt_package.InferenceSession(program, **asked) as session:
             report = session.explain({"x": np.zeros((1, 2, 8, 16), np.float32)}, runs=1)
         assert [o.key for o in report.deviations] == ["execution.precision"]

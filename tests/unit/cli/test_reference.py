@@ -30,7 +30,20 @@ def test_every_exit_code_is_described() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["devices", "doctor", "plan", "run", "bench", "compile", "compare", "explain", "kernels", "policy", "demo"],
+    [
+        "devices",
+        "doctor",
+        "plan",
+        "run",
+        "bench",
+        "profile",
+        "compile",
+        "compare",
+        "explain",
+        "kernels",
+        "policy",
+        "demo",
+    ],
 )
 def test_every_option_is_described(xrt: Any, command: str) -> None:
     text = PAGE.read_text()

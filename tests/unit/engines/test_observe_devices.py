@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from observe_models import Weights, model, node
 
 from xpuruntime.engines.onnxruntime.observing.facts import device_of
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
+from xpuruntime.evidence.graph_blockers import graph_status
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
@@ -81,6 +83,47 @@ def test_a_cpu_island_in_a_cuda_session():
         ("copy", "cpu -> cuda:0"): (1, 2048, 10.0),
         ("cpu_island", "det .. exp (Det, Exp)"): (2, 6144, 10.0),
     }
+
+
+@pytest.mark.parametrize("allowed", [(), ("Det", "Exp")])
+def test_what_blocks_a_cuda_graph_is_named(allowed):
+    """Permitting an operator on the CPU makes it no part of a graph."""
+    optimized, events = split_session()
+    joined = join(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=allowed)
+    found = graph_status(
+        device="cuda:0", engine="onnxruntime", asked="prefer", units=joined.units, boundaries=joined.boundaries
+    )
+    assert found.status == "blocked"
+    assert [(one.node, one.op, one.kind) for one in found.blockers] == [
+        ("Memcpy", "MemcpyToHost", "copy"),
+        ("det", "Det", "placement"),
+        ("exp", "Exp", "placement"),
+        ("Memcpy_token_1", "MemcpyFromHost", "copy"),
+    ]
+
+
+def test_what_is_live_around_the_nodes():
+    optimized, events = split_session()
+    joined = join(source(), optimized, events, None, device="cuda:0")
+    sizes = [("relu", 1024), ("Memcpy", 4096), ("det", 1024), ("exp", 1024), ("Memcpy_token_1", 2048), ("neg", 1024)]
+    before = [0, *(size for _, size in sizes[:-1])]  # a chain: what a node reads is gone after it
+    expected = [(name, size + held, size) for (name, size), held in zip(sizes, before, strict=True)]
+    assert [(one.unit, one.during, one.after) for one in joined.live] == expected
+
+
+def test_a_reshape_is_a_view_and_what_is_left_out_has_no_size():
+    nodes = [
+        node("Relu", ["x"], ["a"], name="relu"),
+        node("Reshape", ["a", "to"], ["b"], name="reshape"),
+        node("Dropout", ["b"], ["c", ""], name="drop"),
+        node("Neg", ["c"], ["y"], name="neg"),
+    ]
+    weights = Weights()
+    weights.value("to", np.array([4], np.int64))
+    made = model(nodes, [("x", [2, 2])], [("y", [4])], weights)
+    events = [event(n.name, n.op_type, CPU, i, size=16) for i, n in enumerate(nodes)]
+    live = join(made, made, events, None).live
+    assert [(one.during, one.after) for one in live] == [(16, 16), (16, 16), (16, 16), (32, 16)]
 
 
 def test_permitted_cpu_operators_are_honoured():

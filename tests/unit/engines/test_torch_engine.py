@@ -58,6 +58,21 @@ def program(net: Any, tmp_path: Path) -> Path:
     return tmp_path / "net.pt2"
 
 
+def test_a_switch_for_tf32_that_was_left_on_is_told() -> None:
+    """Either of PyTorch's two, whichever way it was set; the real ones are held on CUDA alone."""
+    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.switches import read_back
+
+    off, on = Settings(tf32=False), Settings(tf32=True)
+    values = {"matmul.allow_tf32": False, "cudnn.allow_tf32": False}
+    assert read_back(off, values) == {"execution.tf32": "false"}
+    for name in values:
+        assert read_back(off, {**values, name: True}) == {"execution.tf32": f"{name}=true"}
+        assert read_back(on, {**values, name: True})["execution.tf32"].endswith("=false")
+    assert read_back(on, dict.fromkeys(values, True)) == {"execution.tf32": "true"}
+    assert read_back(off, {"num_threads": 3}) == {"execution.threads": "3"}
+
+
 def wanted(net: Any, x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     with torch.no_grad():
         result = net.double()(torch.from_numpy(x).double())

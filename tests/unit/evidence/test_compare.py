@@ -126,12 +126,15 @@ def test_tf32_cannot_be_seen():
     assert one("execution.precision", units=units, precision="tf32").status == "substituted"
 
 
-def test_fp32_is_not_proven_while_tf32_is_allowed():
+def test_fp32_is_not_kept_while_tf32_is_allowed():
     units = [unit("a", asked="fp32", ran="fp32")]
     found = one("execution.precision", (), {"execution.tf32": "use_tf32=1"}, units, precision="fp32")
-    assert (found.status, "use_tf32=1" in found.reason) == ("unobservable", True)
+    assert (found.status, "use_tf32=1" in found.reason) == ("substituted", True)
     found = one("execution.precision", (), {"execution.tf32": "use_tf32=0"}, units, precision="fp32")
     assert found.status == "honoured"
+    off = [control("execution.tf32", "false", "use_tf32=0")]
+    for held, status in (("use_tf32=0", "honoured"), ("use_tf32=1", "substituted")):
+        assert one("execution.tf32", off, {"execution.tf32": held}, units).status == status
 
 
 def test_a_unit_that_does_not_say_its_precision():

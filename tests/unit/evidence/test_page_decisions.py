@@ -100,6 +100,8 @@ def test_decisions_that_differ_in_their_nodes_are_one():
         (decision("a", description="matmul fp32 [9, 6] x [6, 8], cpu", chosen="cpu.reference"), []),  # another call
         (decision("b", chosen="cpu.reference"), []),  # another node
         (decision("a", chosen=None, description="matmul on cpu"), [("cpu.blas", "the engine's own")]),
+        (decision("a", chosen="torch.mm", description="matmul, by PyTorch", shapes={}), [("cpu.blas", "torch.mm")]),
+        (decision("a", op="attention", chosen=None, description="by PyTorch", shapes={}), []),  # of another operation
     ],
 )
 def test_which_calls_another_kernel_serves(after, changed):

@@ -292,7 +292,8 @@ def test_names_of_a_real_model_run_nowhere(show, tmp_path):
 def test_a_report_of_nothing_says_so(show):
     browser = show(Report())
     assert browser.complaints == []
-    for section in ("policy", "time", "timeline", "graph", "units", "precision", "boundaries", "conversions", "memory"):
+    told = ("policy", "time", "timeline", "graph", "units", "precision", "boundaries", "conversions", "memory")
+    for section in (*told, "cuda-graph", "shapes"):
         assert len(texts(browser, f"#{section} .none")) == 1
 
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -133,14 +133,30 @@ def test_what_a_policy_measures_is_told_apart():
     assert row.resolved
 
 
-def test_a_gradient_that_no_kernel_of_ours_computes_is_bypassed():
+def test_a_convolution_and_its_gradient_have_a_row_each():
     conv, x = torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     with xt.kernel_policy(conv="cpu.reference"), xt.explain() as found:
         step(conv, x)
-    assert [(row.status, row.resolved) for row in of(found, "conv", phase="train")] == [("honoured", "cpu.reference")]
-    for row in of(found, "conv", phase="backward"):
-        assert row.status == "bypassed" or row.resolved == "cpu.reference"
-        assert row.requested == ("cpu.reference",)
+    rows = [(row.operator, row.phase, row.requested, row.resolved, row.status) for row in of(found, "conv")]
+    assert sorted(rows) == [
+        ("aten::convolution", "train", ("cpu.reference",), "cpu.reference", "honoured"),
+        ("aten::convolution_backward", "backward", ("cpu.reference",), "cpu.reference", "honoured"),
+    ]
+    assert found.coverage.bypassed == 0
+
+
+def test_a_gradient_that_no_kernel_of_ours_computes_is_substituted():
+    conv, x = torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 8, 8, 8)
+    rules = [{"match": {"op": "conv", "phase": "backward"}, "use": "cpu.reference"}]
+    with (
+        xt.kernel_policy(rules=rules),
+        xt.explain() as found,
+        pytest.warns(XpuRuntimeWarning, match="in one and two dimensions"),
+    ):
+        step(conv, x)
+    (row,) = of(found, "conv", phase="backward")
+    assert (row.status, row.resolved, row.requested) == ("substituted", "torch.conv", ("cpu.reference",))
+    assert "in one and two dimensions" in row.reason
 
 
 def test_a_checkpoint_computes_its_forward_twice_and_bypasses_nothing():

@@ -54,7 +54,7 @@ class TestDriver:
 
     @pytest.mark.parametrize(("left_out", "header"), [("cublas", "cublasLt.h"), ("cudnn", "cudnn_frontend.h")])
     def test_a_core_without_the_kernels_of_a_library(self, left_out: str, header: str) -> None:
-        whole = BuildFacts(cuda=True, cublas=True, cudnn=True, architectures="80-real 90-real")
+        whole = BuildFacts(cuda=True, cublas=True, cudnn=True, cupti=True, architectures="80-real 90-real")
         assert examine(facts(build=whole)).findings == ()
         part = msgspec.structs.replace(whole, **{left_out: False})
         found = only(facts(build=part), "warning")
@@ -65,6 +65,12 @@ class TestDriver:
         assert "make cuda-headers" in found.fix
         laptop = facts(machine=LAPTOP, driver=DriverFacts(), found={}, build=part)
         assert {finding.severity for finding in examine(laptop).findings} == {"info"}
+
+    def test_a_core_that_cannot_trace_devices(self) -> None:
+        build = BuildFacts(cuda=True, cublas=True, cudnn=True, architectures="90-real")
+        found = only(facts(build=build), "info")
+        assert found.code == "core_without_cupti"
+        assert "CUDA events" in found.why
 
     def test_what_was_built_is_shown(self) -> None:
         build = BuildFacts(cuda=True, cublas=True, architectures="80-real 90-real")

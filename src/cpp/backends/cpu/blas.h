@@ -19,5 +19,11 @@ std::unique_ptr<const Kernel> blas_matmul(const OpDesc& op);
 /// with the weights they are; 1 x 1 kernels read x in place.
 Support gemm_conv_supports(const OpDesc& op);
 std::unique_ptr<const Kernel> gemm_conv(const OpDesc& op);
+/// Its gradients, by the same matrices; see conv_matrix.h. The same bits in every run, with as many
+/// threads.
+Support gemm_conv_input_gradient_supports(const OpDesc& op);
+std::unique_ptr<const Kernel> gemm_conv_input_gradient(const OpDesc& op);
+Support gemm_conv_weight_gradient_supports(const OpDesc& op);
+std::unique_ptr<const Kernel> gemm_conv_weight_gradient(const OpDesc& op);
 
 }  // namespace xpuruntime::cpu

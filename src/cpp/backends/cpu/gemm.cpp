@@ -18,12 +18,12 @@ constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 
 void gemm(const OpenBlas& blas, int ta, int tb, int m, int n, int k, const float* a, int lda,
-          const float* b, int ldb, float* c, int ldc) {
-  blas.sgemm(kRowMajor, ta, tb, m, n, k, 1.0F, a, lda, b, ldb, 0.0F, c, ldc);
+          const float* b, int ldb, float beta, float* c, int ldc) {
+  blas.sgemm(kRowMajor, ta, tb, m, n, k, 1.0F, a, lda, b, ldb, beta, c, ldc);
 }
 void gemm(const OpenBlas& blas, int ta, int tb, int m, int n, int k, const double* a, int lda,
-          const double* b, int ldb, double* c, int ldc) {
-  blas.dgemm(kRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, 0.0, c, ldc);
+          const double* b, int ldb, double beta, double* c, int ldc) {
+  blas.dgemm(kRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, ldc);
 }
 
 struct Rows {
@@ -108,11 +108,13 @@ void multiply_block(const OpenBlas& blas, const Product<T>& product, std::int64_
   }
   const std::int64_t ldc = product.c_layout.stride;
   if (product.k == 0) {
-    for (std::int64_t i = 0; i < rows; ++i) std::fill(c + i * ldc, c + i * ldc + columns, T{0});
+    for (std::int64_t i = 0; i < rows && !product.accumulate; ++i) {
+      std::fill(c + i * ldc, c + i * ldc + columns, T{0});
+    }
   } else {
     gemm(blas, transpose_a ? kTransposed : kPlain, transpose_b ? kTransposed : kPlain,
          static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(product.k), a, lda, b,
-         ldb, c, static_cast<int>(ldc));
+         ldb, product.accumulate ? T{1} : T{0}, c, static_cast<int>(ldc));
   }
   if (row_bias == nullptr && column_bias == nullptr && product.activation == Activation::kNone) {
     return;

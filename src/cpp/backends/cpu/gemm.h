@@ -22,7 +22,7 @@ struct MatrixLayout {
 std::optional<MatrixLayout> matrix_layout(std::int64_t rows, std::int64_t columns,
                                           std::int64_t row_stride, std::int64_t column_stride);
 
-/// c = a @ b, then activation(c + bias), for one block of it.
+/// c = a @ b, or c + a @ b, then activation(c + bias), for one block of it.
 template <typename T>
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
@@ -33,10 +33,11 @@ struct Product {
   const T* row_bias = nullptr;     ///< [m]; at most one of the two is given
   const T* column_bias = nullptr;  ///< [n]
   Activation activation = Activation::kNone;
+  bool accumulate = false;  ///< add to what c holds
 };
 
 /// Computes rows [row, row + rows) and columns [column, column + columns) of the product, on the
-/// calling thread. What c held before does not matter, even if it is NaN.
+/// calling thread. Unless it is added to, what c held before does not matter, even if it is NaN.
 template <typename T>
 void multiply_block(const OpenBlas& blas, const Product<T>& product, std::int64_t row,
                     std::int64_t rows, std::int64_t column, std::int64_t columns);

@@ -19,5 +19,7 @@ std::unique_ptr<const Kernel> reference_attention_backward(const OpDesc& op);
 std::unique_ptr<const Kernel> reference_norm(const OpDesc& op);
 std::unique_ptr<const Kernel> reference_norm_backward(const OpDesc& op);
 std::unique_ptr<const Kernel> reference_conv(const OpDesc& op);
+std::unique_ptr<const Kernel> reference_conv_input_gradient(const OpDesc& op);
+std::unique_ptr<const Kernel> reference_conv_weight_gradient(const OpDesc& op);
 
 }  // namespace xpuruntime::cpu

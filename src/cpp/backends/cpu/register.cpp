@@ -67,6 +67,22 @@ void add_blas(KernelRegistry& registry, const std::shared_ptr<const KernelBacken
                 .families = {},
                 .supports = cpu::gemm_conv_supports,
                 .prepare = cpu::gemm_conv}));
+  registry.add(cpu::define(
+      backend, {.id = "cpu.gemm_conv",
+                .op = OpKind::kConvInputGradient,
+                .description = "gradient of a convolution as matrix products by OpenBLAS",
+                .limits = "fp64, fp32; any grad_x, contiguous weight and rows of images; cpu",
+                .families = {},
+                .supports = cpu::gemm_conv_input_gradient_supports,
+                .prepare = cpu::gemm_conv_input_gradient}));
+  registry.add(cpu::define(
+      backend, {.id = "cpu.gemm_conv",
+                .op = OpKind::kConvWeightGradient,
+                .description = "gradient of a convolution as matrix products by OpenBLAS",
+                .limits = "fp64, fp32; any x, contiguous grad_weight and rows of images; cpu",
+                .families = {},
+                .supports = cpu::gemm_conv_weight_gradient_supports,
+                .prepare = cpu::gemm_conv_weight_gradient}));
 }
 
 void add_vectorised(KernelRegistry& registry, const std::shared_ptr<const KernelBackend>& backend) {
@@ -103,6 +119,8 @@ void add_references(KernelRegistry& registry, const std::shared_ptr<const Kernel
            Entry{OpKind::kRmsNorm, kReal, cpu::reference_norm},
            Entry{OpKind::kRmsNormBackward, kReal, cpu::reference_norm_backward},
            Entry{OpKind::kConv, kReal, cpu::reference_conv},
+           Entry{OpKind::kConvInputGradient, kReal, cpu::reference_conv_input_gradient},
+           Entry{OpKind::kConvWeightGradient, kReal, cpu::reference_conv_weight_gradient},
        }) {
     registry.add(
         cpu::define(backend, {.id = "cpu.reference",

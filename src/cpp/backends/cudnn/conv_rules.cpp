@@ -9,8 +9,6 @@
 namespace xpuruntime::cudnn {
 namespace {
 
-using Slot = slots::Conv;
-
 Strides4 channels_first(const TensorDesc& t) noexcept {
   return {t.shape[1] * t.shape[2] * t.shape[3], t.shape[2] * t.shape[3], t.shape[3], 1};
 }
@@ -40,7 +38,7 @@ Support check_conv(const OpDesc& op, const DeviceInfo& device) {
   if (device.compute_capability < std::pair(7, 5)) {
     return Support::no("cuDNN needs a device of compute capability 7.5 or newer");
   }
-  const DType dtype = op[Slot::kX].dtype;
+  const DType dtype = op[0].dtype;
   if (!is_half(dtype) && !is_single(dtype)) {
     return Support::no("these kernels are for float32, float16 and bfloat16, not " +
                        to_string(dtype));
@@ -49,12 +47,16 @@ Support check_conv(const OpDesc& op, const DeviceInfo& device) {
     return Support::no("bfloat16 needs a device of compute capability 8.0 or newer");
   }
   // Engines that fuse read in pieces of 16 bytes, and fault where cuDNN does not check that.
-  const bool fused = op.has(Slot::kBias) || op.attributes.activation != Activation::kNone;
+  constexpr std::size_t kBias = slots::Conv::kBias;
+  const bool biased = op.kind == OpKind::kConv && op.has(kBias);
+  const bool fused = biased || op.attributes.activation != Activation::kNone;
   const bool in_pieces = fused && (is_half(dtype) || op.attributes.allow_tf32);
-  for (const std::size_t slot : {Slot::kX, Slot::kWeight, Slot::kBias, Slot::kOut}) {
+  for (std::size_t slot = 0; slot < op.slots; ++slot) {
     if (!op.has(slot)) continue;
     const std::string name = "'" + std::string(slot_name(op.kind, slot)) + "'";
-    if (op[slot].dtype != dtype) return Support::no(name + " is not of the dtype of 'x'");
+    if (op[slot].dtype != dtype)
+      return Support::no(name + " is not of the dtype of '" + std::string(slot_name(op.kind, 0)) +
+                         "'");
     if (!has_elements(op[slot])) return Support::no(name + " has no element");
     if (!has_positive_strides(op[slot])) {
       return Support::no(strides_of(op, slot) + ": cuDNN needs positive ones");
@@ -65,23 +67,24 @@ Support check_conv(const OpDesc& op, const DeviceInfo& device) {
                          " bytes; with a bias or an activation cuDNN needs 16");
     }
   }
-  if (op.has(Slot::kBias) && !is_packed(op[Slot::kBias])) {
-    return Support::no(strides_of(op, Slot::kBias) + ": cuDNN needs it contiguous");
+  if (biased && !is_packed(op[kBias])) {
+    return Support::no(strides_of(op, kBias) + ": cuDNN needs it contiguous");
   }
   return Support::yes();
 }
 
 ConvStrides conv_strides(const OpDesc& op) noexcept {
+  const ConvSlots slots = conv_slots(op.kind);
   bool first = false;
-  for (const std::size_t slot : {Slot::kX, Slot::kOut, Slot::kWeight}) {
+  for (const std::size_t slot : {slots.x, slots.out, slots.weight}) {
     const bool can_be_last = lies_as(op[slot], channels_last(op[slot]));
     const bool can_be_first = lies_as(op[slot], channels_first(op[slot]));
     if (can_be_last == can_be_first) continue;
     first = can_be_first;
     break;
   }
-  return {settle(op[Slot::kX], !first), settle(op[Slot::kWeight], !first),
-          settle(op[Slot::kOut], !first)};
+  return {settle(op[slots.x], !first), settle(op[slots.weight], !first),
+          settle(op[slots.out], !first)};
 }
 
 }  // namespace xpuruntime::cudnn

@@ -127,16 +127,19 @@ constexpr ConvChoice kConvChoices[] = {
 
 class ConvDefinition final : public CudnnDefinition {
  public:
-  ConvDefinition(std::shared_ptr<const CudnnBackend> backend, const ConvChoice& choice)
-      : CudnnDefinition(std::move(backend)), choice_(choice) {}
+  ConvDefinition(std::shared_ptr<const CudnnBackend> backend, OpKind op, const ConvChoice& choice)
+      : CudnnDefinition(std::move(backend)), op_(op), choice_(choice) {}
 
   std::string_view id() const noexcept override { return choice_.id; }
-  OpKind op() const noexcept override { return OpKind::kConv; }
+  OpKind op() const noexcept override { return op_; }
   std::vector<std::string> families() const override { return {choice_.family}; }
   std::string description() const override { return choice_.description; }
   std::string limits() const override {
-    return "fp32, fp16, bf16; NCHW and channels last; bias and activations where cuDNN fuses "
-           "them; up to 1 GiB of workspace; compute capability 7.5+";
+    return op_ == OpKind::kConv
+               ? "fp32, fp16, bf16; NCHW and channels last; bias and activations where cuDNN fuses "
+                 "them; up to 1 GiB of workspace; compute capability 7.5+"
+               : "fp32, fp16, bf16; NCHW and channels last; up to 1 GiB of workspace; compute "
+                 "capability 7.5+";
   }
   // Where the choice is free, a tuner times the plans of the others itself.
   bool automatic() const noexcept override { return !choice_.timed; }
@@ -161,6 +164,7 @@ class ConvDefinition final : public CudnnDefinition {
     return of;
   }
 
+  const OpKind op_;
   const ConvChoice& choice_;
 };
 
@@ -171,8 +175,10 @@ void register_cudnn(KernelRegistry& registry) {
   for (const OpKind op : {OpKind::kAttention, OpKind::kAttentionBackward}) {
     registry.add(std::make_shared<const SdpaDefinition>(backend, op));
   }
-  for (const ConvChoice& choice : kConvChoices) {
-    registry.add(std::make_shared<const ConvDefinition>(backend, choice));
+  for (const OpKind op : {OpKind::kConv, OpKind::kConvInputGradient, OpKind::kConvWeightGradient}) {
+    for (const ConvChoice& choice : kConvChoices) {
+      registry.add(std::make_shared<const ConvDefinition>(backend, op, choice));
+    }
   }
 }
 

@@ -72,6 +72,12 @@ struct Graph::State {
       case OpKind::kAttentionBackward:
         add_attention_backward();
         break;
+      case OpKind::kConvInputGradient:
+        add_conv_input_gradient();
+        break;
+      case OpKind::kConvWeightGradient:
+        add_conv_weight_gradient();
+        break;
       default:
         add_conv();
     }
@@ -99,12 +105,12 @@ struct Graph::State {
   }
 
   void filter() {
-    if (op.kind != OpKind::kConv) return;
+    if (!is_conv(op.kind)) return;
     using Note = fe::NumericalNote_t;
     graph.deselect_workspace_greater_than(kConvWorkspace);
     // These lose more digits than the dtype has to lose.
     graph.deselect_numeric_notes({Note::WINOGRAD_TILE_13x13, Note::REDUCED_PRECISION_REDUCTION});
-    if (is_single(op[slots::Conv::kX].dtype) && !op.attributes.allow_tf32) {
+    if (is_single(op[0].dtype) && !op.attributes.allow_tf32) {
       graph.deselect_numeric_notes({Note::TENSOR_CORE, Note::DOWN_CONVERT_INPUTS});
     }
     if (op.attributes.deterministic) graph.deselect_numeric_notes({Note::NONDETERMINISTIC});
@@ -248,19 +254,45 @@ struct Graph::State {
     return graph.pointwise(tensor, attributes);
   }
 
-  void add_conv() {
-    using Slot = slots::Conv;
+  /// Attributes of a convolution or of a gradient of one.
+  template <typename Attributes>
+  Attributes window(const char* name) const {
     const OpAttributes& a = op.attributes;
-    const ConvStrides strides = conv_strides(op);
-    const Tensor x = bind(Slot::kX, op[Slot::kX].shape, strides.x);
-    const Tensor weight = bind(Slot::kWeight, op[Slot::kWeight].shape, strides.weight);
-    fe::graph::Conv_fprop_attributes attributes;
-    attributes.set_name("conv")
+    Attributes attributes;
+    attributes.set_name(name)
         .set_pre_padding({a.padding[0], a.padding[1]})
         .set_post_padding({a.padding[2], a.padding[3]})
         .set_stride({a.stride[0], a.stride[1]})
         .set_dilation({a.dilation[0], a.dilation[1]});
-    Tensor result = graph.conv_fprop(x, weight, std::move(attributes));
+    return attributes;
+  }
+
+  void add_conv_input_gradient() {
+    using Slot = slots::ConvInputGradient;
+    const ConvStrides strides = conv_strides(op);
+    const Tensor grad_out = bind(Slot::kGradOut, op[Slot::kGradOut].shape, strides.out);
+    const Tensor weight = bind(Slot::kWeight, op[Slot::kWeight].shape, strides.weight);
+    const Tensor grad_x =
+        graph.conv_dgrad(grad_out, weight, window<fe::graph::Conv_dgrad_attributes>("dgrad"));
+    bind_output(grad_x, Slot::kGradX, op[Slot::kGradX].shape, strides.x);
+  }
+
+  void add_conv_weight_gradient() {
+    using Slot = slots::ConvWeightGradient;
+    const ConvStrides strides = conv_strides(op);
+    const Tensor grad_out = bind(Slot::kGradOut, op[Slot::kGradOut].shape, strides.out);
+    const Tensor x = bind(Slot::kX, op[Slot::kX].shape, strides.x);
+    const Tensor grad_weight =
+        graph.conv_wgrad(grad_out, x, window<fe::graph::Conv_wgrad_attributes>("wgrad"));
+    bind_output(grad_weight, Slot::kGradWeight, op[Slot::kGradWeight].shape, strides.weight);
+  }
+
+  void add_conv() {
+    using Slot = slots::Conv;
+    const ConvStrides strides = conv_strides(op);
+    const Tensor x = bind(Slot::kX, op[Slot::kX].shape, strides.x);
+    const Tensor weight = bind(Slot::kWeight, op[Slot::kWeight].shape, strides.weight);
+    Tensor result = graph.conv_fprop(x, weight, window<fe::graph::Conv_fprop_attributes>("conv"));
     const auto shape = std::span(op[Slot::kOut].shape);
     const auto virtual_like_out = [&](const Tensor& tensor) {
       tensor->set_dim({shape.begin(), shape.end()})
@@ -276,7 +308,7 @@ struct Graph::State {
           result, bias,
           fe::graph::Pointwise_attributes().set_name("bias").set_mode(fe::PointwiseMode_t::ADD));
     }
-    if (a.activation != Activation::kNone) virtual_like_out(result);
+    if (op.attributes.activation != Activation::kNone) virtual_like_out(result);
     result = activate(result);
     bind_output(result, Slot::kOut, shape, strides.out);
   }

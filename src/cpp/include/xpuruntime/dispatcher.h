@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "xpuruntime/decision.h"
+#include "xpuruntime/decision_log.h"
 #include "xpuruntime/kernel.h"
 #include "xpuruntime/kernel_rules.h"
 #include "xpuruntime/op.h"
@@ -49,7 +50,8 @@ class CallSite {
 
   /// `pin`: kernels that the call itself asks for, before the policy; when none of them can serve,
   /// the call is refused, however strict the policy is. `node` and `module` are the names that
-  /// rules may ask for.
+  /// rules may ask for. Decisions are recorded in the log of the rules; without one, in that of the
+  /// dispatcher.
   CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> rules, std::string node = {},
            std::string module = {}, std::vector<std::string> pin = {});
   ~CallSite();
@@ -89,6 +91,7 @@ class CallSite {
 
   Dispatcher& dispatcher_;
   std::shared_ptr<const KernelRules> rules_;
+  DecisionLog* log_;  // that of the rules, or the dispatcher's
   std::string node_, module_;
   std::vector<std::string> pin_;
   std::unique_ptr<Cache> cache_;
@@ -97,9 +100,6 @@ class CallSite {
 /// Chooses kernels. Owns the log of decisions and the workspaces. Thread-safe.
 class Dispatcher {
  public:
-  /// Decisions that are recorded at most.
-  static constexpr std::size_t kMostDecisions = 10'000;
-
   Dispatcher(KernelRegistry& registry, DeviceManager& devices, MemoryManager& memory);
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
@@ -120,13 +120,9 @@ class Dispatcher {
                 const std::string& node, const std::string& module,
                 const std::vector<std::string>& pin, bool prepare, bool may_measure);
 
-  /// Distinct decisions that served calls or were asked for since the start or the last clear,
-  /// oldest first. At most kMostDecisions are kept: later ones are served and not recorded, and
-  /// `dropped_decisions` counts them.
-  std::vector<std::shared_ptr<const Decision>> decisions() const;
-  std::uint64_t dropped_decisions() const;
-  /// Forgets them; those that go on serving calls are recorded again, with a count from 0.
-  void clear_decisions();
+  /// Decisions of the process, but for those under rules that name a log of their own.
+  DecisionLog& log() noexcept { return log_; }
+  const DecisionLog& log() const noexcept { return log_; }
 
   /// Where measured choices are kept between processes; null: in this process only.
   void set_tuning_store(std::shared_ptr<TuningStore> store);
@@ -142,7 +138,6 @@ class Dispatcher {
  private:
   friend class CallSite;
   friend class Chooser;
-  void record(const std::shared_ptr<const Decision>& decision);
   std::optional<TunedEntry> measured(const std::string& key) const;
   void keep_measured(const std::string& key, const TunedEntry& entry);
 
@@ -150,10 +145,8 @@ class Dispatcher {
   DeviceManager& devices_;
   MemoryManager& memory_;
   std::unique_ptr<Workspaces> workspaces_;
+  DecisionLog log_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Decision>> decisions_;
-  std::uint64_t dropped_ = 0;
-  std::atomic<std::uint64_t> epoch_{1};  // grows when the log is cleared
   std::shared_ptr<TuningStore> store_;
   std::map<std::string, TunedEntry> measured_;
 };

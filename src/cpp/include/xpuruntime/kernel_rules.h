@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@
 #include "xpuruntime/op.h"
 
 namespace xpuruntime {
+
+class DecisionLog;
 
 /// Both ends in.
 struct IntRange {
@@ -64,6 +67,8 @@ struct KernelRules {
   std::vector<KernelRule> defaults;  ///< the short forms; `match` has the op only
   Enforcement enforcement = Enforcement::kPrefer;
   AutoStrategy strategy = AutoStrategy::kFirstSupported;
+  /// Where call sites record what they decide by these; null: the dispatcher's.
+  std::shared_ptr<DecisionLog> log = nullptr;
 
   Preference choose(const OpDesc& op, const DeviceInfo& device, std::string_view node,
                     std::string_view module) const;

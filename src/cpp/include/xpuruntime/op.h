@@ -23,8 +23,10 @@ enum class OpKind : std::uint8_t {
   kRmsNorm,
   kRmsNormBackward,
   kConv,
+  kConvInputGradient,
+  kConvWeightGradient,
 };
-inline constexpr std::size_t kOpKinds = 8;
+inline constexpr std::size_t kOpKinds = 10;
 
 /// "matmul", "attention", "attention_backward", ...
 std::string_view to_string(OpKind kind) noexcept;
@@ -93,8 +95,25 @@ struct NormBackward {
 struct Conv {
   enum : std::uint8_t { kX, kWeight, kBias, kOut, kCount };
 };
+/// What a change of x or of weight is worth, by what a change of conv(x, weight) is: grad_out has
+/// its shape, grad_x that of x and grad_weight that of weight. The third gradient, that of the
+/// bias, is a plain sum of grad_out.
+struct ConvInputGradient {
+  enum : std::uint8_t { kGradOut, kWeight, kGradX, kCount };
+};
+struct ConvWeightGradient {
+  enum : std::uint8_t { kGradOut, kX, kGradWeight, kCount };
+};
 }  // namespace slots
 inline constexpr std::size_t kMaxSlots = 11;
+
+/// Whether it is a convolution or one of its gradients.
+bool is_conv(OpKind kind) noexcept;
+/// Of those, the slots that have the shapes of x, weight and out.
+struct ConvSlots {
+  std::uint8_t x, weight, out;
+};
+ConvSlots conv_slots(OpKind kind) noexcept;
 
 /// How many operands the operation has.
 std::size_t slot_count(OpKind kind) noexcept;
@@ -144,7 +163,7 @@ struct OpAttributes {
   bool allow_tf32 = false;
   /// Only kernels that give the same bits in every run.
   bool deterministic = false;
-  /// Convolution.
+  /// Convolution and its gradients.
   std::int32_t groups = 0;
   std::array<std::int32_t, 2> stride{};
   std::array<std::int32_t, 2> dilation{};

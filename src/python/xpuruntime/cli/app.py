@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, compare, demo, kernels, machine, plan, policy, run
+from xpuruntime.cli import bench, compare, demo, kernels, machine, plan, policy, profile, run
 from xpuruntime.cli import compile as compiling
 
 __all__ = ["app"]
@@ -54,6 +54,7 @@ app.command("doctor", epilog=EXIT_CODES)(machine.doctor)
 app.command("kernels", epilog=EXIT_CODES)(kernels.kernels)
 app.command("run", epilog=EXIT_CODES)(run.run)
 app.command("bench", epilog=EXIT_CODES)(bench.bench)
+app.command("profile", epilog=EXIT_CODES)(profile.profile)
 app.command("plan", epilog=EXIT_CODES)(plan.plan)
 app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)

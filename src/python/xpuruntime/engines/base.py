@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.kernel_decisions import KernelDecision
+    from xpuruntime.evidence.memory_over_time import LiveBytes
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -112,6 +113,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         the units have no wall times.
     decisions : tuple of KernelDecision
         Which kernels of ours were considered for the calls of the pass, and of no others.
+    live : tuple of LiveBytes
+        What the tensors between units occupy around each unit, as `live_bytes` gives it; empty where the engine does
+        not tell their sizes.
     """
 
     units: tuple[Unit, ...] = ()
@@ -123,6 +127,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     run_us: tuple[float, ...] = ()
     units_us: tuple[float, ...] = ()
     decisions: tuple[KernelDecision, ...] = ()
+    live: tuple[LiveBytes, ...] = ()
 
 
 class Binding(ABC):
@@ -196,7 +201,11 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
-        """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path."""
+        """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path.
+
+        Call `xpuruntime.evidence.moments.moment` when the copy is loaded, after its cold run and after its counted
+        runs: the report then shows the memory that was held at each.
+        """
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
         """Run once and return tensors inside of the model by name; see `InferenceSession.intermediates`.
@@ -213,6 +222,10 @@ class LoadedModel(ABC):
     def memory(self) -> dict[str, int]:
         """Return bytes held by owner, such as ``{"weights": ..., "pool": ...}``, as far as the engine tells."""
         return {}
+
+    def graph_refusal(self) -> str | None:
+        """Return why the engine loaded the model without CUDA graphs although the policy prefers one, or ``None``."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

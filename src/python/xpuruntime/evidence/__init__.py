@@ -7,7 +7,9 @@ from __future__ import annotations
 from xpuruntime.evidence.build import build_report
 from xpuruntime.evidence.compare import observations
 from xpuruntime.evidence.comparing_reports import compare_reports
+from xpuruntime.evidence.graph_status import GraphBlocker, GraphStatus
 from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision
+from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.records import (
     Boundary,
     Control,
@@ -23,18 +25,25 @@ from xpuruntime.evidence.records import (
 )
 from xpuruntime.evidence.report import Report
 from xpuruntime.evidence.report_comparison import ReportComparison
+from xpuruntime.evidence.shape_coverage import InputCoverage, ShapeCoverage
 
 __all__ = [
     "Boundary",
     "Control",
     "Conversion",
     "Enforceability",
+    "GraphBlocker",
+    "GraphStatus",
+    "InputCoverage",
     "KernelCandidate",
     "KernelDecision",
     "Latency",
+    "LiveBytes",
+    "MemorySample",
     "Observation",
     "Report",
     "ReportComparison",
+    "ShapeCoverage",
     "SourceNode",
     "Status",
     "Time",

@@ -18,7 +18,10 @@ from xpuruntime.evidence.report import Report
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from xpuruntime.evidence.graph_status import GraphStatus
+    from xpuruntime.evidence.memory_over_time import MemorySample
     from xpuruntime.evidence.records import Boundary, Control, Conversion, Latency, SourceNode, Unit
+    from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.runtime.machine import Library
 
 __all__ = ["Seen", "build_report"]
@@ -56,6 +59,9 @@ def build_report(
     command: str | None = None,
     environment: Mapping[str, Any] | None = None,
     graph: Iterable[SourceNode] = (),
+    memory_over_time: Iterable[MemorySample] = (),
+    cuda_graph: GraphStatus | None = None,
+    shapes: ShapeCoverage | None = None,
 ) -> Report:
     """Compare the plan with what was observed, and gather the rest.
 
@@ -85,6 +91,10 @@ def build_report(
         The default reads this process; see `environment_facts`.
     graph : iterable of SourceNode
         The nodes of the source model.
+    memory_over_time : iterable of MemorySample
+        In the order in which they were taken.
+    cuda_graph : GraphStatus, optional
+    shapes : ShapeCoverage, optional
 
     Returns
     -------
@@ -120,6 +130,10 @@ def build_report(
         partial=observed.partial,
         graph=tuple(graph),
         decisions=getattr(observed, "decisions", ()),
+        memory_over_time=tuple(memory_over_time),
+        live=getattr(observed, "live", ()),
+        cuda_graph=cuda_graph,
+        shapes=shapes,
     )
 
 

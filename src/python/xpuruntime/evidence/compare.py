@@ -197,11 +197,7 @@ class _Comparison:
             allowed = f" ({tf32})" if tf32 else ""
             return observed, "unobservable", f"the tensors are fp32; whether kernels used TF32{allowed} cannot be seen"
         if wanted == "fp32" and tf32.rpartition("=")[2].lower() in _TRUE:
-            return (
-                observed,
-                "unobservable",
-                f"the tensors are fp32, but {tf32}: whether kernels used TF32 cannot be seen",
-            )
+            return observed, "substituted", f"the tensors are fp32, but {tf32}: fp32 excludes TF32, and it is allowed"
         unknown = [u for u in self.ran if u.precision_requested and not u.precision_run]
         if unknown:
             return observed, "unobservable", f"these do not say in which precision they ran: {_named(unknown)}"

@@ -21,9 +21,13 @@ _OWN = "the engine's own"
 
 
 class _Call(NamedTuple):
-    """What makes calls of two reports the same. An engine's own kernel tells no shapes: it is the node's only call."""
+    """What makes calls of two reports the same.
+
+    An engine's own kernel tells no shapes: it is the only call of its node. Calls of no node go by operands.
+    """
 
     node: str
+    op: str
     description: str
 
 
@@ -63,13 +67,14 @@ def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDeci
     found: dict[_Call, list[KernelDecision]] = {}
     for one in decisions:
         for node in one.nodes or ("",):
-            found.setdefault(_Call(node, one.description if one.chosen else ""), []).append(one)
+            alone = bool(node) and (one.chosen is None or not one.shapes)
+            found.setdefault(_Call(node, one.op, "" if alone else one.description), []).append(one)
     return found
 
 
 def _served(side: dict[_Call, list[KernelDecision]], call: _Call) -> list[KernelDecision]:
     """Return what served a call in one report; its engine's own kernel serves every call of the node."""
-    return side.get(call) or side.get(_Call(call.node, "")) or []
+    return side.get(call) or side.get(_Call(call.node, call.op, "")) or []
 
 
 def _kernels(decisions: Sequence[KernelDecision]) -> set[str | None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.comparing_decisions import compare_decisions
+from xpuruntime.evidence.comparing_sections import compare_graphs, compare_peaks, compare_shapes, untold
 from xpuruntime.evidence.node_groups import NodeGroup, group_units
 from xpuruntime.evidence.records import Time
 from xpuruntime.evidence.report import Report
@@ -107,7 +108,7 @@ class _Comparing:
         changed = {node for group in groups for node in group.nodes}
         only = self._only()
         decisions, note = compare_decisions(self.before.decisions, self.after.decisions)
-        self.notes += [note] if note else []
+        self.notes += [one for one in (note, untold(self.before, self.after, self.names)) if one]
         return ReportComparison(
             before=_identity(self.before, self.names[0]),
             after=_identity(self.after, self.names[1]),
@@ -125,6 +126,9 @@ class _Comparing:
             surroundings=surroundings(self.before, self.after),
             notes=tuple(self.notes),
             decisions=decisions,
+            peaks=compare_peaks(self.before, self.after, self.noise),
+            cuda_graph=compare_graphs(self.before, self.after),
+            shapes=compare_shapes(self.before, self.after),
         )
 
     def _check_models(self) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.decision_tables import changed_decisions
-from xpuruntime.evidence.tables import bytes_text, table
+from xpuruntime.evidence.section_tables import changed_graph, changed_memory, changed_shapes
+from xpuruntime.evidence.tables import arrow_text, bytes_text, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,12 +113,10 @@ def render(comparison: ReportComparison) -> RenderableType:
             counts = arrow_text(str(border.count_before), str(border.count_after))
             made.add_row(Text(border.kind), Text(border.where), counts, arrow_text(*sizes), change_text(border.time))
         parts.append(made)
-    if comparison.memory:
-        made = table("memory", ("owner", ">before", ">after"))
-        for held in comparison.memory:
-            values = ["-" if value is None else bytes_text(value) for value in (held.before, held.after)]
-            made.add_row(Text(held.owner), *values)
-        parts.append(made)
+    parts += changed_graph(comparison.cuda_graph)
+    parts += changed_memory(comparison.memory, "memory")
+    parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
+    parts += changed_shapes(comparison.shapes)
     if comparison.surroundings:
         made = table("surroundings", ("what", "before", "after"))
         for one in comparison.surroundings:
@@ -203,12 +202,6 @@ def _some(values: object, sign: str = ", ") -> str:
 
 def _listed(nodes: Sequence[str], most: int) -> str:
     return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
-
-
-def arrow_text(before: str | None, after: str | None) -> str:
-    """Say what a value was and is; once where it is the same."""
-    a, b = before if before is not None else "not stated", after if after is not None else "not stated"
-    return a if a == b else f"{a} -> {b}"
 
 
 def _cut(text: str | None) -> str:

@@ -71,14 +71,15 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
         The kernel that the policy's short form asks for; that of a rule; the fastest measured, now or in the tuning
         cache; the first that can serve; in place of what was asked for and cannot serve.
     chosen : str or None
-        What ran: ``backend.name``. ``None`` where the engine's own kernel did.
+        What ran: ``backend.name``; of PyTorch's own the word that a policy has for it, ``torch.flash``. ``None`` where
+        another kernel of the engine's did.
     config : str
     candidates : tuple of KernelCandidate
     notes : tuple of str
         A replacement and its reason, a measurement that was not possible.
     count : int or None
-        Calls in the instrumented pass, all nodes together; ``None`` where they are not counted, since the engine's own
-        kernel serves.
+        Calls in the instrumented pass, all nodes together; ``None`` where they are not counted, since ONNX Runtime's
+        own kernel serves.
     """
 
     op: str

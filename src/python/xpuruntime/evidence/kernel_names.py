@@ -42,6 +42,10 @@ _PRECISIONS = (
 )
 
 
+#: CUTLASS says in an argument of its template what the kernel is.
+_CUTLASS = re.compile(r"cutlass::Kernel2?<(cutlass_\w+)")
+
+
 def what_name_says(name: str) -> Said:
     """Read a kernel's name.
 
@@ -77,7 +81,12 @@ def short_name(name: str) -> str:
     --------
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, Functor<float>>(int, float*)")
     'at::native::vectorized_elementwise_kernel'
+    >>> short_name("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)")
+    'cutlass_80_simt_sgemm_128x32_8x5_tn_align1'
     """
+    inner = _CUTLASS.search(name)
+    if inner is not None:
+        return inner.group(1)
     depth, kept = 0, []
     text = name.replace("(anonymous namespace)::", "")
     for at, letter in enumerate(text):

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.graph_status import GraphStatus
 from xpuruntime.evidence.kernel_decisions import KernelDecision
+from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
+from xpuruntime.evidence.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.runtime.machine import Library
 
@@ -63,6 +66,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     decisions : tuple of KernelDecision
         Which kernels of ours were considered for the calls of the instrumented pass, and which served; empty where
         none was asked for.
+    memory_over_time : tuple of MemorySample
+        Who held how much at the moments of the pass, in their order; empty in reports that were saved before it was
+        there.
+    live : tuple of LiveBytes
+        What the tensors between units occupy around each unit, in the order of execution; empty where the engine does
+        not tell their sizes.
+    cuda_graph : GraphStatus or None
+        Whether the session runs as a CUDA graph, or can, and which nodes stand in the way; ``None`` where it was not
+        looked into.
+    shapes : ShapeCoverage or None
+        Which input shapes the session takes, and of which of them this report speaks; ``None`` where that is not known.
     """
 
     schema: str = SCHEMA
@@ -81,6 +95,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     graph: tuple[SourceNode, ...] = ()
     decisions: tuple[KernelDecision, ...] = ()
+    memory_over_time: tuple[MemorySample, ...] = ()
+    live: tuple[LiveBytes, ...] = ()
+    cuda_graph: GraphStatus | None = None
+    shapes: ShapeCoverage | None = None
 
     @property
     def deviations(self) -> tuple[Observation, ...]:

@@ -21,11 +21,13 @@ __all__ = [
     "COMPARISON_SCHEMA",
     "BoundaryChange",
     "DecisionChange",
+    "GraphChange",
     "GroupChange",
     "KeyChange",
     "MemoryChange",
     "ReportComparison",
     "ReportSide",
+    "ShapeChange",
     "SurroundingChange",
     "TimeChange",
     "UnitSide",
@@ -191,6 +193,36 @@ class MemoryChange(_Change, frozen=True, kw_only=True):
     after: int | None
 
 
+class GraphChange(_Change, frozen=True, kw_only=True):
+    """What is otherwise about CUDA graphs.
+
+    Attributes
+    ----------
+    status_before, status_after : str
+        As in `GraphStatus`.
+    blockers_gone, blockers_new : tuple of str
+        What stands in the way in the first report alone, and in the second alone: ``"node (Op)"``.
+    reason : str
+        That of the second report.
+    """
+
+    status_before: str
+    status_after: str
+    blockers_gone: tuple[str, ...]
+    blockers_new: tuple[str, ...]
+    reason: str
+
+
+class ShapeChange(_Change, frozen=True, kw_only=True):
+    """An input of which other shapes are allowed, or were run; ``"-"`` where a report has no such input."""
+
+    input: str
+    allowed_before: str
+    allowed_after: str
+    observed_before: str
+    observed_after: str
+
+
 class SurroundingChange(_Change, frozen=True, kw_only=True):
     """A package, library, driver, variable or setting that differs; ``None`` where a report has none of that name."""
 
@@ -225,6 +257,13 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         What was not compared, and why.
     decisions : tuple of DecisionChange
         Calls that another of our kernels serves; where only one report has decisions, a note says so.
+    peaks : tuple of MemoryChange
+        The most that owners held during the pass, where it differs by more than `noise`, and the most that tensors
+        between units need, where that differs at all.
+    cuda_graph : GraphChange or None
+        ``None`` where nothing differs, or a report does not say.
+    shapes : tuple of ShapeChange
+        Inputs of which other shapes are allowed, or were run.
     """
 
     schema: str = COMPARISON_SCHEMA
@@ -244,6 +283,9 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     surroundings: tuple[SurroundingChange, ...]
     notes: tuple[str, ...]
     decisions: tuple[DecisionChange, ...] = ()
+    peaks: tuple[MemoryChange, ...] = ()
+    cuda_graph: GraphChange | None = None
+    shapes: tuple[ShapeChange, ...] = ()
 
     def nodes_that(self, what: What) -> tuple[str, ...]:
         """Return the source nodes that differ in one of placement, kernel, precision, layout, grouping, folding."""
@@ -255,7 +297,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
 
         No node differs in placement, kernel, precision, layout, grouping or folding, the engines inserted the same, no
         policy key changed status, no boundary came or went, no call is served by another of our kernels, and both
-        reports account for the same nodes. Times, memory and surroundings do not count.
+        reports account for the same nodes. Times, memory, CUDA graphs, shapes and surroundings do not count.
         """
         moved = any(group.what for group in self.groups)
         borders = any(one.count_before != one.count_after for one in self.boundaries)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["bytes_text", "plain", "table", "time_text"]
+__all__ = ["arrow_text", "bytes_text", "plain", "table", "time_text"]
 
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
@@ -65,6 +65,12 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
             min_width=widths.get(name),
         )
     return made
+
+
+def arrow_text(before: str | None, after: str | None) -> str:
+    """Say what a value was and is; once where it is the same."""
+    a, b = before if before is not None else "not stated", after if after is not None else "not stated"
+    return a if a == b else f"{a} -> {b}"
 
 
 def bytes_text(value: int | None) -> str:

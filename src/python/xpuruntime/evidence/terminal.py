@@ -8,7 +8,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.decision_tables import decision_tables
+from xpuruntime.evidence.device_kernels import summed, tensor_cores_text
 from xpuruntime.evidence.operators import by_operator
+from xpuruntime.evidence.section_tables import graph_tables, memory_tables, shape_tables
 from xpuruntime.evidence.tables import bytes_text as _bytes
 from xpuruntime.evidence.tables import plain
 from xpuruntime.evidence.tables import table as _table
@@ -50,11 +52,13 @@ def render(report: Report) -> RenderableType:
         if len(timed) > _MANY:
             parts.append(by_operator(timed))
         parts.append(_precisions(timed))
+        parts += _device_kernels(timed)
     if report.units:
         parts.append(_accounting(report))
     parts += decision_tables(report.decisions, "kernels of ours, in the instrumented pass")
     if report.boundaries:
         parts.append(_boundaries(report.boundaries))
+    parts += graph_tables(report.cuda_graph)
     if report.conversions:
         table = _table("what the session converted", ("what", "reason", ">count"))
         for c in report.conversions:
@@ -65,6 +69,8 @@ def render(report: Report) -> RenderableType:
         for owner, held in report.memory.items():
             table.add_row(Text(owner), _bytes(held))
         parts.append(table)
+    parts += memory_tables(report)
+    parts += shape_tables(report.shapes)
     if report.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in report.notes]
@@ -155,6 +161,21 @@ def _hot_units(units: list[Unit]) -> RenderableType:
             "",
         )
     return table
+
+
+def _device_kernels(units: list[Unit]) -> list[RenderableType]:
+    found = summed(units)
+    if not found:
+        return []
+    shown = _table("kernels on the device, in one run", ("kernel", "multiplies on", ">times", ">us", ">share"))
+    for one in found[:_TOP]:
+        math = tensor_cores_text(one.tensor_cores, one.precision)
+        shown.add_row(one.short, math, f"{one.times:g}", f"{one.us:,.1f}", f"{one.share:.0%}")
+    rest = found[_TOP:]
+    if rest:
+        share = sum(one.share for one in rest)
+        shown.add_row(f"{len(rest)} others", "", "", f"{sum(one.us for one in rest):,.1f}", f"{share:.0%}")
+    return [shown]
 
 
 def _stands_for(unit: Unit) -> str:

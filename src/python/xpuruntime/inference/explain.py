@@ -15,16 +15,22 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.coverage import coverage_note, instrumented
 from xpuruntime.evidence.environment import environment_facts, machine_facts
+from xpuruntime.evidence.graph_blockers import graph_status
+from xpuruntime.evidence.moments import moment, watching_moments
+from xpuruntime.evidence.shape_coverage import shape_coverage
 from xpuruntime.inference.carried import compare_kernels
+from xpuruntime.inference.memory_watch import MemoryWatch
 from xpuruntime.runtime.marks import Mark, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report
+    from xpuruntime.evidence.graph_status import GraphStatus
     from xpuruntime.evidence.records import Unit
+    from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["explain_session", "measure", "source_graph"]
@@ -51,11 +57,16 @@ def explain_session(
         notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
     else:
         feeds = inputs
-    latency = measure(lambda: loaded.run(feeds), runs)
-    began = time.time_ns()
-    observed = _observe(loaded, feeds, runs)
+    watch = MemoryWatch(loaded.memory, session.plan.device)
+    watch("before")
+    with watching_moments(watch):
+        latency = measure(lambda: loaded.run(feeds), runs)
+        began = time.time_ns()
+        observed = _observe(loaded, feeds, runs)
     if session.plan.engine != "onnxruntime":  # which tells when its nodes ran, and not only for how long
         tell(lambda: laid_out(observed.units, began))
+    watch("after the pass")
+    notes.extend(watch.notes)
     within = instrumented(observed.run_us, observed.units_us, sum(u.time is not None for u in observed.units))
     detail = {"inputs": _described(feeds), "instrumented": within}
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
@@ -72,6 +83,7 @@ def explain_session(
     arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
     notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
     execution = session.policy.execution
+    graph = source_graph(session.model)
     return build_report(
         session.plan.to_dict(),
         session.plan.controls,
@@ -83,7 +95,50 @@ def explain_session(
         libraries=loaded_libraries(),
         notes=notes,
         environment={**environment_facts(), **machine_facts(session._machine)},
-        graph=source_graph(session.model),
+        graph=graph,
+        memory_over_time=watch.samples,
+        cuda_graph=_graph_status(session, loaded, observed, graph),
+        shapes=_shapes(session, feeds, observed),
+    )
+
+
+def _graph_status(
+    session: InferenceSession, loaded: LoadedModel, observed: Observed, graph: tuple[SourceNode, ...]
+) -> GraphStatus:
+    return graph_status(
+        device=session.plan.device,
+        engine=session.plan.engine,
+        asked=session.policy.execution.cuda_graph,
+        units=observed.units,
+        boundaries=observed.boundaries,
+        graph=graph,
+        open_sizes={tensor.name: _open(tensor) for tensor in session.inputs},
+        refused=loaded.graph_refusal(),
+        bound=session._bound,
+        partial=observed.partial,
+    )
+
+
+def _open(tensor: TensorInfo) -> list[str]:
+    """Return the dimensions of an input that have no fixed size, by name or by number."""
+    if tensor.shape is None:
+        return ["its shape"]
+    return [size or f"dimension {i}" for i, size in enumerate(tensor.shape) if not isinstance(size, int)]
+
+
+def _shapes(session: InferenceSession, feeds: Mapping[str, Any], observed: Observed) -> ShapeCoverage:
+    seen = {
+        name: [int(size) for size in array.shape]
+        for name, array in (feeds.items() if hasattr(feeds, "items") else ())
+        if hasattr(array, "shape")
+    }
+    profiles = session.plan.settings.get("profiles") or {}
+    return shape_coverage(
+        (*session.inputs, *session.model.overridable_inputs),
+        seen,
+        stated=session.policy.execution.shapes,
+        profiles=profiles,
+        decisions=observed.decisions,
     )
 
 
@@ -148,11 +203,13 @@ def measure(run: Callable[[], Any], runs: int) -> Latency:
     """
     for _ in range(_WARM):
         run()
+    moment("the session's warm-up runs")
     times = []
     for _ in range(runs):
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e6)
+    moment("the session's timed runs")
     times.sort()
     return Latency(
         median_us=times[len(times) // 2],

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
 from xpuruntime.runtime.open_sessions import note_bound, note_open
 
@@ -115,6 +115,8 @@ class InferenceSession:
     ) -> None:
         self._loaded: LoadedModel | None = None
         self.run: Callable[..., dict[str, Any]] = closed
+        #: What the last binding said of its CUDA graph.
+        self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
         told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
         asked, self.plan, self._machine, stated = plan_asked(
@@ -211,7 +213,13 @@ class InferenceSession:
         InputError
             A buffer has the wrong name, dtype, shape, device or layout.
         """
-        binding = self._open().bind(inputs, outputs, stream)
+        try:
+            binding = self._open().bind(inputs, outputs, stream)
+        except XpuRuntimeError as error:
+            if not isinstance(error, InputError) and self.policy.execution.cuda_graph == "require":
+                self._bound = str(error)
+            raise
+        self._bound = binding.graph
         note_bound(self, binding)
         return binding
 

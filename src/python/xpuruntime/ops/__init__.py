@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from xpuruntime.ops.ambient import current_policy, use_policy
 from xpuruntime.ops.attention import attention, attention_backward
-from xpuruntime.ops.conv import conv2d
+from xpuruntime.ops.conv import conv2d, conv2d_input_gradient, conv2d_weight_gradient
 from xpuruntime.ops.decision_log import clear_decisions, decisions
 from xpuruntime.ops.listing import KernelInfo, kernels
 from xpuruntime.ops.matmul import matmul
@@ -24,6 +24,8 @@ __all__ = [
     "attention_backward",
     "clear_decisions",
     "conv2d",
+    "conv2d_input_gradient",
+    "conv2d_weight_gradient",
     "current_policy",
     "decisions",
     "kernels",

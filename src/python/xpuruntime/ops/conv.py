@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Convolution."""
+"""Convolution and its gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xpuruntime.ops.ambient import place
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["conv2d"]
+__all__ = ["conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"]
 
 
 def conv2d(
@@ -64,12 +64,115 @@ def conv2d(
         As for `matmul`.
     """
     here = place(policy, kernel, "conv")
-    pads = _integers(padding, "padding", (1, 2, 4))
     return _core.op_conv2d(
-        here, x, weight, bias, out, (_integers(stride, "stride", (1, 2)) * 2)[:2], (pads * 4)[:4],
-        (_integers(dilation, "dilation", (1, 2)) * 2)[:2], _integers(groups, "groups", (1,)), activation,
-        phase, stream,
+        here, x, weight, bias, out, *_window(stride, padding, dilation, groups), activation, phase, stream
+    )
+
+
+def conv2d_input_gradient(
+    grad_out: Any,
+    weight: Any,
+    input_size: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    grad_x: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `conv2d` for x.
+
+    Parameters
+    ----------
+    grad_out : array [batch, out_channels, out_height, out_width]
+        Gradient that arrives at the output; of an activation, take its gradient first.
+    weight, stride, padding, dilation, groups
+        What the forward was given.
+    input_size : int or (int, int)
+        Height and width of x, which the other shapes leave open where the stride is not 1.
+    grad_x : array, optional
+        Where to write.
+    kernel, policy, stream
+        As for `matmul`; the key of a policy is ``conv``, and rules see the phase ``"backward"``.
+
+    Returns
+    -------
+    array [batch, channels, height, width]
+        Channels last in memory where `grad_out` is.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = place(policy, kernel, "conv")
+    return _core.op_conv2d_input_gradient(
+        here, grad_out, weight, grad_x, (_integers(input_size, "input_size", (1, 2)) * 2)[:2],
+        *_window(stride, padding, dilation, groups), stream,
     )  # fmt: skip
+
+
+def conv2d_weight_gradient(
+    grad_out: Any,
+    x: Any,
+    kernel_size: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    grad_weight: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `conv2d` for weight.
+
+    That for the bias needs no kernel: it is the sum of `grad_out` over all dimensions but the second.
+
+    Parameters
+    ----------
+    grad_out : array [batch, out_channels, out_height, out_width]
+        Gradient that arrives at the output; of an activation, take its gradient first.
+    x, stride, padding, dilation, groups
+        What the forward was given.
+    kernel_size : int or (int, int)
+        Height and width of the kernel.
+    grad_weight : array, optional
+        Where to write.
+    kernel, policy, stream
+        As for `matmul`; the key of a policy is ``conv``, and rules see the phase ``"backward"``.
+
+    Returns
+    -------
+    array [out_channels, channels / groups, kernel_height, kernel_width]
+        Channels last in memory where `x` is.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = place(policy, kernel, "conv")
+    return _core.op_conv2d_weight_gradient(
+        here, grad_out, x, grad_weight, (_integers(kernel_size, "kernel_size", (1, 2)) * 2)[:2],
+        *_window(stride, padding, dilation, groups), stream,
+    )  # fmt: skip
+
+
+def _window(
+    stride: int | Sequence[int], padding: int | Sequence[int], dilation: int | Sequence[int], groups: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return how the kernel moves over an image, as `_core` takes it."""
+    return (
+        (_integers(stride, "stride", (1, 2)) * 2)[:2],
+        (_integers(padding, "padding", (1, 2, 4)) * 4)[:4],
+        (_integers(dilation, "dilation", (1, 2)) * 2)[:2],
+        _integers(groups, "groups", (1,)),
+    )
 
 
 def _integers(given: int | Sequence[int], name: str, counts: tuple[int, ...]) -> tuple[int, ...]:

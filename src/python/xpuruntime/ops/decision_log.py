@@ -13,7 +13,7 @@ from xpuruntime import _core
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Candidate", "Decision", "Decisions", "clear_decisions", "decisions"]
+__all__ = ["Candidate", "Decision", "Decisions", "clear_decisions", "decisions", "recorded"]
 
 Source = Literal["pinned", "rule", "tuned", "first", "fallback"]
 
@@ -132,8 +132,8 @@ class Decisions(tuple[Decision, ...]):
 def decisions() -> Decisions:
     """Return the distinct decisions of this process, oldest first; a tuple that ``print`` shows as tables.
 
-    At most 10,000 are kept; ``_core`` serves later ones without recording them. Nodes of instrumented passes, those of
-    `InferenceSession.explain`, have ``#pass-`` and the number of the pass after their names.
+    At most 10,000 are kept; ``_core`` serves later ones without recording them. What is decided in an instrumented
+    pass, that of `InferenceSession.explain`, is in its report and not among them.
 
     Examples
     --------
@@ -144,7 +144,12 @@ def decisions() -> Decisions:
     >>> xrt.decisions()[-1].chosen
     'cpu.reference'
     """
-    return Decisions(msgspec.convert(one, Decision) for one in _core.Dispatcher.instance().decisions())
+    return recorded(_core.Dispatcher.instance())
+
+
+def recorded(log: _core.DecisionLog | _core.Dispatcher) -> Decisions:
+    """Return the decisions of a log, oldest first."""
+    return Decisions(msgspec.convert(one, Decision) for one in log.decisions())
 
 
 def clear_decisions() -> None:

@@ -44,7 +44,10 @@ def _compile(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
 
 
 def compile_placed(
-    policy: KernelPolicy, placed: Iterable[tuple[int, KernelRule]], enforcement: str
+    policy: KernelPolicy,
+    placed: Iterable[tuple[int, KernelRule]],
+    enforcement: str,
+    log: _core.DecisionLog | None = None,
 ) -> _core.KernelRules:
     """Return the short forms of a policy compiled with other rules than its own, each with the place it goes back to.
 
@@ -54,6 +57,8 @@ def compile_placed(
     placed : iterable of (int, KernelRule)
         Decisions name a rule by its place: ``"kernels.rules[0]"``.
     enforcement : {"prefer", "strict"}
+    log : DecisionLog, optional
+        Where decisions are recorded, instead of the log of the process.
     """
     rules = [
         {"match": _match(rule.match), "use": _words(rule.use), "source": f"kernels.rules[{place}]"}
@@ -65,7 +70,7 @@ def compile_placed(
         for op, kernel in policy.preferences.items()
     ]
     return _core.KernelRules(
-        rules=rules, defaults=defaults, enforcement=enforcement, auto_strategy=policy.auto_strategy
+        rules=rules, defaults=defaults, enforcement=enforcement, auto_strategy=policy.auto_strategy, log=log
     )
 
 

@@ -92,6 +92,9 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "torch.efficient": (("attention",), "PyTorch's memory-efficient attention"),
     "torch.cudnn": (("attention",), "cuDNN's attention as PyTorch calls it"),
     "torch.math": (("attention",), "PyTorch's unfused attention"),
+    "torch.flex_triton": (("attention",), "flex_attention by its Triton kernel, compiled"),
+    "torch.flex_decode": (("attention",), "flex_attention by its Triton kernel for few queries, compiled"),
+    "torch.flex_flash": (("attention",), "flex_attention by FlashAttention 4, compiled"),
     "torch.layer_norm": (("layer_norm",), "PyTorch's layer norm"),
     "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
 }

@@ -119,7 +119,8 @@ def held_for(kernel: str, under: Held | None) -> Held:
     if found is None:
         kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
-        found = Held(base.replace(kernels=kernels, mode=base.mode if kernel.endswith("?") else "strict"))
+        mode = base.mode if kernel.endswith("?") else "strict"
+        found = Held(base.replace(kernels=kernels, mode=mode), None if under is None else under.log)
         with _pins_lock:
             if len(_pins) >= _MOST:
                 _pins.clear()
@@ -288,6 +289,7 @@ def _settle(
     """
     ours = [] if call.unfit or call.dropout_p > 0 else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
     best: str | None = route.kernel
+    times: tuple[tuple[str, float], ...] = ()
     if call.backward:  # of a graph that has our operator: the forward is done
         best = ours[0] if ours else route.kernel
     elif ours:
@@ -297,7 +299,9 @@ def _settle(
         }
         candidates = [(route.kernel, lambda: _do_natively(call, natively))]
         candidates += [(id_, lambda place=place: _do_ours(call, place)) for id_, place in places.items()]  # type: ignore[misc]
-        best = tuning.pick(held, "attention", f"{_text_of(call)};deterministic={exact}", candidates, call.q.device)
+        text = f"{_text_of(call)};deterministic={exact}"
+        best = tuning.pick(held, "attention", text, candidates, call.q.device)
+        times = tuning.measured("attention", text, call.q.device)
     if best is None:
         held.keep(key, None)
         return route
@@ -306,7 +310,7 @@ def _settle(
         place = held.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     found = Route(
         "attention", route.asked, route.source, best, place=place, passed_over=route.passed_over, module=route.module,
-        phase=route.phase, tuned=True,
+        phase=route.phase, tuned=True, times=times,
     )  # fmt: skip
     held.keep(key, found)
     return found

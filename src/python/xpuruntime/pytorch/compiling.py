@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 import sys
 import threading
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch import flex_choices
 from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_settings
+from xpuruntime.pytorch.importing import WhenImported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ _TAG = "xpuruntime-"
 _lock = threading.Lock()
 #: What compiled code depends on, of the policy that held last.
 _last: tuple[Any, ...] | None = None
-_watched: list[_Watched | _WhenImported] = []
+_watched: list[_Watched | WhenImported] = []
 _said: set[tuple[int, Escape]] = set()
 
 
@@ -62,6 +63,7 @@ def policy_changed(held: Held | None) -> None:
 
         built_in += __version__  # its operators are in the code that is kept, with their arguments
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
+    flex_choices.forget()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
@@ -116,42 +118,12 @@ class _Watched:
             setattr(self._owner, self._name, self._before)
 
 
-class _WhenImported:
-    """Calls something with a module of PyTorch's once it is imported, since importing it takes seconds."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name = name
-        self._then = then
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module, as the import system asks."""
-        del path, target
-        if name != self._name:
-            return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_tell(module: Any) -> None:
-                load(module)
-                self._then(module)
-
-            spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
-        return spec
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-
 def _watch() -> None:
     """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
     _watched.append(_Watched(torch._TorchCompileInductorWrapper, "__call__", _check_compile))
     loaded = sys.modules.get("torch._inductor")
     if loaded is None:
-        _watched.append(_WhenImported("torch._inductor", _watch_aot))
+        _watched.append(WhenImported("torch._inductor", _watch_aot))
     else:
         _watch_aot(loaded)
 

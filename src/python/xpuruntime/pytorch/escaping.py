@@ -36,6 +36,7 @@ class Escape(NamedTuple):
     fix: str
 
 
+_NO_OPTIONS = "this PyTorch puts the options of flex_attention together where no policy can reach them"
 _STATIC = "code in C++ calls PyTorch's own kernel directly, past its dispatcher"
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
@@ -109,14 +110,25 @@ def escapes_of_modules(held: Held, module: torch.nn.Module) -> list[Escape]:
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
     """Return what escapes of a graph that Dynamo has captured."""
-    if "matmul" not in held.ops:
-        return []
     found = []
+    flex = "flex_options" in held.overrides and not flex_options_are_ours()
     for node in getattr(getattr(graph, "graph", None), "nodes", ()):
         name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+        if flex and name == "flex_attention":
+            fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
+            found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
+        if "matmul" not in held.ops:
+            continue
         if name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell"):
             found.append(_recurrent(str(node.name)))
     return found
+
+
+def flex_options_are_ours() -> bool:
+    """Say whether a policy gives calls of flex_attention that are being compiled their option for the kernel."""
+    from xpuruntime.pytorch.overriding.registry import installed
+
+    return any(name.endswith("._apply_kernel_options") for name in installed())
 
 
 def escapes_of_settings(held: Held, options: Mapping[str, Any]) -> list[Escape]:

@@ -13,6 +13,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.attention_entries import SDPA
 from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 
     import torch
 
+    from xpuruntime import _core
     from xpuruntime.policies import Policy
+    from xpuruntime.pytorch.attention_entries import EntryPoint
 
 __all__ = ["Held", "current", "forget_tuned", "holding", "set_global", "version"]
 
 _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
 _MOST = 16384
+#: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
+_ENTRIES = frozenset(("flex_attention", "flex_options", "varlen_attn"))
+_FREE = frozenset(("auto", "torch", "torch.sdpa"))
 
 
 class Held:
@@ -36,6 +42,8 @@ class Held:
     Parameters
     ----------
     policy : Policy
+    log : DecisionLog, optional
+        Where the core records what it decides under it, instead of the log of the process.
 
     Attributes
     ----------
@@ -44,6 +52,11 @@ class Held:
     ops : frozenset of str
         Operations whose calls the policy decides one by one; what it settles by PyTorch's own switches, or leaves
         alone, is not among them.
+    overrides : frozenset of str
+        What of `xpuruntime.pytorch.overriding.registry` the policy needs: `ops`, and the functions for attention that
+        no switch settles.
+    attention_words : frozenset of str
+        All that it asks for in attention, in its short form and its rules.
     strict : bool
     by_phase, by_module : bool
         Whether some rule asks for it; otherwise nobody needs to find it out.
@@ -53,9 +66,10 @@ class Held:
         From a key that an override makes of its arguments to the route; read without a lock.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None) -> None:
         kernels = policy.kernels
         self.policy = policy
+        self.log = log
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -64,10 +78,21 @@ class Held:
         self.by_call = self.by_phase or self.by_module
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
+        self.attention_words = self._words("attention")
+        self.overrides = self.ops | (_ENTRIES if self.attention_words - _FREE else frozenset())
         self.routes: dict[Any, Route] = {}
         self._places: dict[Any, Place] = {}
         self._lock = threading.RLock()
         self._warned: set[tuple[Any, ...]] = set()
+
+    def apart(self, log: _core.DecisionLog) -> Held:
+        """Return the same policy once more, with routes of its own, whose decisions are recorded in `log` alone.
+
+        What this one has warned of is not said again.
+        """
+        other = Held(self.policy, log)
+        other._warned, other._lock = self._warned, self._lock
+        return other
 
     def _decides(self, op: str) -> bool:
         from xpuruntime.pytorch.switches import settled_by_switches
@@ -80,6 +105,11 @@ class Held:
         if words is None:
             return self.tunes
         return not settled_by_switches(self.policy, op)
+
+    def _words(self, op: str) -> frozenset[str]:
+        kernels = self.policy.kernels
+        uses = [kernels.get(op), *(rule.use for rule in kernels.rules if rule.match.op in (None, op))]
+        return frozenset(word for use in uses if use for word in ((use,) if isinstance(use, str) else use))
 
     def circumstances(self) -> tuple[str, str]:
         """Return phase and module of the call that runs in this thread; empty where no rule asks for it."""
@@ -104,6 +134,7 @@ class Held:
         doing: str = "",
         natives: tuple[str, ...] | None = None,
         unable: str = "",
+        entry: EntryPoint | None = None,
         **sizes: int,
     ) -> Route:
         """Return the route for calls of one kind, found once and kept under `key`.
@@ -127,6 +158,8 @@ class Held:
             Ids of PyTorch's kernels that can serve this operator; default: all of the operation.
         unable : str, optional
             Why no kernel of ours can serve these calls.
+        entry : EntryPoint, optional
+            Of attention, the function that is called; default: `SDPA`.
         **sizes
             ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
 
@@ -144,23 +177,26 @@ class Held:
             "node": module or None,
             **sizes,
         }
+        if entry is None and op == "attention":
+            entry = SDPA
+        default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None
         for word in asked:
-            reason = skipped.get(word) or self._cannot(word, op, device, natives, unable)
+            reason = skipped.get(word) or self._cannot(word, op, device, natives, unable, entry)
             if reason:
                 passed_over.append((word, reason))
                 continue
-            kernel, place = self._resolve(op, word, source, module, allow_tf32, deterministic)
+            kernel, place = self._resolve(op, word, source, module, allow_tf32, deterministic, entry)
             found = Route(
                 op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
             )
-            found.open = self.tunes and word == "auto"
+            found.open = self.tunes and word == "auto" and entry in (None, SDPA)
             break
         if found is None:
-            found = Route(op, asked, source, DEFAULT_ID[op], passed_over=tuple(passed_over), module=module, phase=phase)
+            found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
                 raise refuse(found, doing or op)
             self._warn(found, doing)
@@ -173,9 +209,20 @@ class Held:
         self.keep(key, found)
         return found
 
-    def _cannot(self, word: str, op: str, device: torch.device, natives: tuple[str, ...] | None, unable: str) -> str:
+    def _cannot(
+        self,
+        word: str,
+        op: str,
+        device: torch.device,
+        natives: tuple[str, ...] | None,
+        unable: str,
+        entry: EntryPoint | None,
+    ) -> str:
         """Return why a word can never serve on a device, or nothing."""
-        native = NATIVE_WORDS[op].get(word)
+        reason = "" if entry is None else entry.reason_against(word)
+        if reason:
+            return reason
+        native = (NATIVE_WORDS[op] if entry is None else entry.words).get(word)
         if native is not None:
             if natives is not None and native not in natives:
                 return f"this operator does not run by {native}"
@@ -191,8 +238,9 @@ class Held:
             found = self._places.get(key)
             if found is None:
                 found = self._places[key] = place_for(
-                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32, deterministic=deterministic
-                )
+                    self.policy, op, (word,), source, module=module, allow_tf32=allow_tf32,
+                    deterministic=deterministic, log=self.log,
+                )  # fmt: skip
         return found
 
     def keep(self, key: Any, route: Route | None) -> None:
@@ -214,13 +262,20 @@ class Held:
         gates.forget()
 
     def _resolve(
-        self, op: str, word: str, source: str, module: str, allow_tf32: bool, deterministic: bool
+        self,
+        op: str,
+        word: str,
+        source: str,
+        module: str,
+        allow_tf32: bool,
+        deterministic: bool,
+        entry: EntryPoint | None,
     ) -> tuple[str, Place | None]:
-        native = NATIVE_WORDS[op].get(word)
+        native = (NATIVE_WORDS[op] if entry is None else entry.words).get(word)
         if native is not None:
             return native, None
         if word == "auto":
-            return DEFAULT_ID[op], None
+            return DEFAULT_ID[op] if entry is None else entry.default, None
         return word, self.place(op, word, source, module, allow_tf32=allow_tf32, deterministic=deterministic)
 
     def refused(self, route: Route, error: Exception) -> tuple[tuple[str, str], ...]:

@@ -118,8 +118,9 @@ def with_bytes(work: Iterable[DeviceWork], known: dict[int, list[tuple[float, in
     for one in work:
         if one.kind in ("copy", "fill"):
             _, size = next(waiting.get(one.correlation, iter(())), (0.0, one.bytes))
-            one = one._replace(bytes=size)  # noqa: PLW2901
-        result.append(one)
+            result.append(one._replace(bytes=size))
+        else:
+            result.append(one)
     return result
 
 

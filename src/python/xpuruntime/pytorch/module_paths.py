@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "inside", "require", "running", "traced"]
+__all__ = ["current", "give_back", "in_dynamo", "inside", "require", "running", "traced"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
@@ -71,18 +71,23 @@ def give_back() -> None:
             _nodes.clear()
 
 
-def current() -> str:
+def current(*, recorded: bool | None = None) -> str:
     """Return the path of the module that a call in this thread belongs to; empty where it is not known.
 
     In a forward that is the innermost module that runs, named from the outermost one that was called. In a backward it
     is the module whose forward made the node of autograd that runs, where an overridden operator made it.
+
+    Parameters
+    ----------
+    recorded : bool, optional
+        Whether the call has just made a node of autograd; default: whether gradients are being recorded.
     """
     node = torch._C._current_autograd_node()
     paths = _stack.paths
     if node is not None and not paths:
         return _nodes.get(node._sequence_nr(), "")
     path = paths[-1] if paths else ""
-    if path and torch.is_grad_enabled():
+    if path and (torch.is_grad_enabled() if recorded is None else recorded):
         # The node of this call was made just before it; its number is the one before the next.
         _nodes[torch.autograd._get_sequence_nr() - 1] = path
         if len(_nodes) > _MOST:
@@ -97,9 +102,22 @@ def traced() -> str:
     Named from the outermost module that is running or traced.
     """
     stack = traceback.get_current_meta().get("nn_module_stack") if traceback.has_preserved_node_meta() else None
-    if not stack:
-        return ""
-    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(stack.values()))))
+    return _traced(stack) if stack else ""
+
+
+def in_dynamo() -> str:
+    """Return the path of the module whose code Dynamo follows now, as `traced` does; the outer one if it follows none.
+
+    For what Dynamo itself calls while it traces.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    stack = InstructionTranslator.current_tx().output.current_tx.nn_module_stack
+    return _traced(stack) if stack else running()
+
+
+def _traced(stack: Mapping[str, Any]) -> str:
+    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
     inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")

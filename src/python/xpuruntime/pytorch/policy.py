@@ -52,7 +52,7 @@ class InForce:
             if torch.backends.cuda.is_built():
                 plain_graphs.require()
                 self._plain_graphs = True
-            self._ops = registry.require(held.ops)
+            self._ops = registry.require(held.overrides)
         except BaseException:
             self.release()
             raise
@@ -84,7 +84,7 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
     with _lock:
         before = _in_force
         # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it.
-        kept = () if before is None else registry.require(before.held.ops)
+        kept = () if before is None else registry.require(before.held.overrides)
         if before is not None:
             # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
             holds.set_global(None)

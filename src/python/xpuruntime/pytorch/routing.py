@@ -71,6 +71,8 @@ class Route:
         Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
     tuned : bool
         Whether measured times made the choice.
+    times : tuple of (str, float)
+        Those that made it, in microseconds: of PyTorch's own kernel, and of kernels of ours or all of them, ``"auto"``.
     plan : object
         What the override has worked out for these calls and keeps here.
     quick : bool
@@ -78,7 +80,8 @@ class Route:
     """
 
     __slots__ = (
-        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "tuned",
+        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
+        "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,7 @@ class Route:
         module: str = "",
         phase: str = "",
         tuned: bool = False,
+        times: tuple[tuple[str, float], ...] = (),
     ) -> None:
         self.op = op
         self.asked = asked
@@ -103,6 +107,7 @@ class Route:
         self.module = module
         self.phase = phase
         self.tuned = tuned
+        self.times = times
         self.open = False
         self.plan: Any = None
         self.quick = False
@@ -134,12 +139,25 @@ def words_of(policy: Policy, op: str, **facts: Any) -> tuple[tuple[str, ...], st
 
 
 def place_for(
-    policy: Policy, op: str, words: Sequence[str], source: str, *, module: str, allow_tf32: bool, deterministic: bool
+    policy: Policy,
+    op: str,
+    words: Sequence[str],
+    source: str,
+    *,
+    module: str,
+    allow_tf32: bool,
+    deterministic: bool,
+    log: _core.DecisionLog | None = None,
 ) -> Place:
-    """Return where `_core`'s operations stand that must be served by one of `words`: others refuse the call."""
+    """Return where `_core`'s operations stand that must be served by one of `words`: others refuse the call.
+
+    Decisions are recorded in `log`; without one, in that of the process.
+    """
     prepare()
     default = {"match": {"op": op}, "use": list(words), "source": source}
-    rules = _core.KernelRules(defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy)
+    rules = _core.KernelRules(
+        defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log
+    )
     site = _core.CallSite(rules, module=module)
     return Place(
         site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={}, below_autograd=True

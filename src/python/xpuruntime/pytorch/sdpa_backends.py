@@ -15,10 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ["BACKENDS", "Settings", "by_backend", "give_back", "read", "reason_against", "settle_order", "write"]
+__all__ = [
+    "BACKENDS",
+    "Settings",
+    "by_backend",
+    "give_back",
+    "kernels_in",
+    "read",
+    "reason_against",
+    "settle_order",
+    "write",
+]
 
 #: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).
 BACKENDS = {"torch.math": 0, "torch.flash": 1, "torch.efficient": 2, "torch.cudnn": 3}
+
+#: Id of a kernel of PyTorch's to what the names of the operators have that run it.
+_MARKS = {
+    "torch.math": "_attention_math",
+    "torch.flash": "_flash_attention",
+    "torch.efficient": "_efficient_attention",
+    "torch.cudnn": "_cudnn_attention",
+}
 
 _GETTERS = (
     torch._C._get_math_sdp_enabled,
@@ -99,6 +117,17 @@ def give_back(before: Settings, ours: Settings) -> None:
 def _enable(enabled: Iterable[bool]) -> None:
     for set_one, value in zip(_SETTERS, enabled, strict=True):
         set_one(value)
+
+
+def kernels_in(operators: Iterable[str]) -> dict[str, str]:
+    """Return those operators that run attention, each with the id of its kernel.
+
+    Parameters
+    ----------
+    operators : iterable of str
+        As the profiler has them: ``"aten::_scaled_dot_product_flash_attention"``.
+    """
+    return {name: kernel for name in operators for kernel, mark in _MARKS.items() if mark in name}
 
 
 class by_backend:  # noqa: N801 - used like a function

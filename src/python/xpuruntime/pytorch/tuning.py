@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.tuning_cache import TuningCache
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["may_measure", "measuring", "pick", "replayed", "settle"]
+__all__ = ["may_measure", "measured", "measuring", "pick", "replayed", "settle"]
 
 #: How much faster than PyTorch's own kernel another has to be, as a fraction, so that noise decides nothing.
 _MARGIN = 0.03
@@ -120,7 +120,8 @@ def settle(
     """
     place = held.place(route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic)
     candidates = [(route.kernel, native), ("auto", lambda: ours(place))]
-    best = pick(held, route.op, f"{text};tf32={allow_tf32};deterministic={deterministic}", candidates, device)
+    text = f"{text};tf32={allow_tf32};deterministic={deterministic}"
+    best = pick(held, route.op, text, candidates, device)
     if best is None:
         held.keep(key, None)
         return route
@@ -134,6 +135,7 @@ def settle(
         module=route.module,
         phase=route.phase,
         tuned=True,
+        times=measured(route.op, text, device),
     )
     held.keep(key, found)
     return found
@@ -171,8 +173,7 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     versions of PyTorch, its libraries and this one.
     """
     del held
-    eager = device.type != "cuda" or _replays == 0
-    mark = (op, f"{key};{_device_name(device)}", eager)
+    mark = _mark(op, key, device)
     times = _known.get(mark)
     if times is None:
         times = _stored(mark, [name for name, _ in candidates])
@@ -189,12 +190,21 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
                         marks.mark("tuning", f"{op}: {key}", candidates=names),
                         torch.profiler.record_function(marks.TUNING),
                     ):
-                        times = _known[mark] = _measure(candidates, device, eager)
+                        times = _known[mark] = _measure(candidates, device, mark[2])
                 finally:
                     _here.measuring = False
                 _keep(mark, times)
     _known[mark] = times
     return _best(times, candidates[0][0])
+
+
+def measured(op: str, key: str, device: Any) -> tuple[tuple[str, float], ...]:
+    """Return the ids and the microseconds that `pick` chooses by, as far as they are known; its arguments."""
+    return tuple(_known.get(_mark(op, key, device), {}).items())
+
+
+def _mark(op: str, key: str, device: Any) -> tuple[str, str, bool]:
+    return op, f"{key};{_device_name(device)}", device.type != "cuda" or _replays == 0
 
 
 def _best(times: dict[str, float], native: str) -> str:

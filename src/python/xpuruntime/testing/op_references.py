@@ -6,8 +6,8 @@ Every function returns one `Expected` for each result. With ``u`` the unit round
 2^-24, 2^-11, 2^-8 for fp64, fp32, fp16, bf16), ``u_out`` that of the result, ``u_in`` that of the inputs and ``u_acc``
 that of the sums (2^-53 for fp64 inputs, else 2^-24), the bounds are
 
-* products (matmul, convolution): ``u_out |y| + (k + 64) u_acc (sum |a| |b| + |bias|)``, k terms a sum; an activation
-  has a slope below 1.13 and adds ``16 u_acc (1 + |its argument|)``;
+* products (matmul, convolution and its gradients): ``u_out |y| + (k + 64) u_acc (sum |a| |b| + |bias|)``, k terms a
+  sum; an activation has a slope below 1.13 and adds ``16 u_acc (1 + |its argument|)``;
 * products of float8 on NVIDIA GPUs before compute capability 10: their tensor cores bring the products that one
   instruction adds to the exponent of the largest and keep about 14 bits of each, and only some instructions later the
   sum goes to fp32 (what cuBLAS calls fast accumulation leaves even that out). So ``2^-12 sum |a| |b|`` more, for
@@ -29,17 +29,20 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "EXTRA",
     "FP8_SUMS",
     "ROUNDOFF",
     "Expected",
     "attention",
     "attention_backward",
     "conv2d",
+    "expect",
     "in_precision_of",
     "matmul",
     "norm",
     "norm_backward",
     "round_to",
+    "sums_roundoff",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -60,7 +63,8 @@ _FORMATS = {
 }
 #: Below this, rounding is absolute: half of the smallest number.
 _TINIEST = {"float64": 0.0, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134, "float8_e4m3fn": 2.0**-10}
-_EXTRA = 64
+#: Terms that a sum may have more than its products.
+EXTRA = 64
 
 #: Error of the sums of float8 products on GPUs that add them with about 14 bits, as a part of ``sum |a| |b|``.
 FP8_SUMS = 2.0**-12
@@ -103,11 +107,12 @@ def round_to(values: Array, dtype: str) -> Array:
     return np.where(np.abs(rounded) > largest, np.copysign(np.inf, values), rounded)
 
 
-def _sums(dtype: str) -> float:
+def sums_roundoff(dtype: str) -> float:
+    """Return the relative error of one rounding in the sums of products of a dtype."""
     return ROUNDOFF["float64" if dtype == "float64" else "float32"]
 
 
-def _expect(name: str, values: Array, error: Array, dtype: str) -> Expected:
+def expect(name: str, values: Array, error: Array, dtype: str) -> Expected:
     """Add the rounding of the result itself. What lies beyond the dtype becomes infinite."""
     values, error = np.broadcast_arrays(np.asarray(values, np.float64), np.asarray(error, np.float64))
     with np.errstate(invalid="ignore"):
@@ -132,7 +137,7 @@ def _activate(values: Array, activation: str | None) -> Any:
 def _finish(values: Array, sizes: Array, terms: int, bias: Array | None, activation: str | None, u: float) -> Any:
     if bias is not None:
         values, sizes = values + bias, sizes + np.abs(bias)
-    error = (terms + _EXTRA) * u * sizes
+    error = (terms + EXTRA) * u * sizes
     if activation is not None:
         error = 1.13 * error + (0.0 if activation == "relu" else 16 * u * (1 + np.abs(values)))
     return _activate(values, activation), error
@@ -144,8 +149,8 @@ def matmul(
     """Return ``activation(scale * a @ b + bias)``; `scale` is the product of the scales of float8 inputs."""
     with np.errstate(invalid="ignore"):
         values, sizes = scale * (a @ b), abs(scale) * (np.abs(a) @ np.abs(b))
-        values, error = _finish(values, sizes, a.shape[-1], bias, activation, _sums(dtype))
-    found = _expect("out", values, error, out_dtype)
+        values, error = _finish(values, sizes, a.shape[-1], bias, activation, sums_roundoff(dtype))
+    found = expect("out", values, error, out_dtype)
     return [replace(found, fp8_sizes=1.13 * sizes) if dtype.startswith("float8") else found]
 
 
@@ -184,8 +189,8 @@ def conv2d(
     shape = (images, outputs, out_height, out_width)
     shift = None if bias is None else bias[:, None, None]
     terms = weight[0].size if outputs else 0
-    done, error = _finish(values.reshape(shape), sizes.reshape(shape), terms, shift, activation, _sums(dtype))
-    return [_expect("out", done, error, dtype)]
+    done, error = _finish(values.reshape(shape), sizes.reshape(shape), terms, shift, activation, sums_roundoff(dtype))
+    return [expect("out", done, error, dtype)]
 
 
 def in_precision_of(dtype: str, value: float) -> float:
@@ -203,7 +208,7 @@ def norm(
     dtype: str,
 ) -> list[Expected]:
     """Return out, sum (with a residual), mean (of a layer norm) and rstd."""
-    u, eps = _sums(dtype), in_precision_of(dtype, eps)
+    u, eps = sums_roundoff(dtype), in_precision_of(dtype, eps)
     s = x if residual is None else x + residual
     mean = np.zeros((*s.shape[:-1], 1)) if rms else s.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt(((s - mean) ** 2).mean(-1, keepdims=True) + eps)
@@ -214,13 +219,13 @@ def norm(
     rounded = 0.0 if residual is None else ROUNDOFF[dtype]
     relative = 32 * u * (1 + np.abs(normal)) + 8 * u * reach + 2 * rounded * reach * (1 + np.abs(normal))
     error = np.abs(w) * relative + (0.0 if bias is None else 4 * u * np.abs(bias))
-    found = [_expect("out", values, error, dtype)]
+    found = [expect("out", values, error, dtype)]
     if residual is not None:
-        found.append(_expect("sum", s, np.zeros_like(s), dtype))
+        found.append(expect("sum", s, np.zeros_like(s), dtype))
     off = (8 * u + 2 * rounded) * reach
     if not rms:
-        found.append(_expect("mean", mean[..., 0], (off / rstd)[..., 0], stats_dtype(dtype)))
-    found.append(_expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], stats_dtype(dtype)))
+        found.append(expect("mean", mean[..., 0], (off / rstd)[..., 0], stats_dtype(dtype)))
+    found.append(expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], stats_dtype(dtype)))
     return found
 
 
@@ -241,7 +246,7 @@ def norm_backward(
     weight_dtype: str,
 ) -> list[Expected]:
     """Return the gradients of x, weight (where there is one) and bias, from the statistics given."""
-    u = _sums(dtype)
+    u = sums_roundoff(dtype)
     r = rstd[..., None]
     m = np.zeros_like(r) if mean is None else mean[..., None]
     normal = (x - m) * r
@@ -252,14 +257,14 @@ def norm_backward(
     size_g, size_gx = np.abs(g).mean(-1, keepdims=True), np.abs(g * normal).mean(-1, keepdims=True)
     reach = 1 + np.abs(x).max(-1, keepdims=True, initial=0.0) * r
     error = r * 32 * u * reach * (np.abs(g) + size_g + (1 + np.abs(normal)) * (size_gx + size_g))
-    found = [_expect("grad_x", values, error + 4 * u * np.abs(values), dtype)]
+    found = [expect("grad_x", values, error + 4 * u * np.abs(values), dtype)]
     rows = tuple(range(x.ndim - 1))
-    terms = (int(np.prod(x.shape[:-1])) + _EXTRA) * u
+    terms = (int(np.prod(x.shape[:-1])) + EXTRA) * u
     if weight is not None:
         sizes = (np.abs(grad) * (np.abs(normal) + reach)).sum(rows)
-        found.append(_expect("grad_weight", (grad * normal).sum(rows), terms * sizes, weight_dtype))
+        found.append(expect("grad_weight", (grad * normal).sum(rows), terms * sizes, weight_dtype))
     if has_bias:
-        found.append(_expect("grad_bias", grad.sum(rows), terms * np.abs(grad).sum(rows), weight_dtype))
+        found.append(expect("grad_bias", grad.sum(rows), terms * np.abs(grad).sum(rows), weight_dtype))
     return found
 
 
@@ -278,7 +283,7 @@ def _spread(kv: Array, heads: int) -> Array:
 
 
 def _weigh(q: Array, k: Array, mask: Array | None, causal: str | None, scale: float, dtype: str) -> _Weights:
-    u = _sums(dtype)
+    u = sums_roundoff(dtype)
     rows, columns = q.shape[2], k.shape[2]
     scores = scale * q @ k.swapaxes(-1, -2)
     sizes = (q.shape[3] + 16) * u * abs(scale) * (np.abs(q) @ np.abs(k).swapaxes(-1, -2))
@@ -296,7 +301,7 @@ def _weigh(q: Array, k: Array, mask: Array | None, causal: str | None, scale: fl
         lse = np.log(total) + np.where(np.isinf(top), 0.0, top)
     finite = np.where(np.isinf(lse), 0.0, np.abs(lse))
     wrong = sizes.max(-1, keepdims=True, initial=0.0) + 8 * u * (1 + finite) + 2.0**-24 * finite * (dtype != "float64")
-    error = 2 * wrong + 2 * (ROUNDOFF[dtype] if dtype in ("float16", "bfloat16") else 0.0) + (columns + _EXTRA) * u
+    error = 2 * wrong + 2 * (ROUNDOFF[dtype] if dtype in ("float16", "bfloat16") else 0.0) + (columns + EXTRA) * u
     return _Weights(powers / np.where(total == 0, 1.0, total), error, wrong[..., 0], lse[..., 0])
 
 
@@ -317,8 +322,8 @@ def attention(
     values = _spread(v, heads)
     out = weights @ values
     error = found.error * (weights @ np.abs(values))
-    lse = _expect("lse", found.lse, found.score_error, "float32")
-    return [_expect("out", out, error, dtype), lse]
+    lse = expect("lse", found.lse, found.score_error, "float32")
+    return [expect("out", out, error, dtype), lse]
 
 
 def attention_backward(
@@ -333,7 +338,7 @@ def attention_backward(
     dtype: str,
 ) -> list[Expected]:
     """Return the gradients of q, k and v, for an output and an lse that were rounded to their dtypes."""
-    u, u_in = _sums(dtype), ROUNDOFF[dtype]
+    u, u_in = sums_roundoff(dtype), ROUNDOFF[dtype]
     heads = q.shape[1]
     keys, values = _spread(k, heads), _spread(v, heads)
     # float64 kernels take the lse in float32.
@@ -350,13 +355,13 @@ def attention_backward(
     scores = p * (slopes - mean)
     score_error = p * (
         (relative + 2 * u_in * narrow) * np.abs(slopes - mean)
-        + (q.shape[3] + _EXTRA) * u * size
+        + (q.shape[3] + EXTRA) * u * size
         + (2 * u_in + found.error + relative) * of_mean
     )
     # What rounding to the dtype takes from the smallest, before or after they are multiplied with the scale.
     floor = np.where(p > 0, _TINIEST[dtype] if narrow else 0.0, 0.0)
     scores_floor = max(1.0, abs(scale)) * floor
-    rows = (q.shape[2] + _EXTRA) * u
+    rows = (q.shape[2] + EXTRA) * u
 
     def gather(array: Array, kv_heads: int) -> Any:
         if kv_heads in (0, heads):
@@ -364,7 +369,7 @@ def attention_backward(
         return array.reshape(array.shape[0], kv_heads, heads // kv_heads, *array.shape[2:]).sum(2)
 
     grad_q = scale * scores @ keys
-    error_q = abs(scale) * (score_error + (k.shape[2] + _EXTRA) * u * np.abs(scores)) @ np.abs(keys)
+    error_q = abs(scale) * (score_error + (k.shape[2] + EXTRA) * u * np.abs(scores)) @ np.abs(keys)
     error_q = error_q + scores_floor @ np.abs(keys)
     grad_k = scale * scores.swapaxes(-1, -2) @ q
     error_k = abs(scale) * (score_error + rows * np.abs(scores)).swapaxes(-1, -2) @ np.abs(q)
@@ -373,7 +378,7 @@ def attention_backward(
     error_v = (p * f * (relative + rows) + np.where(f > 0, np.maximum(f, 1) * floor, 0)).swapaxes(-1, -2) @ np.abs(grad)
     kv_heads = k.shape[1]
     return [
-        _expect("grad_q", grad_q, error_q, dtype),
-        _expect("grad_k", gather(grad_k, kv_heads), gather(error_k, kv_heads), dtype),
-        _expect("grad_v", gather(grad_v, kv_heads), gather(error_v, kv_heads), dtype),
+        expect("grad_q", grad_q, error_q, dtype),
+        expect("grad_k", gather(grad_k, kv_heads), gather(error_k, kv_heads), dtype),
+        expect("grad_v", gather(grad_v, kv_heads), gather(error_v, kv_heads), dtype),
     ]

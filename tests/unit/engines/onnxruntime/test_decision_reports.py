@@ -155,7 +155,6 @@ def test_rules_with_node_names_hold_in_the_pass(tmp_path: Path) -> None:
         ("MatMul_h",): ("kernels.rules[0]", "cpu.reference", "rule"),
         ("MatMul_y",): ("kernels.rules[1]", "cpu.reference", "rule"),
     }
-    assert "#pass" not in report.to_json()
 
 
 def test_two_sessions_at_once_are_not_mixed(tmp_path: Path) -> None:

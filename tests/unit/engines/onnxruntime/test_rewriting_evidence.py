@@ -42,8 +42,8 @@ def test_a_planted_wrong_pin_is_caught(tmp_path: Path, monkeypatch: pytest.Monke
     """The dispatcher gets other rules than the policy's; its decisions then say that all is as asked."""
     real = applying.session_rules
 
-    def other(policy: Any, nodes: Any, *, strict: bool, mark: str = "") -> Any:
-        return real(xrt.KernelPolicy(matmul="cpu.reference"), nodes, strict=strict, mark=mark)
+    def other(policy: Any, nodes: Any, *, strict: bool, log: Any = None) -> Any:
+        return real(xrt.KernelPolicy(matmul="cpu.reference"), nodes, strict=strict, log=log)
 
     monkeypatch.setattr(applying, "session_rules", other)
     with session(mlp(), tmp_path, kernels={"matmul": "cpu.blas"}) as opened:

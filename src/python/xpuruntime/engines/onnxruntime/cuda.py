@@ -347,6 +347,10 @@ class CudaModel(LoadedModel):
         """Return bytes the provider holds in our pool; empty when it uses its own arena."""
         return {} if self._allocator is None else {"engine": int(self._allocator.stats().current)}
 
+    def graph_refusal(self) -> str | None:
+        """Return why the session was opened without CUDA graphs although the policy prefers them, or ``None``."""
+        return self.graph_refused
+
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
         with self.on_device():

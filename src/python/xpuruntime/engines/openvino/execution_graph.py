@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.openvino.naming import Mention, mentions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Executed", "read_graph"]
 
@@ -49,6 +49,8 @@ class Executed:
         Of the first output, for operations on images.
     size : int or None
         Bytes of the first output, where its shape is fixed.
+    made : int or None
+        Bytes of all outputs, where their shapes are fixed.
     time_us : int or None
         Mean since the model was compiled; ``None`` where nothing had to be done.
     still : bool
@@ -67,6 +69,7 @@ class Executed:
     writes: str | None
     layout: str | None
     size: int | None
+    made: int | None
     time_us: int | None
     still: bool
     above: tuple[str, ...]
@@ -99,7 +102,8 @@ def read_graph(compiled: Any) -> list[Executed]:
                 reads=types.get(above[0]) if above else None,
                 writes=writes,
                 layout=_layout(facts["outputLayouts"]) if kind in _SPATIAL else None,
-                size=_size(operation),
+                size=_size(operation.outputs()[:1]),
+                made=_size(operation.outputs()),
                 time_us=int(time) if time.isdigit() else None,
                 still=kind in _STILL,
                 above=above,
@@ -135,11 +139,14 @@ def _layout(text: str) -> str | None:
     return f"nchw{blocked[1]}c" if blocked else first or None
 
 
-def _size(operation: Any) -> int | None:
-    ports = operation.outputs()
-    if not ports or not ports[0].get_partial_shape().is_static:
+def _size(ports: Sequence[Any]) -> int | None:
+    """Return the bytes of outputs together; ``None`` where there are none, or a shape is not fixed."""
+    if not ports or not all(port.get_partial_shape().is_static for port in ports):
         return None
-    count = 1
-    for size in ports[0].get_shape():
-        count *= int(size)
-    return int(count * ports[0].get_element_type().size)
+    total = 0
+    for port in ports:
+        count = 1
+        for size in port.get_shape():
+            count *= int(size)
+        total += int(count * port.get_element_type().size)
+    return total

@@ -242,11 +242,13 @@ def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.base import Observed
         from xpuruntime.engines.openvino.observing import observe
+        from xpuruntime.evidence.moments import LOADED, moment
 
         try:
             compiled = opener.open({"PERF_COUNT": "YES"})
         except XpuRuntimeError as error:
             return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
+        moment(LOADED)
         return observe(compiled, feeds, runs, opener.info, request=request, settings=settings)
 
     return observer

@@ -19,6 +19,8 @@ from xpuruntime.engines.precision.names import meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.quantisation.style import HEAVY
 from xpuruntime.engines.units import UnitIds, folded_unit, listed
+from xpuruntime.evidence.live_bytes import Step, live_bytes
+from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.settings import Settings
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["observe"]
 
@@ -64,6 +67,7 @@ def observe(
     joiner = _Units(executed, shares, info, device, settings, cold, max(1, runs))
     units = joiner.all()
     notes += joiner.notes
+    ran = [one for one in executed if not one.still]
     return Observed(
         units=tuple(units),
         boundaries=_boundaries(executed, joiner),
@@ -72,7 +76,22 @@ def observe(
         partial=broken,
         run_us=tuple(spent),
         units_us=(sum(unit.time.value for unit in units if unit.time is not None),) if spent else (),
+        live=_live(executed, [(one, unit.id) for one, unit in zip(ran, units, strict=False)]),
     )
+
+
+def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> tuple[LiveBytes, ...]:
+    """Return what is live around each executed node; nothing where a shape is open, so that its size is not told."""
+    steps = []
+    for one, unit in ran:
+        if one.time_us is None and one.kernel is None and one.above:
+            steps.append(Step(unit=unit, reads=one.above, views={one.name: one.above[0]}))
+        elif one.made is None:
+            return ()
+        else:
+            steps.append(Step(unit=unit, reads=one.above, makes={one.name: one.made}))
+    outputs = {name for one in executed if one.kind in ("Output", "Result") for name in one.above}
+    return live_bytes(steps, outputs)
 
 
 def _run(
@@ -96,6 +115,8 @@ def _run(
                 spent.append((time.perf_counter() - start) * 1e6)
             else:
                 cold = {one.name: one.time_us for one in read_graph(compiled) if one.time_us is not None}
+            if number in (0, runs):
+                moment(COUNTED if number else COLD)
     except RuntimeError as error:
         notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
         return cold, spent, True

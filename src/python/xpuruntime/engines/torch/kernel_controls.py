@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.book import Book
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["ABSENT", "NATIVE", "settle_kernels"]
+__all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
@@ -101,7 +101,7 @@ def _add(book: Book, key: str, ops: Sequence[str], words: tuple[str, ...], *, cu
     reasons: dict[str, str] = {}
     served: list[str] = []
     for word in words:
-        why = [_why_not(op, word, cuda=cuda) for op in ops]
+        why = [why_not(op, word, cuda=cuda) for op in ops]
         if all(why):
             reasons[word] = why[0]
         else:
@@ -122,7 +122,7 @@ def _add(book: Book, key: str, ops: Sequence[str], words: tuple[str, ...], *, cu
         book.add(key, ", ".join(served), "enforced", reason)
 
 
-def _why_not(op: str, word: str, *, cuda: bool) -> str:
+def why_not(op: str, word: str, *, cuda: bool) -> str:
     """Return why a kernel can serve no call of an operation on this device; empty where it may."""
     from xpuruntime import _core
     from xpuruntime.ops.ambient import prepare

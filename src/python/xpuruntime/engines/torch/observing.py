@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
@@ -15,15 +15,18 @@ from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
+from xpuruntime.engines.torch.switches import read_back
+from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.records import Time, Unit
+from xpuruntime.evidence.kernel_names import what_name_says
+from xpuruntime.evidence.moments import COLD, COUNTED, moment
+from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
-    from xpuruntime.evidence.records import Control
 
 __all__ = ["observe"]
 
@@ -46,15 +49,17 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
 
     effective = {"execution.engine": "torch", "execution.device": model.device}
     controls = {control.key: control for control in settle(model.request)[1]}
-    for name, value in model.switches().items():
-        effective.update(_READ_BACK[name](value))
-    with torch.no_grad():
+    effective.update(read_back(model.settings, model.switches()))
+    kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls)
+    with torch.no_grad(), kernels.apart():
         if model.settings.mode == "compile":
-            return _opaque(model, tensors, runs, effective, controls)
+            return _opaque(model, tensors, runs, effective, kernels)
         model.call(tensors)
-        watch = _Watch(model)
-        with watch.kernels.watching():
+        moment(COLD)
+        watch = _Watch(model, tensors, kernels)
+        with kernels.watching():
             notes = watch.runs(tensors, runs)
+        moment(COUNTED)
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - watch.order.keys())
     broken = bool(notes)
@@ -65,31 +70,32 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
     return Observed(
         units=units,
         effective=effective,
-        notes=tuple(notes),
+        notes=(*notes, *kernels.notes()),
         partial=broken or bool(missing),
-        keys=watch.kernels.keys(controls, model.request.policy.kernels),
+        keys=kernels.keys(),
+        decisions=kernels.decisions(),
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
+        live=watch.sizes.live({node.name: node for node in nodes}, _results(model.module)),
     )
 
 
-_READ_BACK: dict[str, Callable[[Any], dict[str, str]]] = {
-    "matmul.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.allow_tf32": lambda value: {"execution.tf32": str(bool(value)).lower()},
-    "cudnn.benchmark": lambda _: {},
-    "deterministic_algorithms": lambda value: {
-        "execution.determinism": "torch.use_deterministic_algorithms, for the process" if value else "none"
-    },
-    "num_threads": lambda value: {"execution.threads": str(value)},
-}
+def _results(module: Any) -> tuple[str, ...]:
+    """Return the names of the results inside of an exported program; a module does not tell them."""
+    graph = getattr(module, "graph", None)
+    last = next((node for node in getattr(graph, "nodes", ()) if node.op == "output"), None)
+    return tuple(node.name for node in last.all_input_nodes) if last is not None else ()
 
 
 class _Watch:
     """Runs the program with a mark around each operator."""
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: TorchModel, tensors: Sequence[Any], kernels: PinnedKernels) -> None:
         self._model = model
-        self.kernels = PinnedKernels(model.pins)
+        self.sizes = TensorSizes(model.module, tensors)
+        self.kernels = kernels
+        #: Of each operator in the last run: how often the device ran each kernel.
+        self.launched: dict[str, Counter[str]] = {}
         #: Of the operators that ran, in their order.
         self.order: dict[str, None] = {}
         self.nodes: dict[str, NodeInfo] = {}
@@ -128,6 +134,7 @@ class _Watch:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._edges = []
+                self.sizes.begin()
                 self.nodes = step(self._model, tensors, self._around)
                 if self._model.device != "cpu":
                     torch.cuda.synchronize(self._model.device)
@@ -140,7 +147,10 @@ class _Watch:
         found: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
-                found[event.name[len(_MARK) :]] = _measured(event, cuda=self._model.device != "cpu")
+                name = event.name[len(_MARK) :]
+                found[name] = _measured(event, cuda=self._model.device != "cpu")
+                self.launched[name] = Counter(one.name for inner in _below(event) for one in inner.kernels)
+                self.kernels.ran(name, [inner.name for inner in _below(event)])
         return found
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
@@ -154,7 +164,9 @@ class _Watch:
             result = function()
         self._edges.append(time.perf_counter())
         self.kernels.at("")
-        kinds = {torch_precision(t.dtype) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)}
+        made = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        self.sizes.made(name, made)
+        kinds = {torch_precision(one.dtype) for one in made}
         self.precision[name] = "->".join(sorted(kinds))
         return result
 
@@ -184,6 +196,30 @@ def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[st
     return order, cuda or len(order) < 2 or least[order[0]] >= _CLEAR * least[order[1]]
 
 
+def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, int]) -> tuple[DeviceKernel, ...]:
+    """Return what the device ran for one operator, longest first."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run):
+        kind: Literal["kernel", "copy", "fill"] = "kernel"
+        if name.startswith("Memcpy"):
+            kind = "copy"
+        elif name.startswith("Memset"):
+            kind = "fill"
+        said = what_name_says(name)
+        found.append(
+            DeviceKernel(
+                name=name,
+                kind=kind,
+                count=counts.get(name, 1),
+                us=float(statistics.median(run.get(name, 0.0) for run in runs)),
+                runs=len(runs),
+                tensor_cores=said.tensor_cores,
+                precision=said.precision,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.us))
+
+
 def _only_calls(name: str) -> bool:
     import torch
 
@@ -210,6 +246,7 @@ def _unit(
     times = [run[node.name][0] for run in watch.seen if node.name in run]
     kernels, clear = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
     ours = watch.kernels.kernel(node.name)
+    on_device = [run[node.name][1] for run in watch.seen if node.name in run] if cuda else []
     ran = watch.precision.get(node.name) or None
     asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
     kind: Literal["device", "wall"] = "device" if cuda else "wall"
@@ -225,6 +262,7 @@ def _unit(
         kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
         precision_requested=asked or ran,
         precision_run=ran,
+        device_kernels=_device_kernels(on_device, watch.launched.get(node.name, Counter())),
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
         status="honoured" if times else "unobservable",
     )
@@ -235,16 +273,16 @@ def _opaque(
     tensors: Sequence[Any],
     runs: int,
     effective: dict[str, str],
-    controls: Mapping[str, Control],
+    kernels: PinnedKernels,
 ) -> Observed:
     """Report a compiled program as the one unit it is."""
     import torch
 
     cuda = model.device != "cpu"
     model.call(tensors)
+    moment(COLD)
     times = []
-    watch = PinnedKernels(model.pins)
-    with watch.watching():
+    with kernels.watching():
         model.call(tensors)
     for _ in range(runs):
         start = time.perf_counter()
@@ -252,6 +290,7 @@ def _opaque(
         if cuda:
             torch.cuda.synchronize(model.device)
         times.append((time.perf_counter() - start) * 1e6)
+    moment(COUNTED)
     kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
     ran = kinds.pop() if len(kinds) == 1 else None
     unit = Unit(
@@ -267,7 +306,12 @@ def _opaque(
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
     note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
-    keys = watch.keys(controls, model.request.policy.kernels)
     return Observed(
-        units=(unit,), effective=effective, notes=(note,), keys=keys, run_us=tuple(times), units_us=tuple(times)
+        units=(unit,),
+        effective=effective,
+        notes=(note, *kernels.notes()),
+        keys=kernels.keys(),
+        decisions=kernels.decisions(),
+        run_us=tuple(times),
+        units_us=tuple(times),
     )

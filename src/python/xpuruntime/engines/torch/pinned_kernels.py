@@ -5,159 +5,183 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from xpuruntime import _core
+from xpuruntime.engines.torch.decisions import Deciding
 from xpuruntime.engines.torch.kernel_controls import ABSENT
+from xpuruntime.engines.torch.pinning import words_of
+from xpuruntime.engines.torch.seen_calls import SeenCalls
 from xpuruntime.evidence.records import KeySeen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.torch.pinning import Pins
+    from xpuruntime.engines.torch.seen_calls import SeenCall
+    from xpuruntime.evidence.kernel_decisions import KernelDecision
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.routing import Route
 
 __all__ = ["PinnedKernels"]
 
+#: In a value of a key: what PyTorch's own kernels serve that no override was called for.
+_OWN = "PyTorch's own"
+
 
 class PinnedKernels:
-    """Watches the calls that the policy of a session decides, in this thread.
+    """Watches the calls that the policy of a session decides, in this thread, in one instrumented pass.
+
+    What the core decides in it stands in a log of its own: neither the session's own runs nor those of others are in
+    it, and how full the log of the process is makes no difference.
 
     Parameters
     ----------
     pins : Pins
+    policy : KernelPolicy
+        The session's own.
+    controls : mapping of str to Control
+        What the plan says of its keys.
     """
 
-    def __init__(self, pins: Pins) -> None:
+    def __init__(self, pins: Pins, policy: KernelPolicy, controls: Mapping[str, Control]) -> None:
         self._pins = pins
-        self._routes: dict[str, list[Route]] = defaultdict(list)
-        self._node = ""
-        self._thread = threading.get_ident()
-        self._others: Any = None
-        self._chosen: dict[tuple[str, str, str], list[str]] = {}
+        self._policy = policy
+        self._controls = controls
+        self._log = _core.DecisionLog()
+        self._seen = SeenCalls(self._log)
+        self._ran: dict[str, dict[str, str]] = defaultdict(dict)
+        self._decided: Deciding | None = None
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let the session's kernels hold in this thread by routes of this pass alone; for all of its runs."""
+        with self._pins.apart(self._log):
+            yield
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the block is left."""
-        from xpuruntime.pytorch import calls
-
         if self._pins.held is None:
             yield
             return
-        before = _counts()
-        self._others = calls.watch(self)
-        try:
+        with self._seen.watching():
             yield
-        finally:
-            calls.watch(self._others)
-            for key, kernel in _new(before):
-                kernels = self._chosen.setdefault(key, [])
-                if kernel not in kernels:
-                    kernels.append(kernel)
 
     def at(self, node: str) -> None:
         """Say which operator of the model runs from now on."""
-        self._node = node
+        self._seen.at(node)
 
-    def call(
-        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
-        """Keep the route of a call, and run it; see `xpuruntime.pytorch.calls.Recorder`."""
-        if route is not None and threading.get_ident() == self._thread:
-            self._routes[self._node].append(route)
-        if self._others is not None:
-            return self._others.call(name, op, route, run, args, kwargs)
-        return run(*args, **kwargs)
+    def ran(self, node: str, operators: Sequence[str]) -> None:
+        """Say which operators of PyTorch the profiler saw in an operator of the model, in one run."""
+        from xpuruntime.pytorch.sdpa_backends import kernels_in
+
+        if self._pins.held is None:
+            return
+        if found := kernels_in(operators):
+            self._ran[node].update(found)
+        self._seen.passed_by(node, operators)
 
     def kernel(self, node: str) -> str | None:
         """Return the kernels of ours that served an operator of the model, or ``None`` where PyTorch's own did."""
-        ours = [self._ran(route) for route in self._routes.get(node, ()) if not route.native]
+        ours = [
+            name
+            for call in self._seen.kinds
+            if call.node == node and call.route is not None and not call.route.native
+            for name in self._kernels(call, call.route)
+        ]
         return ", ".join(dict.fromkeys(ours)) or None
 
-    def keys(self, controls: Mapping[str, Control], policy: KernelPolicy) -> dict[str, KeySeen]:
+    def decisions(self) -> tuple[KernelDecision, ...]:
+        """Return what was decided about the calls of the pass."""
+        return self._deciding.told(self._seen.kinds)
+
+    def notes(self) -> list[str]:
+        """Return what of the decisions could not be kept."""
+        if not self._log.dropped:
+            return []
+        return [f"{self._log.dropped} decisions of the pass are not in the report: the dispatcher keeps no more of one"]
+
+    def keys(self) -> dict[str, KeySeen]:
         """Return what was seen of each kernel key that the plan speaks of, held against the policy itself."""
-        by_key: dict[str, list[tuple[str, Route]]] = defaultdict(list)
-        for node, routes in self._routes.items():
-            for route in routes:
-                by_key[self._pins.keys.get(route.source, route.source)].append((node, route))
+        by_key: dict[str, list[tuple[SeenCall, Route]]] = defaultdict(list)
+        left: dict[str, list[SeenCall]] = defaultdict(list)
+        for call in self._seen.kinds:
+            if call.route is not None:
+                by_key[self._deciding.key_of(call.route)].append((call, call.route))
+            elif (asked := self._deciding.asked_of(call))[0]:
+                left[asked[1]].append(call)
         found = {}
-        for key, control in controls.items():
+        for key, control in self._controls.items():
             if not key.startswith("kernels.") or key == "kernels.auto_strategy":
                 continue
             if control.enforceability == "unsupported":
                 continue
-            if control.resolved == ABSENT:
+            if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
                 found[key] = KeySeen(observed="-", status="honoured", reason=control.reason)
             else:
-                found[key] = self._seen(by_key.get(key, []), _words(policy, key))
+                found[key] = self._told(by_key.get(key, []), left.get(key, []), words_of(self._policy, key))
         return found
 
-    def _seen(self, calls: list[tuple[str, Route]], words: tuple[str, ...]) -> KeySeen:
-        if not calls:
+    @property
+    def _deciding(self) -> Deciding:
+        if self._decided is None:
+            from xpuruntime.ops.decision_log import recorded
+
+            self._decided = Deciding(self._policy, self._controls, self._pins.keys, recorded(self._log), self._ran)
+        return self._decided
+
+    def _told(self, calls: list[tuple[SeenCall, Route]], left: list[SeenCall], words: tuple[str, ...]) -> KeySeen:
+        if not calls and not left:
             reason = "no call of the observed runs was one that it is for"
             return KeySeen(observed="-", status="unobservable", reason=reason)
-        nodes: dict[str, list[str]] = defaultdict(list)
-        for node, route in calls:
-            nodes[self._ran(route)].append(node)
+        nodes: dict[str, list[SeenCall]] = defaultdict(list)
+        for call, route in calls:
+            nodes[", ".join(self._kernels(call, route))].append(call)
+        if left:
+            nodes[_OWN] += left
         text = ", ".join(f"{kernel} ({_count(where)})" for kernel, where in sorted(nodes.items()))
-        wrong = [(node, route) for node, route in calls if route.status == "substituted"]
-        if wrong:
-            node, route = wrong[0]
-            return KeySeen(observed=text, status="substituted", reason=f"{node!r} ran {route.kernel}: {route.reasons}")
-        other = [(node, route) for node, route in calls if route.asked != words or not self._own(route)]
-        if other:
-            node, route = other[0]
-            reason = f"{node!r} ran {self._ran(route)}, and the policy asks for {', '.join(words)}"
-            return KeySeen(observed=text, status="substituted", reason=reason)
+        why = next(filter(None, (self._deviation(call, route, words) for call, route in calls)), "")
+        if not why and left:
+            why = f"{left[0].node!r} ran by PyTorch's own kernel: {left[0].why}"
+        if why:
+            return KeySeen(observed=text, status="substituted", reason=why)
         return KeySeen(observed=text, status="honoured", reason="every call that it is for was routed to it")
 
-    def _ran(self, route: Route) -> str:
-        """Return the kernel that served a route; of a family of ours, what the dispatcher chose of it."""
+    def _deviation(self, call: SeenCall, route: Route, words: tuple[str, ...]) -> str:
+        """Return how a call was served otherwise than a policy asks; empty where it was as it asks."""
+        if route.status == "substituted":
+            passed = self._deciding.passed_over(route)
+            return f"{call.node!r} ran {route.kernel}: {'; '.join(f'{word}: {why}' for word, why in passed.items())}"
+        if instead := self._deciding.instead(call):
+            return f"{call.node!r} was to run {route.kernel}, and PyTorch ran {', '.join(sorted(instead))}"
+        if route.asked != words or not self._meets(call, route):
+            ran = ", ".join(self._kernels(call, route))
+            return f"{call.node!r} ran {ran}, and the policy asks for {', '.join(words)}"
+        return ""
+
+    def _kernels(self, call: SeenCall, route: Route) -> list[str]:
+        """Return the kernels that served a call: of ours what the dispatcher chose, of PyTorch's what the profiler saw.
+
+        What was routed to, where neither tells more.
+        """
         if route.native:
-            return str(route.kernel)
-        chosen = self._chosen.get((route.op, route.source, route.module), ())
-        name = str(route.kernel)
-        if "@" in name or (not chosen):
-            return name
-        return ", ".join(self._own(route) or chosen)
+            return sorted(set(self._deciding.instead(call).values())) or [str(route.kernel)]
+        return list(dict.fromkeys(one.kernel for one in self._deciding.ours(call))) or [str(route.kernel)]
 
-    def _own(self, route: Route) -> list[str]:
-        """Return what served a route and is what it names; empty where the dispatcher chose something else for it."""
-        chosen = self._chosen.get((route.op, route.source, route.module), ())
-        name = str(route.kernel)
-        if route.native or "@" in name or not chosen:
-            return [name]
-        return [one for one in chosen if "." not in name or one.partition("@")[0] == name]
+    def _meets(self, call: SeenCall, route: Route) -> bool:
+        """Whether the kernels that the dispatcher chose for a call are those that its route names."""
+        word, _, config = str(route.kernel).partition("@")
+        if route.native or word == "auto":
+            return True
+        ids = _core.KernelRegistry.instance().find(route.op, word)
+        return all(one.chosen in ids and config in ("", one.config) for one in self._deciding.ours(call))
 
 
-def _words(policy: KernelPolicy, key: str) -> tuple[str, ...]:
-    """Return the kernels that a key of a policy asks for, in order."""
-    name = key.removeprefix("kernels.")
-    place = re.fullmatch(r"rules\[(\d+)\]", name)
-    use = policy.rules[int(place[1])].use if place else policy.preferences[name]
-    return (use,) if isinstance(use, str) else tuple(use or ())
-
-
-def _counts() -> dict[int, int]:
-    from xpuruntime.ops.decision_log import decisions
-
-    return {place: one.count for place, one in enumerate(decisions())}
-
-
-def _new(before: Mapping[int, int]) -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Yield operation, key and module of each decision that served calls meanwhile, with its kernel."""
-    from xpuruntime.ops.decision_log import decisions
-
-    for place, one in enumerate(decisions()):
-        if one.count > before.get(place, 0):
-            yield (one.op, one.asked_by, one.module), one.kernel
-
-
-def _count(nodes: list[str]) -> str:
+def _count(calls: list[SeenCall]) -> str:
     """Return how many operators these are; of a compiled program, which has none any more, how many calls."""
-    number, what = (len(set(nodes)), "operator") if any(nodes) else (len(nodes), "call")
+    nodes = {call.node for call in calls if call.node}
+    number, what = (len(nodes), "operator") if nodes else (sum(call.count for call in calls), "call")
     return f"{number} {what}" + ("" if number == 1 else "s")

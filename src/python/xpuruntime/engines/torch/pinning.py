@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +17,11 @@ from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from xpuruntime import _core
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.pytorch.held import Held, holding
 
-__all__ = ["Pins", "operation_of", "placed_rules"]
+__all__ = ["Pins", "operation_of", "placed_rules", "words_of"]
 
 
 def operation_of(node: NodeInfo) -> str | None:
@@ -45,6 +49,14 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
     return tuple(found)
 
 
+def words_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
+    """Return the kernels that a key of a policy asks for, in order."""
+    name = key.removeprefix("kernels.")
+    place = re.fullmatch(r"rules\[(\d+)\]", name)
+    use = policy.rules[int(place[1])].use if place else policy.preferences[name]
+    return (use,) if isinstance(use, str) else tuple(use or ())
+
+
 def _without_node(match: RuleMatch, nodes: tuple[NodeInfo, ...]) -> Iterator[RuleMatch]:
     if match.node is None:
         yield match
@@ -55,6 +67,11 @@ def _without_node(match: RuleMatch, nodes: tuple[NodeInfo, ...]) -> Iterator[Rul
             continue
         if (match.module is None or fnmatchcase(module, match.module)) and match.op in (None, op):
             yield match.replace(node=None, module=literally(module), op=op)
+
+
+class _Here(threading.local):
+    #: What holds in this thread instead of the session's own.
+    held: Held | None = None
 
 
 class Pins:
@@ -86,6 +103,7 @@ class Pins:
         self._holding = holds.holding
         self.held: Held | None = None
         self.keys: dict[str, str] = {}
+        self._here = _Here()
         self._undo: list[Any] = []
         rules = placed_rules(policy.kernels, nodes)
         self.by_module = any(rule.match.module is not None for rule, _ in rules)
@@ -99,7 +117,7 @@ class Pins:
             if held.by_module:
                 module_paths.require()
                 self._undo.append(module_paths.give_back)
-            ops = registry.require(held.ops)
+            ops = registry.require(held.overrides)
             self._undo.append(lambda: registry.give_back(ops))
         except BaseException:
             self.release()
@@ -108,7 +126,19 @@ class Pins:
 
     def hold(self) -> holding:
         """Return a context in which these kernels hold, and no others."""
-        return self._holding(self.held)
+        return self._holding(self._here.held or self.held)
+
+    @contextlib.contextmanager
+    def apart(self, log: _core.DecisionLog) -> Iterator[None]:
+        """Let `hold` take routes of their own in this thread, whose decisions are recorded in `log` alone."""
+        if self.held is None:
+            yield
+            return
+        self._here.held = self.held.apart(log)
+        try:
+            yield
+        finally:
+            self._here.held = None
 
     def release(self) -> None:
         """Take everything away. Idempotent."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -51,19 +52,26 @@ class Recorder:
 
     @contextlib.contextmanager
     def paths(self) -> Iterator[None]:
-        """Follow which module runs."""
+        """Follow which module runs in this thread."""
         handles = []
+        thread = threading.get_ident()  # in others, the same module may run meanwhile
+
+        def enter(path: str) -> None:
+            if threading.get_ident() == thread:
+                self._stack.append(path)
+
+        def leave() -> None:
+            if threading.get_ident() == thread:
+                self._stack.pop()
+
         try:
             for path, part in self._module.named_modules():
-                handles.append(part.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)))
-                handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
+                handles.append(part.register_forward_pre_hook(lambda *_, path=path: enter(path)))
+                handles.append(part.register_forward_hook(lambda *_: leave(), always_call=True))
             yield
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _leave(self) -> None:
-        self._stack.pop()
 
     def mode(self) -> Any:
         """Return the context in which operators are recorded.

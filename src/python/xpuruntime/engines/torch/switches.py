@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.engines.torch.settings import Settings
     from xpuruntime.pytorch.switch_board import HeldSwitches
 
-__all__ = ["hold"]
+__all__ = ["hold", "read_back"]
+
+_TF32 = ("matmul.allow_tf32", "cudnn.allow_tf32")
 
 
 def hold(settings: Settings) -> HeldSwitches:
@@ -29,7 +33,7 @@ def hold(settings: Settings) -> HeldSwitches:
 
     wanted: dict[str, Any] = {}
     if settings.tf32 is not None:
-        wanted |= {"matmul.allow_tf32": settings.tf32, "cudnn.allow_tf32": settings.tf32}
+        wanted |= dict.fromkeys(_TF32, settings.tf32)
     if settings.deterministic:
         if "CUBLAS_WORKSPACE_CONFIG" not in os.environ and _cuda_started():
             msg = (
@@ -45,6 +49,29 @@ def hold(settings: Settings) -> HeldSwitches:
         return switch_board.hold(wanted)
     except switch_board.SwitchTakenError as error:
         raise EngineError(f"{error}; close that session, or use a process of its own", engine="torch") from None
+
+
+def read_back(settings: Settings, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the policy keys that switches realise, as these are now.
+
+    Parameters
+    ----------
+    settings : Settings
+    values : mapping of str to object
+        Switch to its present value.
+    """
+    found: dict[str, str] = {}
+    tf32 = {name: bool(values[name]) for name in _TF32 if name in values}
+    if tf32:
+        # One of the two may have been changed behind the session's back: then that one is told.
+        other = next((name for name, value in tf32.items() if value is not settings.tf32), None)
+        found["execution.tf32"] = str(settings.tf32).lower() if other is None else f"{other}={str(tf32[other]).lower()}"
+    if "deterministic_algorithms" in values:
+        on = values["deterministic_algorithms"]
+        found["execution.determinism"] = "torch.use_deterministic_algorithms, for the process" if on else "none"
+    if "num_threads" in values:
+        found["execution.threads"] = str(values["num_threads"])
+    return found
 
 
 def _cuda_started() -> bool:

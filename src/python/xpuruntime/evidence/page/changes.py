@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.evidence.comparison_text import arrow_text, change_text, units_text
+from xpuruntime.evidence.comparison_text import change_text, units_text
 from xpuruntime.evidence.decision_tables import call_at
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.evidence.page.fragment import fragment_style, fragment_table
-from xpuruntime.evidence.tables import bytes_text
+from xpuruntime.evidence.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
+from xpuruntime.evidence.tables import arrow_text, bytes_text
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison
@@ -75,10 +76,10 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
             ]
             for one in comparison.boundaries
         ],
-        "memory": [
-            [one.owner, *("-" if held is None else bytes_text(held) for held in (one.before, one.after))]
-            for one in comparison.memory
-        ],
+        "memory": [list(row) for row in memory_change_rows(comparison.memory)],
+        "peaks": [list(row) for row in memory_change_rows(comparison.peaks)],
+        "cuda_graph": [list(row) for row in graph_change_rows(comparison.cuda_graph)],
+        "shapes": [list(row) for row in shape_change_rows(comparison.shapes)],
         "surroundings": [
             [one.name, *("-" if value is None else value for value in (one.before, one.after))]
             for one in comparison.surroundings

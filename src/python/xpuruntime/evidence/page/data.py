@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.decision_tables import why_text
+from xpuruntime.evidence.device_kernels import summed, tensor_cores_text
+from xpuruntime.evidence.graph_status import status_text
+from xpuruntime.evidence.memory_over_time import most_by_owner
+from xpuruntime.evidence.section_tables import graph_rows, shape_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,10 +59,15 @@ def page_data(report: Report) -> dict[str, Any]:
         "kinds": _kinds(report),
         "units": _units(report, names),
         "graph": _graph(report, names),
+        "device_kernels": _device_kernels(report, names),
         "decisions": [_decision(d) for d in report.decisions],
         "boundaries": [_boundary(b) for b in report.boundaries],
         "conversions": [msgspec.to_builtins(c) for c in report.conversions],
         "memory": list(report.memory.items()),
+        "memory_over_time": _memory_over_time(report),
+        "live": _live(report),
+        "cuda_graph": _cuda_graph(report),
+        "shapes": _shapes(report),
         "environment": report.environment,
         "libraries": [msgspec.to_builtins(one) for one in report.libraries],
         "notes": list(report.notes),
@@ -126,6 +135,33 @@ def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
     return columns
 
 
+def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
+    """Return the kernels of devices, and which of them each unit started, with its own times."""
+    sums = summed(report.units)
+    places = {(one.kind, one.name): index for index, one in enumerate(sums)}
+    return {
+        "all": [
+            {
+                "name": names.place(one.name),
+                "short": names.place(one.short),
+                "kind": one.kind,
+                "times": round(one.times, 3),
+                "us": float(f"{one.us:.6g}"),
+                "share": one.share,
+                "math": tensor_cores_text(one.tensor_cores, one.precision),
+                "units": names.places(one.units),
+            }
+            for one in sums
+        ],
+        "of": [
+            [[places[one.kind, one.name], round(one.count, 3), float(f"{one.us:.6g}")] for one in unit.device_kernels]
+            for unit in report.units
+        ]
+        if sums
+        else [],
+    }
+
+
 def _graph(report: Report, names: _Names) -> dict[str, list[Any]]:
     """Return the source nodes and, for each, the nodes that it reads from."""
     makers = {output: i for i, node in enumerate(report.graph) for output in node.outputs}
@@ -159,6 +195,51 @@ def _decision(decision: KernelDecision) -> dict[str, Any]:
         "notes": list(decision.notes),
         "count": decision.count,
     }
+
+
+def _memory_over_time(report: Report) -> dict[str, Any]:
+    """Return the moments, and for each owner its bytes at each of them, the most and when that was."""
+    samples = report.memory_over_time
+    owners = [
+        [owner, [one.owners.get(owner) for one in samples], most, moment]
+        for owner, (most, moment) in most_by_owner(samples).items()
+    ]
+    return {
+        "moments": [one.moment for one in samples],
+        "at_us": [round(one.at_us, 1) for one in samples],
+        "owners": owners,
+    }
+
+
+def _live(report: Report) -> dict[str, list[int]]:
+    """Return columns: the place of the unit in the report, -1 for one that is not in it, and the bytes around it."""
+    places = {unit.id: place for place, unit in enumerate(report.units)}
+    return {
+        "unit": [places.get(one.unit, -1) for one in report.live],
+        "during": [one.during for one in report.live],
+        "after": [one.after for one in report.live],
+    }
+
+
+def _cuda_graph(report: Report) -> dict[str, Any] | None:
+    status = report.cuda_graph
+    if status is None:
+        return None
+    return {
+        "status": status.status,
+        "word": status_text(status),
+        "asked": status.asked,
+        "reason": status.reason,
+        "blockers": [list(row) for row in graph_rows(status)],
+        "holds_for": list(status.holds_for),
+    }
+
+
+def _shapes(report: Report) -> dict[str, Any] | None:
+    coverage = report.shapes
+    if coverage is None:
+        return None
+    return {"inputs": [list(row) for row in shape_rows(coverage)], "by_shape": list(coverage.by_shape)}
 
 
 def _boundary(boundary: Boundary) -> dict[str, Any]:

@@ -27,8 +27,8 @@ _HERE = Path(__file__).parent
 _LICENCE = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- SPDX-FileCopyrightText: The xpuruntime developers -->\n"
 #: The parts of the script of a report, in the order in which they build on each other.
 _PARTS = (
-    "elements", "core", "overview", "charts", "timeline", "sorting", "units", "tables", "groups", "columns", "layout",
-    "paint", "graph", "inspector", "shell", "main",
+    "elements", "core", "overview", "charts", "timeline", "sorting", "units", "memory", "sections", "tables", "groups",
+    "columns", "layout", "paint", "graph", "inspector", "shell", "main",
 )  # fmt: skip
 #: In JSON these may stand as escapes only: inside of HTML they could end the block that holds them.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

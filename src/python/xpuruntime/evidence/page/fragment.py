@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
+from xpuruntime.evidence.section_tables import graph_rows, live_text, memory_rows, shape_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ def fragment_style() -> str:
 
 
 def render_fragment(report: Report) -> str:
-    """Return headline, policy keys, the units that took most of the time, and notes."""
+    """Return headline, policy keys, the units that took most of the time, graph, memory, shapes, and notes."""
     parts = [f"<style>{fragment_style()}</style>", _headline(report)]
     if report.observations:
         rows = [
@@ -38,6 +39,7 @@ def render_fragment(report: Report) -> str:
         ]
         parts.append(fragment_table("Policy", ("key", "requested", "resolved", "observed", "status", "reason"), rows))
     parts += _hot(report)
+    parts += _sections(report)
     if report.notes:
         parts.append(f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in report.notes)}</ul>")
     parts.append(
@@ -88,6 +90,28 @@ def _hot(report: Report) -> list[str]:
         title = f"Where the time goes ({named}; {len(rows)} of {len(timed)} units)"
         tables.append(fragment_table(title, ("unit", "op", "on", "ran in", "time", "share"), rows))
     return tables
+
+
+def _sections(report: Report) -> list[str]:
+    """Return the status of CUDA graphs, memory over time and the shapes that the report speaks of."""
+    parts = []
+    status = report.cuda_graph
+    if status is not None:
+        parts.append(f"<p class='xrt-dim'>CUDA graph: {_text(status.reason)}</p>")
+        if status.blockers:
+            title = "In the way of a CUDA graph"
+            parts.append(fragment_table(title, ("node", "op", "what", "why"), graph_rows(status)[:_TOP]))
+    rows = memory_rows(report)
+    if rows:
+        owners = ("owner", "before", "most", "after what", "at last")
+        parts.append(fragment_table("Memory over time (owners overlap)", owners, rows))
+    live = live_text(report)
+    if live is not None:
+        parts.append(f"<p class='xrt-dim'>{_text(live)}</p>")
+    if report.shapes is not None and report.shapes.inputs:
+        columns = ("input", "in the model", "allowed", "observed", "all of them", "why")
+        parts.append(fragment_table("Shapes that this report speaks of", columns, shape_rows(report.shapes)[:_TOP]))
+    return parts
 
 
 def fragment_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -42,7 +42,9 @@ typedef enum XpuOp {
                                     grad_bias */
   XPU_RMS_NORM = 5,            /**< as layer norm */
   XPU_RMS_NORM_BACKWARD = 6,   /**< as layer norm */
-  XPU_CONV = 7                 /**< x, weight, bias; out */
+  XPU_CONV = 7,                /**< x, weight, bias; out */
+  XPU_CONV_INPUT_GRADIENT = 8, /**< grad_out, weight; grad_x */
+  XPU_CONV_WEIGHT_GRADIENT = 9 /**< grad_out, x; grad_weight */
 } XpuOp;
 
 /** Everything of an operand but its address. */

@@ -13,7 +13,6 @@ from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
 from xpuruntime.ops.decision_log import Decision, decisions
-from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.explaining.building import build_rows
 from xpuruntime.pytorch.explaining.explanation import Explanation, Found
@@ -75,7 +74,7 @@ class explain:  # noqa: N801 - used like a function
         held = current()
         self._policy = None if held is None else held.policy.to_dict()
         with contextlib.ExitStack() as undo:
-            undo.callback(registry.give_back, registry.require(OPS))
+            undo.callback(registry.give_back, registry.require(registry.RUNNING))
             module_paths.require()
             undo.callback(module_paths.give_back)
             for handle in _module_ranges():

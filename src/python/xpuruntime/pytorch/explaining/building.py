@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
+from xpuruntime.pytorch import flex_choices
+from xpuruntime.pytorch.explaining.escapes import FLEX
 from xpuruntime.pytorch.explaining.joining import Called, Share
 from xpuruntime.pytorch.explaining.rows import Row, RowStatus
+from xpuruntime.pytorch.explaining.timeline import MODULE
 from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, kernels_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["build_rows", "decision_of"]
 
-#: PyTorch's kernels of attention, and what the name of an operator that runs it has.
-_ATTENTION = {
-    "torch.flash": ("_flash_attention",),
-    "torch.efficient": ("_efficient_attention",),
-    "torch.cudnn": ("_cudnn_attention",),
-    "torch.math": ("_attention_math",),
-}
 _OPAQUE = {
     "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
@@ -131,10 +128,9 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
 
 def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
     status = cast("RowStatus", seen.status)
-    marks = _ATTENTION.get(seen.kernel)
-    if status == "honoured" and seen.native and marks:
-        ran = [leaf for leaf in share.leaves if any(mark in leaf for all_ in _ATTENTION.values() for mark in all_)]
-        if ran and not any(mark in leaf for leaf in ran for mark in marks):
+    if status == "honoured" and seen.native and seen.kernel in BACKENDS:
+        ran = kernels_in(share.leaves)
+        if ran and seen.kernel not in ran.values():
             return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
     if seen.by_switch:
         return status, "set by a switch of PyTorch's for all calls"
@@ -156,7 +152,10 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
             module=key.module or None,
         )
         follows = _follows(key)
-        if requested and follows:
+        chosen = _of_flex(key, requested)
+        if chosen is not None:
+            requested, source, resolved, status, reason = chosen
+        elif requested and follows:
             kept = any(NATIVE_WORDS[key.op].get(word) == follows for word in requested)
             status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
         elif requested:
@@ -184,14 +183,35 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
     )
 
 
+def _of_flex(key: Escaped, requested: tuple[str, ...]) -> tuple[tuple[str, ...], str, str, RowStatus, str] | None:
+    """Return requested, source, resolved, status and reason of a kernel of flex_attention, from when it was compiled.
+
+    ``None``: it is none, or nothing was chosen for it.
+    """
+    found = flex_choices.choices(key.module) if key.reason == FLEX else ()
+    if not found:
+        return None
+    kernels = tuple(dict.fromkeys(one.kernel for one in found))
+    first = found[0]
+    if len(found) == 1 or all(one[:4] == first[:4] for one in found):
+        why = f"chosen when it was compiled; {first.reason}" if first.reason else "chosen when it was compiled"
+        asked = () if first.status == "default" else first.asked
+        return asked, first.source, first.kernel, cast("RowStatus", first.status), why
+    if all(one.status == first.status and one.source == first.source for one in found) and len(kernels) == 1:
+        return first.asked, first.source, first.kernel, cast("RowStatus", first.status), "chosen when it was compiled"
+    why = f"compiled code was given {' and '.join(kernels)} for flex_attention; which this is its name does not tell"
+    return requested, first.source, "", "opaque", why
+
+
 def _follows(key: Escaped) -> str:
     """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
     if key.op != "attention" or not key.operator.endswith("_backward"):
         return ""
-    return next((kernel for kernel, marks in _ATTENTION.items() if any(mark in key.operator for mark in marks)), "")
+    return kernels_in((key.operator,)).get(key.operator, "")
 
 
 def _observed(share: Share) -> tuple[str, ...]:
     """Return what ran, the longest first."""
-    names = sorted(share.kernels, key=lambda name: -share.kernels[name])
+    ran = (name for name in share.kernels if not name.startswith(MODULE))
+    names = sorted(ran, key=lambda name: -share.kernels[name])
     return tuple(name for name in names if name not in _MINOR) or tuple(names)

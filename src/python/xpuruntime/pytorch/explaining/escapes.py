@@ -8,9 +8,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from xpuruntime.policies.kernel_ids import OPS
-
-__all__ = ["NOT_REACHED", "Escape", "escape_of_kernel", "escape_of_operator"]
+__all__ = ["FLEX", "NOT_REACHED", "Escape", "escape_of_kernel", "escape_of_operator"]
 
 
 class Escape(NamedTuple):
@@ -39,7 +37,7 @@ _TEMPLATE = (
     "torch.compile chose a kernel of its own by max_autotune; torch._inductor.config.max_autotune_gemm_backends = "
     "'ATEN' leaves the choice to the policy"
 )
-_FLEX = "flex_attention is compiled; its kernel is chosen by its own option kernel_options={'BACKEND': …}"
+FLEX = "flex_attention is compiled, and was when no policy chose its kernel"
 _DIRECT = "launched without PyTorch's dispatcher, as by cpp_wrapper, AOTInductor or a library's own code"
 
 #: Operators by name without namespace, and how they escape where nothing else is known.
@@ -64,7 +62,7 @@ _OPERATORS: dict[str, Escape] = {
         )
     },
     **{name: Escape("layer_norm", NOT_REACHED) for name in ("native_layer_norm", "native_layer_norm_backward")},
-    "convolution": Escape("conv", NOT_REACHED),
+    **{name: Escape("conv", NOT_REACHED) for name in ("convolution", "convolution_backward")},
     **{
         name: Escape("matmul", _NO_OVERRIDE)
         for name in (
@@ -81,7 +79,7 @@ _OPERATORS: dict[str, Escape] = {
     **{
         name: Escape("conv", _NO_OVERRIDE)
         for name in (
-            "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu",
+            "cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu",
             "cudnn_convolution_add_relu", "mkldnn_convolution", "_slow_conv2d_forward", "_slow_conv2d_backward",
             "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d", "slow_conv_transpose2d",
             "slow_conv_dilated2d", "_convolution_pointwise", "_nnpack_spatial_convolution", "miopen_convolution",
@@ -94,7 +92,8 @@ _OPERATORS: dict[str, Escape] = {
 _KERNELS: tuple[tuple[re.Pattern[str], Escape], ...] = tuple(
     (re.compile(pattern), Escape(op, reason))
     for pattern, op, reason in (
-        (r"^triton_.*flex_attention", "attention", _FLEX),
+        (r"^triton_.*flex_(attention|decod)", "attention", FLEX),
+        (r"(?i)cute.*flash|flash.*cute", "attention", FLEX),
         (r"^triton_tem_.*conv", "conv", _TEMPLATE),
         (r"^(triton_tem_|triton_mm|.*_cutlass_fused)", "matmul", _TEMPLATE),
         (r"^(triton_.*|.*cpp_fused_.*)native_layer_norm", "layer_norm", _TRITON),
@@ -118,7 +117,7 @@ def escape_of_operator(name: str) -> Escape | None:
         As the profiler has it: ``"aten::mm"``.
     """
     namespace, _, short = name.rpartition("::")
-    if namespace not in ("aten", "mkldnn", "mkl"):
+    if namespace not in ("aten", "mkldnn", "mkl", "torch_attn"):
         return None
     return _overridden().get(short) or _OPERATORS.get(short)
 
@@ -134,6 +133,7 @@ def escape_of_kernel(name: str) -> Escape | None:
 
 @lru_cache(maxsize=1)
 def _overridden() -> dict[str, Escape]:
-    from xpuruntime.pytorch.overriding.registry import overrides_of
+    from xpuruntime.pytorch.overriding.registry import RUNNING, overrides_of
 
-    return {one.name.partition(".")[0]: Escape(op, NOT_REACHED) for op in OPS for one in overrides_of(op)}
+    names = ((one.name.partition("::")[2] or one.name, one.op) for group in RUNNING for one in overrides_of(group))
+    return {name.partition(".")[0]: Escape(op, NOT_REACHED) for name, op in names}

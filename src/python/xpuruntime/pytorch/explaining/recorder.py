@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["CallRecorder", "Seen"]
+__all__ = ["LEFT", "CallRecorder", "Seen"]
 
 
 class Seen:
@@ -107,7 +107,7 @@ class Seen:
                 module=self.module or None,
             )
             if means_more(self.op, words):
-                self.asked, self.source, self.status, self.reason = words, source, "bypassed", _LEFT
+                self.asked, self.source, self.status, self.reason = words, source, "bypassed", LEFT
             return
         stated = held.policy.kernels.get(self.op)
         if stated is not None:
@@ -128,7 +128,8 @@ class Seen:
         return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
 
 
-_LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
+#: Why a call that a policy asks something for was not decided.
+LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
 
 
 class _Depth(threading.local):

@@ -5,9 +5,9 @@
 It is replaced above autograd, where PyTorch chooses among its own kernels. A call goes on to one of those, with their
 own gradients, or to ``xpuruntime::attention``, whose gradient the policy decides again.
 
-Not reached are calls that go past it: of its parts by name, such as ``aten::_flash_attention_forward`` (so does
-``torch.nn.attention.varlen``), and ``flex_attention``, which has an option for its kernel.
-`explain` shows them as bypassed. The fast path of ``nn.MultiheadAttention`` is turned off; see `attention_switch`.
+Not reached are calls of its parts by name, such as ``aten::_flash_attention_forward``; `explain` shows them as
+bypassed. PyTorch's other functions for attention, ``varlen_attn`` and ``flex_attention``, have overrides of their own.
+The fast path of ``nn.MultiheadAttention`` is turned off; see `attention_switch`.
 """
 
 from __future__ import annotations

@@ -11,18 +11,29 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TRACING", "Native", "Override", "native_kernel"]
+__all__ = ["HIGHER_ORDER", "IN_PYTHON", "TRACING", "Native", "Override", "native_kernel", "qualified"]
 
 #: In place of a dispatch key: the function stands in for an operator only while `torch.compile` traces.
 TRACING = "Tracing"
+
+#: In place of a dispatch key: the function stands in for one of a module's, by its name there.
+IN_PYTHON = "Python"
+
+#: In place of a dispatch key: the function stands in for a higher-order operator's, at this key of the dispatcher.
+HIGHER_ORDER = {"HigherOrderDense": "CompositeExplicitAutograd", "HigherOrderAutograd": "Autograd"}
 
 #: An alias of many dispatch keys has no kernel of its own; that of this one is the same.
 _ALIASES = {"CompositeImplicitAutograd": "CPU"}
 
 
+def qualified(name: str) -> str:
+    """Return the name of an operator with its namespace, which is ``aten`` where it states none."""
+    return name if "::" in name else f"aten::{name}"
+
+
 def native_kernel(name: str, key: str) -> Any:
-    """Return the kernel that is registered now for an operator without namespace. Raises `RuntimeError` if none is."""
-    return torch.library.get_kernel(f"aten::{name}", _ALIASES.get(key, key))
+    """Return the kernel that is registered now for an operator. Raises `RuntimeError` if none is."""
+    return torch.library.get_kernel(qualified(name), _ALIASES.get(key, key))
 
 
 class Native:
@@ -33,7 +44,7 @@ class Native:
     Parameters
     ----------
     name : str
-        Operator and overload without namespace, such as ``"mm.out"``.
+        Operator and overload, such as ``"mm.out"``; with its namespace where that is not ``aten``.
     key : str
         Dispatch key, such as ``"CUDA"``.
 
@@ -80,18 +91,23 @@ class Override(NamedTuple):
     Attributes
     ----------
     name : str
-        Operator and overload without namespace: ``"mm"``, ``"mm.out"``.
+        Operator and overload: ``"mm"``, ``"mm.out"``; with its namespace where that is not ``aten``. At `IN_PYTHON`,
+        the name of a function in `module`; at `HIGHER_ORDER`, of an operator that takes functions.
     op : str
         Operation of a `KernelPolicy` that decides it.
     keys : tuple of str
         Dispatch keys: ``("CPU", "CUDA")`` for kernels below autograd, ``("CompositeImplicitAutograd",)`` above it;
-        ``(TRACING,)`` for code that is being compiled alone.
+        ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no
+        kernel in the dispatcher.
     make : callable
-        From the native kernel to ours. Ours is called with the keyset, then the operator's arguments; at `TRACING`, it
-        and the native one are called without the keyset.
+        From the native kernel to ours. Ours is called with the keyset, then the operator's arguments; at `TRACING`,
+        `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
+    module : str
+        The module of PyTorch's that has it, where that is not imported with PyTorch: it is replaced once it is there.
     """
 
     name: str
     op: str
     keys: tuple[str, ...]
     make: Callable[[Any], Any]
+    module: str = ""

@@ -5,32 +5,51 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.pytorch.overriding.functions import Awaited, Higher, InPlace, Replaced, is_there
 from xpuruntime.pytorch.overriding.gates import Kernel
-from xpuruntime.pytorch.overriding.native import TRACING, Native, Override, native_kernel
+from xpuruntime.pytorch.overriding.native import (
+    HIGHER_ORDER,
+    IN_PYTHON,
+    TRACING,
+    Native,
+    Override,
+    native_kernel,
+    qualified,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["be_quiet", "give_back", "installed", "overrides_of", "require"]
+__all__ = ["RUNNING", "be_quiet", "give_back", "installed", "overrides_of", "require"]
 
-#: Operation of a KernelPolicy to the module here that has its overrides.
+#: What can be required, each with the module here that has its overrides: operations of a KernelPolicy, and beside
+#: `scaled_dot_product_attention` the other functions for attention.
 _MODULES = {
     "matmul": "matmul",
     "attention": "attention",
     "layer_norm": "norms",
     "rms_norm": "norms",
     "conv": "conv",
+    "varlen_attn": "varlen",
+    "flex_attention": "flex",
+    "flex_options": "flex_options",
 }
+#: All that stands in for what runs. The rest is in the way of code that is being compiled alone, which would be
+#: compiled anew for it.
+RUNNING = tuple(name for name in _MODULES if name != "flex_options")
 
 _lock = threading.RLock()
 _users: dict[str, int] = {}
-_placed: dict[str, list[_Placed | _Traced]] = {}
+_placed: dict[str, list[InPlace]] = {}
 _quiet = False
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -53,9 +72,14 @@ class _Placed:
             if self._take_away is not None:
                 return
             function = function.otherwise
-        library = torch.library.Library("aten", "IMPL")
-        library.impl(self.override.name, function, self.key, with_keyset=not self.native.direct, allow_override=True)
+        namespace, _, name = qualified(self.override.name).partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        library.impl(name, function, self.key, with_keyset=not self.native.direct, allow_override=True)
         self._take_away = library._destroy
+
+    @property
+    def title(self) -> str:
+        return f"{qualified(self.override.name)} [{self.key}]"
 
     def remove(self) -> None:
         self._lift()
@@ -102,14 +126,19 @@ class _Traced:
             self._op.py_kernels[_COMPOSITE] = function
         self._op._dispatch_cache.clear()
 
+    @property
+    def title(self) -> str:
+        return f"{qualified(self.override.name)} [{self.key}]"
+
     def remove(self) -> None:
         self._place(self._before)
 
 
 def overrides_of(op: str) -> tuple[Override, ...]:
-    """Return the overrides that serve one operation of a `KernelPolicy`; those that this PyTorch knows."""
+    """Return the overrides of one thing that can be required; those that this PyTorch knows."""
     module = importlib.import_module(f"xpuruntime.pytorch.overriding.{_MODULES[op]}")
-    return tuple(one for one in module.OVERRIDES if one.op == op and _exists(one.name))
+    meant = op if op in OPS else "attention"
+    return tuple(one for one in module.OVERRIDES if one.op == meant and _exists(one))
 
 
 def require(ops: Iterable[str]) -> tuple[str, ...]:
@@ -149,18 +178,18 @@ def give_back(ops: Iterable[str]) -> None:
 def installed() -> tuple[str, ...]:
     """Return the operators that are replaced now, such as ``"aten::mm [CPU]"``."""
     with _lock:
-        return tuple(f"aten::{p.override.name} [{p.key}]" for group in _placed.values() for p in group)
+        return tuple(p.title for group in _placed.values() for p in group if p.title)
 
 
-def _place_all(op: str) -> list[_Placed | _Traced]:
-    placed: list[_Placed | _Traced] = []
+def _place_all(op: str) -> list[InPlace]:
+    placed: list[InPlace] = []
     try:
         for override in overrides_of(op):
             for key in override.keys:
-                if key == TRACING:
-                    placed.append(_Traced(override, key))
-                elif _has_kernel(override.name, key):
-                    placed.append(_Placed(override, key))
+                if override.module and override.module not in sys.modules:
+                    placed.append(Awaited(override, key, _place))
+                elif one := _place(override, key):
+                    placed.append(one)
     except BaseException:
         for one in reversed(placed):
             one.remove()
@@ -168,14 +197,27 @@ def _place_all(op: str) -> list[_Placed | _Traced]:
     return placed
 
 
-def _exists(name: str) -> bool:
-    packet, _, overload = name.partition(".")
+def _place(override: Override, key: str) -> InPlace | None:
+    """Put one override in place; ``None`` where this PyTorch does not have what it stands for."""
+    if key == TRACING:
+        return _Traced(override, key)
+    if key == IN_PYTHON or key in HIGHER_ORDER:
+        if not is_there(override, key):
+            return None
+        return Replaced(override, key) if key == IN_PYTHON else Higher(override, key)
+    return _Placed(override, key) if _has_kernel(override.name, key) else None
+
+
+def _exists(override: Override) -> bool:
+    if override.module:
+        return importlib.util.find_spec(override.module) is not None
+    packet, _, overload = override.name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
     return found is not None and (overload or "default") in found.overloads()
 
 
 def _has_kernel(name: str, key: str) -> bool:
-    if key == "CUDA" and not torch.backends.cuda.is_built():
+    if key.endswith("CUDA") and not torch.backends.cuda.is_built():
         return False
     try:
         native_kernel(name, key)

@@ -129,6 +129,15 @@ def check_backends(facts: Facts) -> Iterator[Finding]:
                 fix=f"python -m pip install --no-deps {_HEADERS} && {_REBUILD} "
                 "(in a checkout: make cuda-headers install)",
             )
+    if not facts.build.cupti:
+        yield Finding(
+            code="core_without_cupti",
+            severity="info",
+            what="the core module was built without CUPTI",
+            why="cupti.h or nvtx3/nvToolsExt.h was not found when it was built; without PyTorch, xpuruntime.profile "
+            "times kernels of xpuruntime by CUDA events and sees nothing else of a device",
+            fix=f"install CUPTI and NVTX of the CUDA toolkit, and: {_REBUILD}",
+        )
 
 
 def check_libraries(facts: Facts) -> Iterator[Finding]:

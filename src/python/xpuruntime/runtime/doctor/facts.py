@@ -103,6 +103,8 @@ class BuildFacts(_Fact, frozen=True, kw_only=True):
     ----------
     cuda, cublas, cudnn : bool
         Whether the CUDA core and the kernels of each library are in it.
+    cupti : bool
+        Whether the work of devices can be traced.
     architectures : str
         The GPU architectures that device code was compiled for, as CMake names them; empty without CUDA.
     """
@@ -110,6 +112,7 @@ class BuildFacts(_Fact, frozen=True, kw_only=True):
     cuda: bool = False
     cublas: bool = False
     cudnn: bool = False
+    cupti: bool = False
     architectures: str = ""
 
 

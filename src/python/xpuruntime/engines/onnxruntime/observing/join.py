@@ -14,6 +14,7 @@ import msgspec
 from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
 from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
+from xpuruntime.engines.onnxruntime.observing.live import live_of
 from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
 from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["Assigned", "Joined", "join"]
 
@@ -42,12 +44,13 @@ class Assigned(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The units, the boundaries between them, what could not be seen, and whether anything is missing."""
+    """The units, the boundaries between them, what could not be seen, whether anything is missing, what was live."""
 
     units: tuple[Unit, ...]
     boundaries: tuple[Boundary, ...]
     notes: tuple[str, ...]
     partial: bool
+    live: tuple[LiveBytes, ...] = ()
 
 
 def join(
@@ -125,12 +128,16 @@ class _Joiner:
         if self.optimized is None:
             units = self._without_graph()
             bounds: tuple[Boundary, ...] = ()
+            live: tuple[LiveBytes, ...] = ()
         else:
             facts = source_facts(self.source)
             found = match(self.source, self.optimized, facts)
             shares = share_out(self.source, self.optimized, facts, found)
             seen = self._pair(self.optimized)
             units = [self._unit(n, seen.get(n.position), shares, found) for n in self.optimized.nodes]
+            live = live_of(
+                self.optimized, seen, {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)}
+            )
             bounds = boundaries_of(
                 self.optimized, seen, {n.position for n in self.optimized.nodes} - set(shares.owned), self.device
             )
@@ -144,7 +151,7 @@ class _Joiner:
                 )
             units += self._idle(shares)
         check_complete(units, (node.name for node in self.source.nodes))
-        return Joined(tuple(units), bounds, tuple(self.notes), self.partial)
+        return Joined(tuple(units), bounds, tuple(self.notes), self.partial, live)
 
     def _pair(self, graph: GraphView) -> dict[int, NodeEvent]:
         """Pair nodes of the executed graph with their events: by name, and unnamed ones by operator, in order."""

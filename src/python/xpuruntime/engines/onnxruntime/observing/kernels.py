@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.observing.decisions import told
 from xpuruntime.engines.onnxruntime.rewriting.asking import kernels_of, module_of
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DecidedKernels"]
 
-#: Instrumented passes of this process.
-_PASSES = itertools.count(1)
-
 
 class DecidedKernels:
     """Watches the decisions that the dispatcher makes about one copy of a session's model, and no others.
 
-    The copy has the names of its nodes marked, so that what the session itself runs, and what other sessions of the
-    same model run at the same time, is not taken for it.
+    They are recorded in a log of their own: what the session itself runs, and what other sessions of the same model run
+    at the same time, is not in it, and it is as empty as it is in the first pass of a process.
 
     Parameters
     ----------
@@ -43,19 +40,19 @@ class DecidedKernels:
 
     def __init__(self, rewriting: Rewriting, device: str, arch: str | None) -> None:
         self._rewriting, self._device, self._arch = rewriting, device, arch
-        self._mark = f"#pass-{next(_PASSES)}"
+        self._log = _core.DecisionLog()
         #: The copy that is to be opened.
-        self.source, self._rules = rewriting.marked(self._mark)
+        self.source, self._rules = rewriting.watched(self._log)
 
     def attach(self, observed: Observed) -> Observed:
         """Return `observed` with the kernel of every unit that an operator of ours ran, and the keys compared."""
         made = self._decisions()
         kinds = {one.node: one.kind for one in self._rewriting.rewrites}
         units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
-        notes = [note.replace(self._mark, "") for note in observed.notes]
+        notes = list(observed.notes)
         silent = [node for node in kinds if node not in made]
         if silent:
-            why = "it did not run, or the dispatcher keeps no more decisions"
+            why = "the dispatcher keeps no more of one pass" if self._log.dropped else "they did not run"
             notes.append(
                 f"the dispatcher tells no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
             )
@@ -73,15 +70,12 @@ class DecidedKernels:
         return {"execution.threads": KeySeen(observed=text, status="substituted", reason=reason)}
 
     def _decisions(self) -> dict[str, list[Decision]]:
-        from xpuruntime.ops.decision_log import decisions
+        from xpuruntime.ops.decision_log import recorded
 
-        nodes = {one.node + self._mark: one.node for one in self._rewriting.rewrites}
         made: dict[str, list[Decision]] = {}
-        for one in decisions():
-            node = nodes.get(one.node)
-            if node is not None and one.count:
-                text = one.text.replace(one.node, node)
-                made.setdefault(node, []).append(msgspec.structs.replace(one, node=node, text=text))
+        for one in recorded(self._log):
+            if one.count:
+                made.setdefault(one.node, []).append(one)
         return made
 
     def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:

@@ -14,6 +14,7 @@ from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import EngineError
+from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment
 from xpuruntime.runtime.marks import tell
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def observe(
             session, broken = _make(make_session, prefix, str(path), notes)
             if session is None:
                 return Observed(partial=True, notes=tuple(notes))
+            moment(LOADED)
             with watched:
                 broken |= _run(session, feeds, max(1, runs), run, notes)
             watched.begin_of(session)
@@ -159,6 +161,7 @@ def observe(
         partial=broken or lost or profile.partial or joined.partial,
         run_us=profile.run_us,
         units_us=() if away else profile.nodes_us,
+        live=joined.live,
     )
 
 
@@ -192,6 +195,8 @@ def _run(
         except Exception as error:
             notes.append(f"instrumented run {number + 1} of {runs + 1} failed: {_first_line(error)}")
             return True
+        if number in (0, runs):
+            moment(COUNTED if number else COLD)
     return False
 
 

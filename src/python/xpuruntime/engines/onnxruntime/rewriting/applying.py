@@ -93,15 +93,14 @@ class Rewriting:
         edited = rewrite(self.model, rewrites, self.rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited, outputs)
 
-    def marked(self, mark: str) -> tuple[Source, _core.OnnxRuntimeRules]:
-        """Return the model as it runs, for one session whose nodes the dispatcher knows by their names and `mark`.
+    def watched(self, log: _core.DecisionLog) -> tuple[Source, _core.OnnxRuntimeRules]:
+        """Return the model as it runs, for one session whose decisions are recorded in `log` alone.
 
         Keep the rules until that session is open.
         """
         nodes = [one.node for one in self.rewrites]
-        rules = session_rules(self.policy, nodes, strict=self._settings.strict, mark=mark)
-        deterministic = self._settings.deterministic
-        edited = rewrite(self.model, self.rewrites, rules.key, deterministic=deterministic, mark=mark)
+        rules = session_rules(self.policy, nodes, strict=self._settings.strict, log=log)
+        edited = rewrite(self.model, self.rewrites, rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited), rules
 
     def sourced(self, model: onnx.ModelProto, outputs: Sequence[str] = ()) -> Source:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["rewrite"]
 
 
-def rewrite(
-    model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool, mark: str = ""
-) -> onnx.ModelProto:
+def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool) -> onnx.ModelProto:
     """Return a copy of a model with `rewrites` applied. Node names, and names of what they make, stay.
 
     Parameters
@@ -31,8 +29,6 @@ def rewrite(
     rules : str
         The name under which the core knows the rules; see ``_core.NamedRules``.
     deterministic : bool
-    mark : str
-        Put after the names by which the dispatcher knows the nodes; see `session_rules`.
 
     Raises
     ------
@@ -54,7 +50,7 @@ def rewrite(
             for attribute, inner in subgraphs(node):
                 visit(inner, f"{path}/{node.name}/{attribute}".lstrip("/"))
         if path in by_graph:
-            _edit(graph, by_graph[path], {"rules": rules, "deterministic": int(deterministic)}, mark)
+            _edit(graph, by_graph[path], {"rules": rules, "deterministic": int(deterministic)})
 
     visit(edited.graph, "")
     if all(o.domain != DOMAIN for o in edited.opset_import):
@@ -62,7 +58,7 @@ def rewrite(
     return edited
 
 
-def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any], mark: str) -> None:
+def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any]) -> None:
     import onnx
 
     names = {node.name for node in graph.node}
@@ -77,7 +73,7 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.node):
         if place in at:
-            nodes += _made(at[place], shared, mark)
+            nodes += _made(at[place], shared)
         elif node.name not in gone:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -91,11 +87,11 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any
     graph.node.extend(nodes)
 
 
-def _made(one: Rewrite, shared: dict[str, Any], mark: str) -> list[onnx.NodeProto]:
+def _made(one: Rewrite, shared: dict[str, Any]) -> list[onnx.NodeProto]:
     import onnx
 
     make = onnx.helper.make_node
     nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in one.before]
-    given = {**one.attributes, **shared, "node": one.node + mark}
+    given = {**one.attributes, **shared, "node": one.node}
     nodes.append(make(one.op, list(one.inputs), [one.output], name=one.node, domain=DOMAIN, **given))
     return nodes

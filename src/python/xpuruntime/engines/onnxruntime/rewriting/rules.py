@@ -40,7 +40,7 @@ def built() -> bool:
 
 
 def session_rules(
-    policy: KernelPolicy, nodes: Iterable[str], *, strict: bool, mark: str = ""
+    policy: KernelPolicy, nodes: Iterable[str], *, strict: bool, log: _core.DecisionLog | None = None
 ) -> _core.OnnxRuntimeRules:
     """Return a policy's rules under a name that nodes can carry; keep it until the sessions are open.
 
@@ -51,22 +51,14 @@ def session_rules(
         Names of the rewritten nodes.
     strict : bool
         Whether a kernel that cannot serve the sizes of a run is an error, instead of another one serving.
-    mark : str
-        What the nodes carry after their names, so that decisions about this copy of a model are told from those about
-        others.
+    log : DecisionLog, optional
+        Where what is decided for these nodes is recorded, instead of the log of the process.
     """
     from xpuruntime import _core
     from xpuruntime.ops.rules import compile_placed
 
     placed = _placed(policy, tuple(nodes))
-    if mark:
-        placed = ((place, _marked(rule, mark)) for place, rule in placed)
-    return _core.OnnxRuntimeRules(compile_placed(policy, placed, "strict" if strict else "prefer"))
-
-
-def _marked(rule: KernelRule, mark: str) -> KernelRule:
-    match = rule.match
-    return rule if match.node is None else rule.replace(match=match.replace(node=match.node + mark))
+    return _core.OnnxRuntimeRules(compile_placed(policy, placed, "strict" if strict else "prefer", log))
 
 
 def _placed(policy: KernelPolicy, nodes: tuple[str, ...]) -> Iterator[tuple[int, KernelRule]]:

@@ -22,6 +22,7 @@ from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
@@ -95,8 +96,11 @@ def _run(source: Source, opening: Opening, feeds: Mapping[str, Any], runs: int) 
     worker = Worker()
     try:
         number, reply = worker.open(source.model, opening)
-        for _ in range(runs + 1):
+        moment(LOADED)
+        for run in range(runs + 1):
             worker.run(number, feeds)
+            if run in (0, runs):
+                moment(COUNTED if run else COLD)
         worker.drop(number)  # QNN writes the rest of its profile when the session ends
         kept = _bits_kept(worker, opening)
     finally:

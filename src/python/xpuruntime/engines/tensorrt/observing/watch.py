@@ -13,6 +13,7 @@ from xpuruntime.engines.tensorrt.observing.inspector import read_engine
 from xpuruntime.engines.tensorrt.observing.join import Source, join
 from xpuruntime.engines.tensorrt.slots import Slot
 from xpuruntime.errors import EngineError, ModelError
+from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,7 @@ def observe(model: TensorRtModel, request: Request, feeds: Mapping[str, Any], ru
     """
     handle = model.handle
     slot = Slot(handle)
+    moment(LOADED)
     try:
         times = _times(model, slot, feeds, runs)
         text = _inspect(handle, slot)
@@ -86,6 +88,8 @@ def _times(model: TensorRtModel, slot: Slot, feeds: Mapping[str, Any], runs: int
         if run:
             for name, spent in profiler.seen.items():
                 found.setdefault(name, []).append(spent)
+        if run in (0, runs):
+            moment(COUNTED if run else COLD)
     return found
 
 

@@ -41,6 +41,7 @@ function readUnits() {
     time: raw.time[index],
     kind: raw.kind[index] < 0 ? null : KINDS[raw.kind[index]],
     runs: raw.runs[index],
+    deviceKernels: (DATA.device_kernels.of[index] || []).map(([place, times, us]) => ({ ...DATA.device_kernels.all[place], times, us })),
   }));
   for (const unit of units) {
     if (!unit.kind) continue;

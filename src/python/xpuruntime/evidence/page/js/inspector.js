@@ -66,11 +66,19 @@ function unitCard(unit, node) {
     make("div", { class: "row" },
       inside ? make("button", { type: "button", text: "Show in graph", onclick: () => showInGraph(unit) }) : null,
       groupButton(node)),
+    ...onDevice(unit),
     ...names(`Stands for ${count(unit.sources.length, "node")}`, unit.sources),
     ...names("Runs on behalf of", unit.serves),
     ...names("Makes the tensors", unit.outputs),
     ...(node && SERVED.has(node.name) ? names("Units inserted for this node", SERVED.get(node.name).map((u) => `${u.id} (${u.op})`)) : []),
   ];
+}
+
+function onDevice(unit) {
+  if (!unit.deviceKernels.length) return [];
+  const line = (one) => `${DATA.strings[one.short]}: ${one.times} in a run, ${amount(one.us)} µs${one.math === "-" ? "" : `, ${one.math}`}`;
+  return [make("h3", { text: "On the device" }),
+    make("ul", {}, unit.deviceKernels.map((one) => make("li", { class: "mono", title: DATA.strings[one.name], text: line(one) })))];
 }
 
 function showInGraph(unit) {

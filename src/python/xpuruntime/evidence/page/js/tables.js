@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// The smaller tables: precision, kernels of ours, boundaries, conversions, memory, surroundings, notes, the command.
+// The smaller tables: precision, kernels of ours, boundaries, conversions, surroundings, notes, the command.
 
 function showTables() {
   showPrecision();
+  showDeviceKernels();
   showDecisions();
   fillTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((b) =>
     [b.kind, b.where, whole.format(b.count), bytes(b.bytes), timeWords(b.time)]), "No copy, cast or layout change was reported.");
   fillTable("conversions", ["what", "reason", ">count"], DATA.conversions.map((c) => [c.what, c.reason, whole.format(c.count)]),
     "None: arrays and model went in as they were.");
+  showCudaGraph();
   showMemory();
+  showShapes();
   showEnvironment();
   const notes = bodyOf("notes");
   if (DATA.notes.length) notes.append(make("ul", {}, DATA.notes.map((text) => make("li", { text }))));
@@ -53,6 +56,16 @@ function showPrecision() {
   bodyOf("precision").append(rows.length ? table("Precision", columns, rows, { class: "policy" }) : nothing("No unit was observed."));
 }
 
+function showDeviceKernels() {
+  const rows = DATA.device_kernels.all.map((one) => ({ cells: [
+    make("span", { class: "mono", title: DATA.strings[one.name], text: DATA.strings[one.short] }), one.kind, one.math,
+    whole.format(Math.round(one.times)), `${amount(one.us)} µs`, share(one.share), whole.format(one.units.length),
+  ] }));
+  const columns = ["kernel", "kind", "multiplies on", ">in a run", ">time", ">share", ">units"];
+  bodyOf("device-kernels").append(rows.length ? table("Kernels on the device", columns, rows, { class: "policy" })
+    : nothing("No device was watched."));
+}
+
 /** A row for each kind of call; what became of the other kernels opens below it. */
 function showDecisions() {
   const body = bodyOf("decisions");
@@ -73,21 +86,6 @@ function showDecisions() {
       table("Kernels considered", ["kernel", "accepted", "what became of it", ">µs"], rows),
       d.notes.length ? make("ul", {}, d.notes.map((text) => make("li", { text }))) : null));
   }
-}
-
-function showMemory() {
-  const body = bodyOf("memory");
-  if (!DATA.memory.length) {
-    body.append(nothing("The engine does not say what it holds."));
-    return;
-  }
-  const most = Math.max(...DATA.memory.map(([, held]) => held), 1);
-  body.append(make("ul", { class: "bars" }, DATA.memory.map(([owner, held]) => {
-    const bar = make("span", { class: "fill k2" });
-    bar.style.width = `${(held / most) * 100}%`;
-    return make("li", {}, make("span", { class: "name", title: owner, text: owner }),
-      make("span", { class: "track", "aria-hidden": "true" }, bar), make("span", { class: "num", text: bytes(held) }), make("span", {}));
-  })));
 }
 
 function showEnvironment() {

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Deciding`: what was decided about the kernels of the calls that one instrumented pass has seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.torch.kernel_controls import why_not
+from xpuruntime.engines.torch.pinning import words_of
+from xpuruntime.evidence.carried_policy import module_of_node
+from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from xpuruntime.engines.torch.seen_calls import SeenCall
+    from xpuruntime.evidence.kernel_decisions import DecisionSource
+    from xpuruntime.evidence.records import Control
+    from xpuruntime.ops.decision_log import Decision
+    from xpuruntime.policies import KernelPolicy
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["Deciding"]
+
+
+class Deciding:
+    """Tells of each call which kernel served it, who asked for it, and what became of the others.
+
+    Parameters
+    ----------
+    policy : KernelPolicy
+        The session's own.
+    controls : mapping of str to Control
+        What the plan says of its keys.
+    keys : mapping of str to str
+        The key that a route names to the key of the policy.
+    made : sequence of Decision
+        What the core decided in the pass; calls name them by their place.
+    ran : mapping of str to (mapping of str to str)
+        Operator of the model to the operators of PyTorch's attention that the profiler saw in it, each with the id of
+        its kernel.
+    """
+
+    def __init__(
+        self,
+        policy: KernelPolicy,
+        controls: Mapping[str, Control],
+        keys: Mapping[str, str],
+        made: Sequence[Decision],
+        ran: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        self._policy = policy
+        self._controls = controls
+        self._keys = keys
+        self._made = made
+        self._ran = ran
+
+    def told(self, seen: Sequence[SeenCall]) -> tuple[KernelDecision, ...]:
+        """Return the decisions as a report holds them."""
+        return merged(one for call in seen for one in self._of(call))
+
+    def key_of(self, route: Route) -> str:
+        """Return the key of the policy that a route stands for; ``"default"`` where nothing is asked."""
+        return self._keys.get(route.source, route.source)
+
+    def asked_of(self, call: SeenCall) -> tuple[tuple[str, ...], str]:
+        """Return what the policy asks for a call that was not decided, and the key; nothing where PyTorch does it."""
+        from xpuruntime.pytorch.explaining.asking import means_more
+
+        words, key = self._policy.choose(
+            call.op,
+            dtype=call.dtype or None,
+            device=call.device or None,
+            arch=_arch_of(call.device),
+            phase="infer",
+            node=call.node or None,
+            module=module_of_node(call.node) or None,
+        )
+        return (words, key) if means_more(call.op, words) else ((), "default")
+
+    def passed_over(self, route: Route) -> dict[str, str]:
+        """Return the words that cannot serve a route, each with the reason."""
+        return {word: why.replace(route.source, self.key_of(route)) for word, why in route.passed_over}
+
+    def ours(self, call: SeenCall) -> list[Decision]:
+        """Return what the core decided for a call."""
+        return [self._made[number] for number in sorted(call.served)]
+
+    def instead(self, call: SeenCall) -> dict[str, str]:
+        """Return the operators of attention that ran although a route names another kernel, with their kernels."""
+        from xpuruntime.pytorch.sdpa_backends import BACKENDS
+
+        ran = self._ran.get(call.node, {})
+        if call.route is None or call.route.kernel not in BACKENDS or call.route.kernel in ran.values():
+            return {}
+        return dict(ran)
+
+    def unsupported(self, key: str) -> str:
+        """Return why the plan calls a key unsupported; empty where it does not."""
+        control = self._controls.get(key)
+        return control.reason if control is not None and control.enforceability == "unsupported" else ""
+
+    def _of(self, call: SeenCall) -> Iterator[KernelDecision]:
+        route = call.route
+        if route is None:
+            words, key = self.asked_of(call)
+            if words:
+                refused = self._refused(call, words, self.unsupported(key) or call.why)
+                yield _native(call, words, key, "fallback", None, refused)
+        elif not route.native:
+            for number, count in sorted(call.served.items()):
+                yield self._by_ours(call, route, self._made[number], count)
+        elif why := self.unsupported(self.key_of(route)):
+            key = self.key_of(route)
+            words = words_of(self._policy, key)
+            yield _native(call, words, key, "fallback", route.kernel, self._refused(call, words, why))
+        elif route.tuned:
+            yield self._measured(call, route)
+        elif route.asked != ("auto",):
+            yield self._by_torch(call, route)
+
+    def _refused(self, call: SeenCall, words: Sequence[str], why: str) -> list[KernelCandidate]:
+        """Return that nothing that is asked for serves: each with its own reason, or the one of all."""
+        cuda = call.device.startswith("cuda")
+        return [_refused(word, why_not(call.op, word, cuda=cuda) or why) for word in words]
+
+    def _by_torch(self, call: SeenCall, route: Route) -> KernelDecision:
+        """Return that a kernel of PyTorch's serves, because it is asked for or because none of those can."""
+        key = self.key_of(route)
+        source = "fallback" if route.status == "substituted" else _asking(key)
+        passed = self.passed_over(route)
+        rest = f"was not needed: {route.kernel} serves"
+        words = [word for word in route.asked if word not in passed and not _names(call.op, word, route.kernel)]
+        candidates = [_refused(word, passed[word]) for word in route.asked if word in passed]
+        candidates += [_served(route.kernel), *(_refused(word, rest) for word in words)]
+        chosen, notes = route.kernel, []
+        ran = sorted(set(self._ran.get(call.node, {}).values()))
+        if instead := self.instead(call):
+            chosen, source = ", ".join(ran), "fallback"
+            notes = [f"{route.kernel} was called for, and PyTorch ran {', '.join(sorted(instead))}"]
+            candidates = [
+                _refused(route.kernel, "PyTorch ran another one") if one.id == route.kernel else one
+                for one in candidates
+            ] + [_served(kernel) for kernel in ran]
+        elif route.kernel == "torch.sdpa" and ran:
+            notes = [f"PyTorch chose {', '.join(ran)}"]
+        return _native(call, route.asked, key, source, chosen, candidates, notes)
+
+    def _measured(self, call: SeenCall, route: Route) -> KernelDecision:
+        """Return that PyTorch's own kernel was measured to be no slower than ours."""
+        times = dict(route.times)
+        own = times.get(route.kernel)
+        candidates = [_served(route.kernel, own)]
+        for name, spent in times.items():
+            if name != route.kernel:
+                text = "was measured" if not own else f"takes {spent / own:.2f} times as long as PyTorch's own"
+                candidates.append(_candidate(_named(call.op, name), True, text, spent))
+        return _native(call, route.asked, _tuning(self.key_of(route)), "tuned", route.kernel, candidates)
+
+    def _by_ours(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
+        """Return that a kernel of ours serves, with what became of the words before the one that named it."""
+        from xpuruntime.ops.recording import as_record
+        from xpuruntime.pytorch.routing import DEFAULT_ID
+
+        record = as_record(made, (call.node,) if call.node else (), count=count)
+        key = self.key_of(route)
+        asked, passed = route.asked, self.passed_over(route)
+        if why := self.unsupported(key):
+            asked = words_of(self._policy, key)
+            passed = {one.id: one.reason for one in self._refused(call, asked, why)}
+        known = {one.id for one in record.candidates}
+        candidates = [_refused(word, why) for word, why in passed.items() if word not in known]
+        candidates += [
+            msgspec.structs.replace(one, accepted=False, reason=passed[one.id]) if one.id in passed else one
+            for one in record.candidates
+        ]
+        source: DecisionSource = "tuned" if route.tuned or made.source == "tuned" else _asking(key)
+        notes = record.notes
+        if route.tuned:
+            name = DEFAULT_ID[call.op]
+            own = dict(route.times).get(name)
+            ours = min((spent for other, spent in route.times if other != name), default=0.0)
+            if own and ours:
+                text = f"takes {own / ours:.2f} times as long as ours"
+                candidates.append(_candidate(name, True, text, own))
+                told = f"measured against PyTorch's own, as calls from Python: {own:.2f} us, ours {ours:.2f} us"
+                notes = (*notes, told)
+        return msgspec.structs.replace(
+            record,
+            asked=asked,
+            asked_by=_tuning(key) if route.tuned else key,
+            source="fallback" if why else source,
+            candidates=tuple(candidates),
+            notes=notes,
+        )
+
+
+def _native(
+    call: SeenCall,
+    asked: tuple[str, ...],
+    key: str,
+    source: DecisionSource,
+    chosen: str | None,
+    candidates: Sequence[KernelCandidate],
+    notes: Sequence[str] = (),
+) -> KernelDecision:
+    """Return that a kernel of PyTorch's serves a call."""
+    what = " x ".join(str(list(shape)) for shape in call.shapes)
+    return KernelDecision(
+        op=call.op,
+        description=f"{' '.join(filter(None, (call.op, call.dtype, what)))}, by PyTorch",
+        nodes=(call.node,) if call.node else (),
+        module="" if call.route is None else call.route.module,
+        shapes={},
+        dtype=call.dtype,
+        device=call.device,
+        phase="infer",
+        asked=asked,
+        asked_by=key,
+        source=source,
+        chosen=chosen,
+        config="",
+        candidates=tuple(candidates),
+        notes=tuple(notes),
+        count=call.count,
+    )
+
+
+def _candidate(word: str, accepted: bool, reason: str, measured_us: float | None = None) -> KernelCandidate:
+    name, _, config = word.partition("@")
+    return KernelCandidate(id=name, config=config, accepted=accepted, reason=reason, measured_us=measured_us)
+
+
+def _refused(word: str, reason: str) -> KernelCandidate:
+    return _candidate(word, False, reason)
+
+
+def _served(kernel: str, measured_us: float | None = None) -> KernelCandidate:
+    return _candidate(kernel, True, "", measured_us)
+
+
+def _names(op: str, word: str, kernel: str) -> bool:
+    """Whether a word means a kernel of PyTorch's."""
+    from xpuruntime.pytorch.routing import NATIVE_WORDS
+
+    return word == "auto" or NATIVE_WORDS[op].get(word) == kernel
+
+
+def _named(op: str, name: str) -> str:
+    """Return an id for what was measured: kernels of ours as one are called by their operator."""
+    return f"xpuruntime.{op}" if name == "auto" else name
+
+
+def _asking(key: str) -> DecisionSource:
+    return "rule" if key.startswith("kernels.rules") else "pinned"
+
+
+def _tuning(key: str) -> str:
+    return "kernels.auto_strategy" if key == "default" else key
+
+
+def _arch_of(device: str) -> str | None:
+    import torch
+
+    from xpuruntime.pytorch.calls import arch_of
+
+    return arch_of(torch.device(device)) if device else None

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`live_bytes`: from the tensors that units make and read, what is live around each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.evidence.memory_over_time import LiveBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = ["Step", "live_bytes"]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit, as far as memory goes.
+
+    Attributes
+    ----------
+    unit : str
+    reads : tuple of str
+        Tensors that it reads.
+    makes : dict of str to int
+        Tensors that it makes, with their bytes.
+    views : dict of str to str
+        Tensors that it makes without memory of their own, with the tensor whose memory they share.
+    """
+
+    unit: str
+    reads: tuple[str, ...]
+    makes: dict[str, int] = {}
+    views: dict[str, str] = {}
+
+
+def live_bytes(steps: Sequence[Step], outputs: Collection[str] = ()) -> tuple[LiveBytes, ...]:
+    """Return what is live around each step, in the order of the steps.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        In the order of execution.
+    outputs : collection of str
+        Tensors that are needed after the last step.
+
+    Notes
+    -----
+    What no step makes, such as weights and the model's inputs, counts for nothing, nor does a view of it.
+    """
+    owner: dict[str, str] = {}
+    size: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in step.reads:
+            if name in owner:
+                last[owner[name]] = position
+        for name, held in step.makes.items():
+            owner[name] = name
+            size[name] = held
+            last[name] = position
+        for name, base in step.views.items():
+            if base in owner:
+                owner[name] = owner[base]
+                last[owner[base]] = position
+    for name in outputs:
+        if name in owner:
+            last[owner[name]] = len(steps)
+    ends: dict[int, list[str]] = {}
+    for name, position in last.items():
+        ends.setdefault(position, []).append(name)
+    found, now = [], 0
+    for position, step in enumerate(steps):
+        now += sum(step.makes.values())
+        during = now
+        now -= sum(size[name] for name in ends.get(position, ()))
+        found.append(LiveBytes(unit=step.unit, during=during, after=now))
+    return tuple(found)

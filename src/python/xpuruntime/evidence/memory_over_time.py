@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`MemorySample` and `LiveBytes`: who held how much during the pass, and what a model's own tensors need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LiveBytes", "MemorySample", "most_by_owner", "most_live"]
+
+
+class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
+    """Who held how many bytes at one moment of the pass.
+
+    Attributes
+    ----------
+    moment : str
+        What had just happened, such as ``"instrumented copy loaded"``.
+    at_us : float
+        Microseconds since the first sample.
+    owners : dict of str to int
+        Bytes by owner. They overlap, so they are not added up: ``"session: …"`` is what the engine tells of the
+        session, ``"pool …: in use"`` and ``"pool …: cached"`` one of our memory pools, ``"process: resident"`` and
+        ``"process: most resident"`` what the operating system counts for the process, now and since it began, and
+        ``"cuda:0: used"`` all that is taken of a device, by any process.
+    """
+
+    moment: str
+    at_us: float
+    owners: dict[str, int]
+
+
+class LiveBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tensors that a model's units make occupy around one unit.
+
+    A tensor counts from the unit that makes it to the last one that reads it, or to the end where it is an output.
+    Weights and the inputs of the model are not counted.
+
+    Attributes
+    ----------
+    unit : str
+        The `id` of the unit; units come in the order of execution.
+    during : int
+        Bytes while it runs: with what it reads, and with what it makes.
+    after : int
+        Bytes that are still needed after it.
+    """
+
+    unit: str
+    during: int
+    after: int
+
+
+def most_by_owner(samples: Sequence[MemorySample]) -> dict[str, tuple[int, str]]:
+    """Return the most bytes that each owner held in any sample, and the first moment at which it held them."""
+    found: dict[str, tuple[int, str]] = {}
+    for sample in samples:
+        for owner, held in sample.owners.items():
+            if owner not in found or held > found[owner][0]:
+                found[owner] = (held, sample.moment)
+    return found
+
+
+def most_live(series: Sequence[LiveBytes]) -> LiveBytes | None:
+    """Return the unit around which most bytes are live, the first of them; ``None`` where nothing is known."""
+    return max(series, key=lambda one: one.during, default=None)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`EntryPoint`: PyTorch's functions that compute attention, and which words of a policy mean a kernel of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from xpuruntime import _core
+from xpuruntime.ops.ambient import prepare
+from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FLEX", "SDPA", "VARLEN", "EntryPoint", "left"]
+
+
+class EntryPoint(NamedTuple):
+    """One of PyTorch's functions for attention.
+
+    Attributes
+    ----------
+    name : str
+    words : dict of str to str
+        Words that mean a kernel of this function, each with the id it goes by.
+    default : str
+        What it runs where a policy leaves the choice.
+    ours : str
+        Why no kernel of this library can stand in for it; empty where one may.
+    """
+
+    name: str
+    words: Mapping[str, str]
+    default: str
+    ours: str
+
+    def reason_against(self, word: str) -> str:
+        """Return why a word means no kernel of this function, a sentence; empty where a kernel of ours may serve."""
+        if word == "auto" or word in self.words:
+            return ""
+        others = [entry.name for entry in _ENTRIES if entry.name != self.name and word in entry.words]
+        if others:
+            return f"it is a kernel of {' and '.join(others)}, and this is {self.name}"
+        if not self.ours:
+            return ""
+        prepare()
+        known = _core.KernelRegistry.instance().find("attention", word.partition("@")[0])
+        return self.ours if known else f"{self.name} has no such kernel"
+
+
+SDPA = EntryPoint("scaled_dot_product_attention", NATIVE_WORDS["attention"], DEFAULT_ID["attention"], "")
+FLEX = EntryPoint(
+    "flex_attention",
+    {
+        "torch": "torch.flex",
+        "torch.sdpa": "torch.flex",
+        "torch.flex": "torch.flex",
+        "torch.flex_triton": "torch.flex_triton",
+        "torch.flex_decode": "torch.flex_decode",
+        "torch.flex_flash": "torch.flex_flash",
+        "math": "torch.math",
+        "torch.math": "torch.math",
+    },
+    "torch.flex",
+    "flex_attention stays PyTorch's because score_mod and mask_mod are compiled into its kernel, and this one takes "
+    "neither",
+)
+VARLEN = EntryPoint(
+    "varlen_attn",
+    {
+        "torch": "torch.varlen",
+        "torch.sdpa": "torch.varlen",
+        "torch.varlen": "torch.varlen",
+        "flash_v2": "torch.flash",
+        "torch.flash": "torch.flash",
+        "flash_v3": "flash_v3",
+        "cudnn": "torch.cudnn",
+        "torch.cudnn": "torch.cudnn",
+    },
+    "torch.varlen",
+    "varlen_attn stays PyTorch's because this one has no form for sequences that are packed into one tensor",
+)
+_ENTRIES = (SDPA, FLEX, VARLEN)
+
+
+def left(entry: EntryPoint, kernel: str = "") -> Route:
+    """Return the route of a call that no policy speaks of, by `kernel` where that is known."""
+    return Route("attention", ("auto",), "default", kernel or entry.default)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A session on a CUDA device that is not there, whose engine says that one node ran on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.null import NullEngine, NullModel
+from xpuruntime.engines.registry import EngineRegistry
+from xpuruntime.evidence.records import Boundary, Unit
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+GPU = CudaFacts(
+    index=0, name="some GPU", compute_capability=(9, 0), total_memory=1 << 37, sm_count=132,
+    driver_version=(13, 0), runtime_version=(13, 0), pci_id="0000:01:00.0",
+)  # fmt: skip
+MACHINE = Machine(
+    system="Linux", architecture="x86_64", python="3.12", cpu=CpuFacts(name="cpu", cores=8), cuda=(GPU,),
+    core_cuda=True, engines={"null": EngineFacts(name="null", version="1", loadable=True, providers=("null",))},
+)  # fmt: skip
+
+
+class PlantedModel(NullModel):
+    """Says that one node of the demo model ran on the CPU of a CUDA session, between two copies."""
+
+    refusal: ClassVar[str | None] = None
+
+    def observe(self, feeds: Any, runs: int) -> Observed:
+        seen = super().observe(feeds, runs)
+        names = [node.name for node in self._info.nodes]
+        units = tuple(
+            Unit(
+                id=name,
+                op=node.op,
+                relation="exact",
+                source_nodes=(name,),
+                outputs=node.outputs,
+                engine="null",
+                device="cpu" if name == "pool2" else "cuda:0",
+            )
+            for name, node in zip(names, self._info.nodes, strict=True)
+        )
+        copy = Boundary(kind="copy", where="cuda:0 -> cpu", count=1, bytes=64)
+        return msgspec.structs.replace(seen, units=units, boundaries=(copy,))
+
+    def graph_refusal(self) -> str | None:
+        return self.refusal
+
+
+class PlantedEngine(NullEngine):
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        return ("cuda:0",) if machine.cuda else ("cpu",)
+
+    def judge(self, request: Any, machine: Machine) -> Any:
+        found = super().judge(msgspec.structs.replace(request, device="cpu"), machine)
+        verdict = msgspec.structs.replace(found.verdict, candidate=f"null@{request.device}")
+        return msgspec.structs.replace(found, verdict=verdict)
+
+    def load(self, request: Any, judgement: Any, machine: Machine) -> Any:
+        model = super().load(request, judgement, machine)
+        model.__class__ = PlantedModel
+        return model
+
+
+def planted(graph: str = "prefer") -> xrt.InferenceSession:
+    registry = EngineRegistry()
+    registry.register(PlantedEngine())
+    execution = xrt.ExecutionPolicy(engine="null", device="cuda:0", cuda_graph=graph)  # type: ignore[arg-type]
+    return xrt.InferenceSession(xrt.demo_model_path(), exec_policy=execution, registry=registry, machine=MACHINE)
+
+
+@pytest.mark.filterwarnings("ignore::xpuruntime.XpuRuntimeWarning")
+class TestPlanted:
+    def test_the_node_on_the_cpu_is_named_in_every_form(self) -> None:
+        with planted() as session:
+            report = session.explain(runs=1)
+        status = report.cuda_graph
+        assert status is not None
+        assert (status.status, status.asked) == ("blocked", "prefer")
+        assert [(one.node, one.op, one.kind) for one in status.blockers] == [
+            ("pool2", "MaxPool", "placement"),
+            ("cuda:0 -> cpu", "copy", "copy"),
+        ]
+        assert status.holds_for[0].startswith("the sizes it was captured with: image leaves N open")
+        for text in (str(report), report._repr_html_(), report.to_html()):
+            assert "pool2" in text
+            assert "runs on cpu, and a graph holds" in " ".join(text.split())
+
+    def test_what_a_binding_said_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with planted() as session:
+            session.bind({"image": (1, 1, 8, 8)})
+            assert session.explain(runs=1).cuda_graph.status == "blocked"  # type: ignore[union-attr]
+            bind = type(session._loaded).bind
+
+            def captured(*given: Any) -> Any:
+                binding = bind(*given)
+                binding.graph = "captured"
+                return binding
+
+            monkeypatch.setattr(PlantedModel, "bind", captured)
+            session.bind({"image": (1, 1, 8, 8)})
+            assert session.explain(runs=1).cuda_graph.status == "captured"  # type: ignore[union-attr]
+
+    def test_a_required_graph_that_was_refused_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: Any) -> Any:
+            raise xrt.EngineError("m.onnx cannot be captured as a CUDA graph: not now", engine="null")
+
+        monkeypatch.setattr(PlantedModel, "bind", refused)
+        with planted("require") as session:
+            with pytest.raises(xrt.EngineError):
+                session.bind()
+            status = session.explain(runs=1).cuda_graph
+        assert status is not None
+        assert status.status == "refused"
+        assert "not now" in status.reason
+        assert "pool2 (MaxPool)" in status.reason
+
+    def test_a_refusal_at_loading_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(PlantedModel, "refusal", "This session has control flow nodes")
+        with planted() as session:
+            status = session.explain(runs=1).cuda_graph
+        assert status is not None
+        assert status.reason.startswith("null refused: This session has control flow nodes")
