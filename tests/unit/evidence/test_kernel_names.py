@@ -76,7 +76,7 @@ def test_other_names_say_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)", "cutlass::Kernel2"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)", "cutlass_80_simt_sgemm_128x32_8x5_tn_align1"),
         ("void at::native::(anonymous namespace)::softmax<4, f<float>>(int, float*)", "at::native::softmax"),
         ("nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN", "nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN"),
         ("(a)", "(a)"),
