@@ -14,10 +14,10 @@ from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
 
 torch = pytest.importorskip("torch")
 
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # noqa: E402
 
-from xpuruntime.pytorch import kineto_recording
-from xpuruntime.pytorch.kineto_recording import KinetoRecording, nest, place, read, sizes, with_bytes
+from xpuruntime.pytorch import kineto_recording  # noqa: E402
+from xpuruntime.pytorch.kineto_recording import KinetoRecording, nest, place, read, sizes, with_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,7 +192,14 @@ def test_bytes_come_from_the_trace_in_the_order_of_a_call() -> None:
     def piece(kind: Any, correlation: int) -> DeviceWork:
         return DeviceWork(kind, str(kind), 0, 0, 1, 2, correlation=correlation)
 
-    work = [piece("copy", 4), piece("kernel", 6), piece("copy", 4), piece("fill", 5), piece("copy", 4), piece("copy", 3)]
+    work = [
+        piece("copy", 4),
+        piece("kernel", 6),
+        piece("copy", 4),
+        piece("fill", 5),
+        piece("copy", 4),
+        piece("copy", 3),
+    ]
     assert [one.bytes for one in with_bytes(work, known)] == [10, 0, 20, 64, 0, 0]
 
 
@@ -216,9 +223,7 @@ class Profiler:
 
 
 @pytest.mark.parametrize("limit", [100, 1])
-def test_a_recording_gets_work_calls_and_operators(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int
-) -> None:
+def test_a_recording_gets_work_calls_and_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int) -> None:
     monkeypatch.setattr(kineto_recording, "Profiler", Profiler)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ours = Recording(
