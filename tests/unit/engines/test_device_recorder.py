@@ -116,7 +116,7 @@ def test_without_devices_pytorch_is_not_asked(kineto: type[Kineto]) -> None:
 def test_where_pytorchs_profiler_runs_already_a_note_says_so(
     kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Any, limit: int) -> None:  # noqa: ARG001
+    def refused(self: Any, limit: int) -> None:
         raise InputError("one runs already")
 
     recorder = DeviceRecorder()
@@ -131,7 +131,7 @@ def test_where_pytorchs_profiler_runs_already_a_note_says_so(
 def test_a_profiler_that_does_not_start_leaves_no_recording(
     kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failed(self: Any) -> None:  # noqa: ARG001
+    def failed(self: Any) -> None:
         raise RuntimeError("CUPTI is taken")
 
     monkeypatch.setattr(kineto, "start", failed)
@@ -141,7 +141,7 @@ def test_a_profiler_that_does_not_start_leaves_no_recording(
 
 
 def test_a_device_that_failed_ends_the_recording(kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch) -> None:
-    def failed(self: Any) -> None:  # noqa: ARG001
+    def failed(self: Any) -> None:
         raise CudaError("an illegal address")
 
     monkeypatch.setattr(kineto, "stop", failed)

@@ -166,7 +166,7 @@ def test_marks_that_overlap_are_on_rows_of_their_own() -> None:
     assert rows["a"] == rows["c"]
     assert rows["b"] == rows["in b"]
     assert len({rows["a"], rows["b"], rows["other thread"]}) == 3
-    assert set(names(trace, "thread_name")[ENGINES, row] for row in rows.values()) == {"asynchronous runs"}
+    assert {names(trace, "thread_name")[ENGINES, row] for row in rows.values()} == {"asynchronous runs"}
 
 
 def test_an_empty_recording_is_a_trace() -> None:

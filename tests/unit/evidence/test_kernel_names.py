@@ -16,7 +16,11 @@ NAMES = [
         False,
         "fp32",
     ),
-    ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_cublas", True, "tf32"),
+    (
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_cublas",
+        True,
+        "tf32",
+    ),
     (
         "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_warpgroupsize1x1x1_g1_strided_"
         "execute_kernel__5x_cudnn",
@@ -76,7 +80,10 @@ def test_other_names_say_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)", "cutlass::Kernel2"),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)",
+            "cutlass_80_simt_sgemm_128x32_8x5_tn_align1",
+        ),
         ("void at::native::(anonymous namespace)::softmax<4, f<float>>(int, float*)", "at::native::softmax"),
         ("nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN", "nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN"),
         ("(a)", "(a)"),

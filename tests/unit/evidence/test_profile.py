@@ -80,7 +80,13 @@ def test_what_is_printed() -> None:
     text = str(profile(notes=("something is missing",)))
     assert text.startswith("3.00 ms; device work: by CUPTI")
     [kernel] = [line.split() for line in text.splitlines() if line.startswith(" kernel")]
-    assert kernel == ["kernel", "cutlass::Kernel2", "2", "8.0", "53%"]  # of 15 us of kernels, copies and fills
+    assert kernel == [
+        "kernel",
+        "cutlass_80_simt_sgemm_128x32_8x5_tn_align1",
+        "2",
+        "8.0",
+        "53%",
+    ]  # of 15 us of kernels, copies and fills
     [wait] = [line.split() for line in text.splitlines() if line.startswith(" wait")]
     assert wait[-2:] == ["1", "900.0"]  # no share: it is no work
     assert "1,500" in text

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import signal
 import subprocess
@@ -86,9 +87,15 @@ def test_an_error_in_the_block_ends_it(
     tmp_path: Path, session: xrt.InferenceSession, error: type[BaseException]
 ) -> None:
     before = session.run
-    with pytest.raises(error), xrt.profile(tmp_path / "t.json") as prof:
-        session.run(X)
-        raise error
+    prof = xrt.profile(tmp_path / "t.json")
+
+    def work() -> None:
+        with prof:
+            session.run(X)
+            raise error
+
+    with pytest.raises(error):
+        work()
     assert session.run is before
     assert len(prof.result.ranges) == 1
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -101,7 +108,6 @@ def test_ctrl_c_in_the_block_ends_it(session: xrt.InferenceSession) -> None:
     before = session.run
     with pytest.raises(KeyboardInterrupt), xrt.profile() as prof, prof.range("long"):
         signal.raise_signal(signal.SIGINT)
-        threading.Event().wait(5)
     assert session.run is before
     assert [(one.name, one.finished) for one in prof.result.ranges] == [("long", True)]
 
@@ -147,7 +153,7 @@ def test_a_profile_that_cannot_begin_leaves_nothing(
     session: xrt.InferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = session.run
-    monkeypatch.setattr(profiling.WatchedRuns, "start", lambda self: 1 / 0)  # noqa: ARG005
+    monkeypatch.setattr(profiling.WatchedRuns, "start", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         xrt.profile().__enter__()
     monkeypatch.undo()
@@ -208,22 +214,32 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_block(
 def test_a_trace_that_cannot_be_written_afterwards_raises(tmp_path: Path, session: xrt.InferenceSession) -> None:
     (tmp_path / "folder").mkdir()
     before = session.run
-    with pytest.raises(InputError, match="cannot write the trace"), xrt.profile(tmp_path / "folder" / "t.json") as prof:
-        (tmp_path / "folder").rmdir()
-        session.run(X)
+    prof = xrt.profile(tmp_path / "folder" / "t.json")
+
+    def work() -> None:
+        with prof:
+            (tmp_path / "folder").rmdir()
+            session.run(X)
+
+    with pytest.raises(InputError, match="cannot write the trace"):
+        work()
     assert session.run is before
     assert len(prof.result.ranges) == 1  # the result is there all the same
 
 
 def test_an_error_in_the_block_is_the_one_heard(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+
+    def work() -> None:
+        with xrt.profile(tmp_path / "folder" / "t.json"):
+            (tmp_path / "folder").rmdir()
+            raise ZeroDivisionError
+
     with (
         pytest.warns(XpuRuntimeWarning, match="the block failed, and so did its profile: cannot write"),
         pytest.raises(ZeroDivisionError),
-        xrt.profile(tmp_path / "folder" / "t.json"),
     ):
-        (tmp_path / "folder").rmdir()
-        raise ZeroDivisionError
+        work()
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
@@ -270,7 +286,7 @@ def test_explain_inside_lays_units_of_other_engines_end_to_end(tmp_path: Path) -
     timed = [unit for unit in report.units if unit.time is not None and unit.time.unit == "us" and unit.time.value]
     assert laid
     assert [one.name for one in laid] == [unit.id for unit in timed]
-    assert all(after.start_ns == before.end_ns for before, after in zip(laid, laid[1:], strict=False))
+    assert all(after.start_ns == before.end_ns for before, after in itertools.pairwise(laid))
     assert laid[0].start_ns >= prof.result._recording.start_ns
     assert [round((one.end_ns - one.start_ns) / 1000, 2) for one in laid] == pytest.approx(
         [unit.time.value for unit in timed], abs=0.01

@@ -59,7 +59,7 @@ def test_runs_of_an_open_session_are_seen_and_its_run_is_the_same_afterwards(
                 got = session.run(feeds)
         assert session.run is before
         assert set(vars(session._loaded)) == attributes
-        name = list(want)[0]
+        name = next(iter(want))
         np.testing.assert_array_equal(got[name], want[name])
         session.run(feeds)
     assert len(runs(prof)) == 3

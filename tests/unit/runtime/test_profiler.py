@@ -158,7 +158,7 @@ def test_without_a_device_a_note_says_why() -> None:
     assert re.fullmatch(r"ranges of the host only: .*(driver|device|CUDA).*", note), note
 
 
-@pytest.mark.parametrize("name", ["", "naïve 模型 🚀", "x" * 100_000, "quote \" backslash \\ \n"])
+@pytest.mark.parametrize("name", ["", "naïve 模型 🚀", "x" * 100_000, 'quote " backslash \\ \n'])
 def test_names_are_kept_as_they_are(name: str) -> None:
     profiler.start(devices=False)
     with profiled(name):

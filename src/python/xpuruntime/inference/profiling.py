@@ -75,7 +75,9 @@ class profile:  # noqa: N801 - used like a function
         self, trace: str | os.PathLike[str] | None = None, *, devices: bool = True, limit: int = LIMIT
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            msg = f"limit must be a whole number of at least 1, got {limit!r}: it is how many records of a kind are kept"
+            msg = (
+                f"limit must be a whole number of at least 1, got {limit!r}: it is how many records of a kind are kept"
+            )
             raise InputError(msg)
         self._target = trace
         self._recorder = DeviceRecorder(devices=devices, limit=limit)

@@ -204,7 +204,9 @@ def test_of_two_calls_with_one_number_the_outer_one_tells_when(runtime_first: bo
 def test_many_nodes_are_joined_in_little_time() -> None:
     made = Made()
     count = 20_000
-    spans = tuple(NodeSpan(f"n{at % 200}", at % 200, "Relu", 1000 + at, 1000 + at + 0.9, 1, CUDA) for at in range(count))
+    spans = tuple(
+        NodeSpan(f"n{at % 200}", at % 200, "Relu", 1000 + at, 1000 + at + 0.9, 1, CUDA) for at in range(count)
+    )
     events = tuple(NodeEvent(name=f"n{at}", index=at, op="Relu", provider=CUDA, runs=1) for at in range(200))
     made.profile = Profile(events=events, windows=((1000, 1000 + count),), spans=spans)
     for at in range(count):
