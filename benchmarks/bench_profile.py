@@ -54,7 +54,10 @@ def calls_on(device: str, path: Path, keep: list[Any]) -> dict[str, Callable[[],
 
 
 def sample(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Return microseconds of a call, as the mean of a round."""
+    """Return microseconds of a call, as the mean of a round, after some that are not counted."""
+    for _ in range(CALLS // 6):
+        call()
+    wait()
     start = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -158,7 +158,8 @@ def test_explain_sees_the_kernels_of_the_gradient():
         with xt.explain() as found:
             step()
     (row,) = (row for row in found.rows if row.operator == "aten::convolution_backward")
-    assert (row.phase, row.status, row.resolved) == ("backward", "honoured", "cudnn.conv_heuristic")
+    assert (row.phase, row.status) == ("backward", "honoured")
+    assert row.resolved.partition("@")[0] == "cudnn.conv_heuristic"
     assert row.observed
     assert row.time_us > 0
     assert found.coverage.bypassed == 0

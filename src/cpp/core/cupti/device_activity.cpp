@@ -5,10 +5,12 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <mutex>
 
 #include "cuda/driver_function.h"
 #include "cuda_api.h"
@@ -57,7 +59,15 @@ void set_records(std::shared_ptr<Records> next) {
 
 CUpti_SubscriberHandle subscriber = nullptr;
 
-void CUPTIAPI ignore(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void*) {}
+// CUPTI leaves the process where a call of CUDA's ends; anywhere else another thread may be in it.
+std::atomic<bool> leaving{false};
+
+void CUPTIAPI on_call(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void* data) {
+  if (static_cast<const CUpti_CallbackData*>(data)->callbackSite == CUPTI_API_EXIT &&
+      leaving.exchange(false)) {
+    (void)Library::get().finalize();
+  }
+}
 
 void CUPTIAPI give_buffer(std::uint8_t** buffer, std::size_t* bytes, std::size_t* most) {
   *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(kAlignment, kBufferBytes));
@@ -105,23 +115,42 @@ std::string refused(const Library& library, const char* call, CUptiResult status
   }
 }
 
+// Waits for the devices that this process has a context on; makes none on others. Whether there was
+// any.
+bool wait_for_devices() {
+  using GetState = int(int, unsigned*, int*);
+  auto* const state_of = cuda::driver_function<GetState>("cuDevicePrimaryCtxGetState");
+  std::string none;
+  const std::size_t count = cuda::enumerate(none).size();
+  bool any = false;
+  for (int device = 0; device < static_cast<int>(count); ++device) {
+    unsigned flags = 0;
+    int active = 0;
+    if (state_of(device, &flags, &active) == 0 && active != 0) {
+      cuda::synchronize(device);
+      any = true;
+    }
+  }
+  return any;
+}
+
 void switch_off(const Library& library, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) (void)library.disable(kKinds[i]);
   (void)library.unsubscribe(subscriber);
   subscriber = nullptr;
 }
 
-// Waits for the devices that this process has a context on; makes none on others.
-void wait_for_devices() {
-  using GetState = int(int, unsigned*, int*);
-  auto* const state_of = cuda::driver_function<GetState>("cuDevicePrimaryCtxGetState");
-  std::string none;
-  const std::size_t count = cuda::enumerate(none).size();
-  for (int device = 0; device < static_cast<int>(count); ++device) {
-    unsigned flags = 0;
-    int active = 0;
-    if (state_of(device, &flags, &active) == 0 && active != 0) cuda::synchronize(device);
+// Takes CUPTI out of the process, so that calls of CUDA's cost what they did before. Whether it is;
+// any call of CUPTI's would bring it back.
+bool leave_process(const Library& library) noexcept {
+  leaving.store(true);
+  try {
+    if (library.enable_domain(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API) == CUPTI_SUCCESS) {
+      wait_for_devices();
+    }
+  } catch (const std::exception&) {  // said by the wait before
   }
+  return !leaving.exchange(false);
 }
 
 }  // namespace
@@ -133,7 +162,7 @@ std::string start(std::size_t limit) {
   } catch (const UnsupportedOperationError& error) {
     return error.what();
   }
-  CUptiResult status = library->subscribe(&subscriber, &ignore, nullptr);
+  CUptiResult status = library->subscribe(&subscriber, &on_call, nullptr);
   if (status != CUPTI_SUCCESS) return refused(*library, "cuptiSubscribe", status);
   set_records(std::make_shared<Records>(*library, limit));
   const auto fail = [&](const char* call, std::size_t enabled) {
@@ -155,13 +184,19 @@ std::string start(std::size_t limit) {
 Collected stop() {
   const Library& library = Library::get();
   std::exception_ptr failure;
+  bool used = false;
   try {
-    wait_for_devices();
+    used = wait_for_devices();
   } catch (const CudaError&) {
     failure = std::current_exception();
   }
   (void)library.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-  switch_off(library, kKinds.size());
+  for (const CUpti_ActivityKind kind : kKinds) (void)library.disable(kind);
+  if (used && leave_process(library)) {
+    subscriber = nullptr;
+  } else {
+    switch_off(library, 0);
+  }
   const std::shared_ptr<Records> collected = records();
   set_records(nullptr);
   if (failure) std::rethrow_exception(failure);

@@ -26,6 +26,8 @@ Library::Library() {
 #define XPURUNTIME_FIND(member, name) member = library.get<decltype(member)>(name)
   XPURUNTIME_FIND(subscribe, "cuptiSubscribe");
   XPURUNTIME_FIND(unsubscribe, "cuptiUnsubscribe");
+  XPURUNTIME_FIND(enable_domain, "cuptiEnableDomain");
+  XPURUNTIME_FIND(finalize, "cuptiFinalize");
   XPURUNTIME_FIND(register_callbacks, "cuptiActivityRegisterCallbacks");
   XPURUNTIME_FIND(register_clock, "cuptiActivityRegisterTimestampCallback");
   XPURUNTIME_FIND(enable, "cuptiActivityEnable");

@@ -22,6 +22,8 @@ struct Library {
   SharedLibrary library;
   decltype(&cuptiSubscribe) subscribe;
   decltype(&cuptiUnsubscribe) unsubscribe;
+  decltype(&cuptiEnableDomain) enable_domain;
+  decltype(&cuptiFinalize) finalize;
   decltype(&cuptiActivityRegisterCallbacks) register_callbacks;
   decltype(&cuptiActivityRegisterTimestampCallback) register_clock;
   decltype(&cuptiActivityEnable) enable;

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from xpuruntime.evidence.graph_status import BlockerKind, GraphBlocker, GraphStatus, named
+from xpuruntime.evidence.records import BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,6 +113,7 @@ def graph_blockers(
 ) -> tuple[GraphBlocker, ...]:
     """Return what cannot be captured, each source node once, in the order of the units."""
     ops = {node.name: node.op for node in graph}
+    boundaries = [one for one in boundaries if not one.where.endswith(BESIDE)]
     copied = any(one.kind == "copy" for one in boundaries) or any(unit.op in _COPIES for unit in units)
     found: dict[str, GraphBlocker] = {}
     for unit in units:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 __all__ = [
+    "BESIDE",
     "Boundary",
     "Control",
     "Conversion",
@@ -224,6 +225,10 @@ class SourceNode(_Record, frozen=True, kw_only=True):
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+#: Ends `Boundary.where` of copies and fills that no node started: those of a run's own inputs and outputs.
+BESIDE = "outside of nodes"
 
 
 class Boundary(_Record, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from xpuruntime.evidence.kernel_names import what_name_says
-from xpuruntime.evidence.records import Boundary, DeviceKernel, Time
+from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, Time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -190,13 +190,13 @@ def _copies(outside: Iterable[_Piece], runs: int) -> list[Boundary]:
     for piece in outside:
         work = piece.work
         if work.kind == "copy":
-            groups[f"{work.source or '?'} -> {work.destination or '?'}, outside of nodes"].append(piece)
+            groups[f"{work.source or '?'} -> {work.destination or '?'}, {BESIDE}"].append(piece)
     return [_boundary("copy", where, held, runs, "device") for where, held in groups.items()]
 
 
 def _other(outside: Iterable[_Piece], runs: int) -> list[Boundary]:
     held = [piece for piece in outside if piece.work.kind == "fill"]
-    return [_boundary("copy", "fills outside of nodes", held, runs, "device")] if held else []
+    return [_boundary("copy", f"fills {BESIDE}", held, runs, "device")] if held else []
 
 
 def _waits(waits: Iterable[_Piece], runs: int) -> list[Boundary]:
