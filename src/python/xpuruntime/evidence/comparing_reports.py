@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.comparing_decisions import compare_decisions
 from xpuruntime.evidence.comparing_sections import compare_graphs, compare_peaks, compare_shapes, untold
+from xpuruntime.evidence.device_kernels import told_kernel
 from xpuruntime.evidence.node_groups import NodeGroup, group_units
 from xpuruntime.evidence.records import Time
 from xpuruntime.evidence.report import Report
@@ -285,8 +286,8 @@ def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
     providers = a.provider != b.provider and None not in (a.provider, b.provider)
     if a.engine != b.engine or a.device != b.device or providers:
         found.append("placement")
-    told = None not in (a.kernel, b.kernel) and a.kernel_source == b.kernel_source == "reported"
-    if told and a.kernel != b.kernel:
+    kernels = told_kernel(a), told_kernel(b)
+    if None not in kernels and kernels[0] != kernels[1]:
         found.append("kernel")
     if a.precision_run != b.precision_run and None not in (a.precision_run, b.precision_run):
         found.append("precision")
@@ -323,7 +324,7 @@ def _side(unit: Unit) -> UnitSide:
         engine=unit.engine,
         device=unit.device,
         provider=unit.provider,
-        kernel=unit.kernel,
+        kernel=told_kernel(unit) or unit.kernel,
         precision=unit.precision_run,
         layout=unit.layout,
         time=unit.time,

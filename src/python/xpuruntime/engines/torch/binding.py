@@ -96,17 +96,14 @@ class TorchBinding(Binding):
         return replay
 
     def _capture(self, run: Callable[[], None]) -> Any:
-        torch = self._torch
-        side = torch.cuda.Stream(device=self._model._where)
-        side.wait_stream(torch.cuda.current_stream(self._model._where))
-        with torch.cuda.stream(side):
+        from xpuruntime.pytorch.capture.recording import CudaRecorder
+
+        # It mends what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
+        self._recorder = CudaRecorder(self._torch.device(self._model.device))
+        with self._recorder.warming():
             for _ in range(_WARM_UP):
                 run()
-        torch.cuda.current_stream(self._model._where).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            run()
-        return graph
+        return self._recorder.record(run, []).graph
 
     def _input(self, name: str, given: Any) -> Any:
         model, torch = self._model, self._torch

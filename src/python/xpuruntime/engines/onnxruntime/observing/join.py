@@ -20,7 +20,6 @@ from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_o
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
-from xpuruntime.evidence.kernel_names import short_name
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:
@@ -207,8 +206,6 @@ class _Joiner:
             layout=layout_of(node),
             time=event.time if event else None,
             device_kernels=event.device_kernels if event else (),
-            kernel=_kernel(event),
-            kernel_source="reported" if _kernel(event) else "unknown",
             placement_reason=None if event else _NOT_RUN,
             placement_source="none" if event else "rule",
             status=self._status(
@@ -261,8 +258,6 @@ class _Joiner:
             precision_run=precision_of(event),
             time=event.time,
             device_kernels=event.device_kernels,
-            kernel=_kernel(event),
-            kernel_source="reported" if _kernel(event) else "unknown",
         )
 
     def _idle(self, shares: Shares) -> list[Unit]:
@@ -331,11 +326,3 @@ class _Joiner:
                 )
             )
         return units
-
-
-def _kernel(event: NodeEvent | None) -> str | None:
-    """Return the device's kernels of a node in short, longest first; ``None`` where no device was watched."""
-    if event is None:
-        return None
-    names = dict.fromkeys(short_name(one.name) for one in event.device_kernels if one.kind == "kernel")
-    return ", ".join(names) or None

@@ -12,7 +12,7 @@ const COLUMNS = [
   { name: "device", value: (u) => u.device },
   { name: "asked", value: (u) => u.asked || "-" },
   { name: "ran in", value: (u) => u.ran || "?" },
-  ...(UNITS.some((u) => u.kernel) ? [{ name: "kernel", value: kernelOf, show: (u) => short(kernelOf(u)), full: kernelOf }] : []),
+  ...(UNITS.some((u) => u.kernel || u.deviceKernels.length) ? [{ name: "kernel", value: kernelOf, show: (u) => short(kernelOf(u)), full: kernelOf }] : []),
   { name: "time", number: true, value: (u) => (u.kind ? u.time : -1), show: (u) => (u.kind ? timeOf(u) : "-") },
   { name: "share", number: true, value: (u) => (u.kind ? u.share : -1), show: (u) => (u.kind ? share(u.share) : "-") },
 ];
@@ -25,7 +25,8 @@ const FACETS = [
 ];
 
 function kernelOf(unit) {
-  return unit.kernel || "unknown";
+  const ran = unit.deviceKernels.filter((one) => one.kind === "kernel").map((one) => DATA.strings[one.short]);
+  return unit.kernel || [...new Set(ran)].join(", ") || "unknown";
 }
 
 function showUnits() {
