@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a profile costs: while none was ever taken, after one, and inside one, on a model that computes almost nothing.
+"""What a profile costs: where none was ever taken, after one, and inside one, on a model that computes almost nothing.
 
     python benchmarks/bench_profile.py --device cpu
     python benchmarks/bench_profile.py --device cuda:0
     python benchmarks/bench_profile.py --device cuda:0 --beside-torch
 
-On CUDA the device is waited for after each round of calls, inside its time. The profile is by CUPTI; with
-``--beside-torch``, by PyTorch's profiler.
+Three processes take turns: one that has never profiled, one that has once, and one that does. On CUDA the device is
+waited for after each round of calls, inside its time. The profile is by CUPTI; with ``--beside-torch``, by PyTorch's
+profiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CALLS, ROUNDS, WARM = 300, 60, 300
+STATES = ("never", "after", "inside")
+NAMES = ("session.run", "binding.run", "ops.matmul")
 #: A profile that is off may cost this share of a call.
 TARGET = 0.01
 
@@ -65,43 +71,100 @@ def sample(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) / CALLS * 1e6
 
 
+def work(device: str, when: str) -> None:
+    """Be one of the processes: a line with the name of a call asks for a sample, and is answered with one of JSON."""
+    wait: Callable[[], Any] = (lambda: None) if device == "cpu" else (lambda: xrt.synchronize(device))
+    keep: list[Any] = []
+    told: dict[str, Any] = {"source": "", "work": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        calls = calls_on(device, models.save(models.mlp(), Path(folder)), keep)
+        for call in calls.values():
+            for _ in range(WARM):
+                call()
+        wait()
+        if when == "after":
+            with xrt.profile():
+                for call in calls.values():
+                    sample(call, wait)
+        for line in sys.stdin:
+            call = calls[line.strip()]
+            if when == "inside":
+                with xrt.profile() as prof:
+                    taken = sample(call, wait)
+                told = {"source": prof.result.source, "work": len(prof.result.work)}
+            else:
+                taken = sample(call, wait)
+            print(json.dumps({"us": taken, **told}), flush=True)
+
+
+class Worker:
+    """One of the processes."""
+
+    def __init__(self, arguments: list[str], when: str) -> None:
+        command = [sys.executable, __file__, *arguments, "--worker", when]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, name: str) -> dict[str, Any]:
+        """Return a sample."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(name + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("a worker ended: see what it wrote above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
 def main() -> None:
     """Time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--beside-torch", action="store_true")
     parser.add_argument("--out")
+    parser.add_argument("--worker", choices=STATES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.beside_torch:
-        import torch
+    if options.worker is not None:
+        if options.beside_torch:
+            import torch
 
-        torch.zeros(1, device=options.device)
-    wait: Callable[[], Any] = (lambda: None) if options.device == "cpu" else (lambda: xrt.synchronize(options.device))
-    keep: list[Any] = []
-    samples: dict[str, list[float]] = {}
+            torch.zeros(1, device=options.device)
+        work(options.device, options.worker)
+        return
+    arguments = ["--device", options.device, *(["--beside-torch"] if options.beside_torch else [])]
+    workers = {when: Worker(arguments, when) for when in STATES}
+    samples: dict[str, list[float]] = {f"{name}, {when}": [] for name in NAMES for when in STATES}
     source, records = "", 0
-    with tempfile.TemporaryDirectory() as folder:
-        calls = calls_on(options.device, models.save(models.mlp(), Path(folder)), keep)
-        for name, call in calls.items():
-            for _ in range(WARM):
-                call()
-            wait()
-            samples[f"{name}, never"] = [sample(call, wait) for _ in range(ROUNDS)]
-        for _ in range(ROUNDS):
-            for name, call in calls.items():
-                with xrt.profile() as prof:
-                    taken = sample(call, wait)
-                samples.setdefault(f"{name}, inside", []).append(taken)
-                source, records = prof.result.source, max(records, len(prof.result.work))
-                samples.setdefault(f"{name}, after", []).append(sample(call, wait))
+    for number in range(ROUNDS):
+        order = STATES[number % 3 :] + STATES[: number % 3]
+        for name in NAMES:
+            for when in order:
+                answer = workers[when].ask(name)
+                samples[f"{name}, {when}"].append(answer["us"])
+                if when == "inside":
+                    source, records = answer["source"], max(records, answer["work"])
+    for worker in workers.values():
+        worker.close()
     medians = table(samples)
     found = {}
-    for name in calls:
-        never, after, inside = (medians[f"{name}, {when}"] for when in ("never", "after", "inside"))
-        found[name] = {"after_ratio": after / never, "inside_us": inside - after}
-        print(f"  {name}: after a profile {after / never - 1:+.2%}, inside one {inside - after:+.2f} us a call")
-    print(f"  source {source or 'none'}, up to {records} pieces of device work in a profile of {CALLS} calls")
-    spread = {name: statistics.pstdev(values) for name, values in samples.items()}
+    for name in NAMES:
+        never, after, inside = (samples[f"{name}, {when}"] for when in STATES)
+        paired = [b / a for a, b in zip(never, after, strict=True)]
+        added = [b - a for a, b in zip(never, inside, strict=True)]
+        found[name] = {"after_ratio": statistics.median(paired), "inside_us": statistics.median(added)}
+        print(
+            f"  {name}: after a profile {statistics.median(paired) - 1:+.2%}, inside one {statistics.median(added):+.2f} us"
+        )
+    print(
+        f"  source {source or 'none'}, up to {records} pieces of device work in a profile of {CALLS + CALLS // 6} calls"
+    )
     suffix = "cpu" if options.device == "cpu" else "kineto" if options.beside_torch else "cupti"
     body = {
         "device": options.device,
@@ -109,15 +172,10 @@ def main() -> None:
         "calls_a_round": CALLS,
         "target_off": TARGET,
         "median_us": medians,
-        "spread_us": spread,
         "found": found,
         "samples_us": samples,
     }
     write(f"profile_{suffix}", body, options.out)
-    for one in keep:
-        close = getattr(one, "close", None)
-        if close is not None:
-            close()
 
 
 if __name__ == "__main__":
