@@ -6,9 +6,9 @@
     python benchmarks/bench_profile.py --device cuda:0
     python benchmarks/bench_profile.py --device cuda:0 --beside-torch
 
-Three processes take turns: one that has never profiled, one that has once, and one that does. On CUDA the device is
-waited for after each round of calls, inside its time. The profile is by CUPTI; with ``--beside-torch``, by PyTorch's
-profiler.
+Four processes take turns: two that have never profiled, whose difference is the noise, one that has once, and one that
+does; they are started anew several times. On CUDA the device is waited for after each round of calls, inside its time.
+The profile is by CUPTI; with ``--beside-torch``, by PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from xpuruntime.testing import models
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CALLS, ROUNDS, WARM = 300, 60, 300
-STATES = ("never", "after", "inside")
+CALLS, ROUNDS, STARTS, WARM = 300, 12, 6, 300
+STATES = ("never", "control", "after", "inside")
 NAMES = ("session.run", "binding.run", "ops.matmul")
 #: A profile that is off may cost this share of a call.
 TARGET = 0.01
@@ -139,32 +139,37 @@ def main() -> None:
         work(options.device, options.worker)
         return
     arguments = ["--device", options.device, *(["--beside-torch"] if options.beside_torch else [])]
-    workers = {when: Worker(arguments, when) for when in STATES}
     samples: dict[str, list[float]] = {f"{name}, {when}": [] for name in NAMES for when in STATES}
     source, records = "", 0
-    for number in range(ROUNDS):
-        order = STATES[number % 3 :] + STATES[: number % 3]
-        for name in NAMES:
-            for when in order:
-                answer = workers[when].ask(name)
-                samples[f"{name}, {when}"].append(answer["us"])
-                if when == "inside":
-                    source, records = answer["source"], max(records, answer["work"])
-    for worker in workers.values():
-        worker.close()
+    for _ in range(STARTS):
+        workers = {when: Worker(arguments, when) for when in STATES}
+        for number in range(ROUNDS):
+            first = number % len(STATES)
+            for name in NAMES:
+                for when in STATES[first:] + STATES[:first]:
+                    answer = workers[when].ask(name)
+                    samples[f"{name}, {when}"].append(answer["us"])
+                    if when == "inside":
+                        source, records = answer["source"], max(records, answer["work"])
+        for worker in workers.values():
+            worker.close()
     medians = table(samples)
     found = {}
     for name in NAMES:
-        never, after, inside = (samples[f"{name}, {when}"] for when in STATES)
-        paired = [b / a for a, b in zip(never, after, strict=True)]
-        added = [b - a for a, b in zip(never, inside, strict=True)]
-        found[name] = {"after_ratio": statistics.median(paired), "inside_us": statistics.median(added)}
-        print(
-            f"  {name}: after a profile {statistics.median(paired) - 1:+.2%}, inside one {statistics.median(added):+.2f} us"
+        never, *others = (samples[f"{name}, {when}"] for when in STATES)
+        control, after, inside = ([(b - a) / a * 100 for a, b in zip(never, other, strict=True)] for other in others)
+        more = statistics.median(b - a for a, b in zip(never, others[-1], strict=True))
+        found[name] = {
+            "control_percent": statistics.median(control),
+            "after_percent": statistics.median(after),
+            "inside_percent": statistics.median(inside),
+            "inside_us": more,
+        }
+        told = ", ".join(
+            f"{key.partition('_')[0]} {value:+.2f} %" for key, value in found[name].items() if "percent" in key
         )
-    print(
-        f"  source {source or 'none'}, up to {records} pieces of device work in a profile of {CALLS + CALLS // 6} calls"
-    )
+        print(f"  {name}: {told}, which is {more:+.2f} us a call")
+    print(f"  source {source or 'none'}, up to {records} pieces of device work in {CALLS + CALLS // 6} calls")
     suffix = "cpu" if options.device == "cpu" else "kineto" if options.beside_torch else "cupti"
     body = {
         "device": options.device,
