@@ -139,7 +139,7 @@ TEST(Profiler, TakesThreadsWhileRecordingsBeginAndEnd) {
     const Recording found = profiler().stop();
     for (const RangeRecord& range : found.ranges) {
       EXPECT_LE(range.start_ns, range.end_ns);
-      if (range.parent != 0) EXPECT_EQ(range.name, "inner");
+      EXPECT_EQ(range.parent != 0, range.name == "inner");
     }
   }
   go.store(false);
