@@ -18,6 +18,7 @@ from report_kernels import KERNEL_SECTIONS
 from report_onnxruntime import custom_ops
 from report_openvino import openvino
 from report_parts import Check, Section, machine, number, spread, table, target_table
+from report_profile import PROFILE_SECTIONS
 from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_torch import torch_sessions
@@ -214,6 +215,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "openvino_overhead": openvino,
     "qnn_overhead": qnn,
     "torch_overhead": torch_sessions,
+    **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
 }
