@@ -51,8 +51,8 @@ def _profile(name: str, record: dict[str, Any]) -> Section:
     )
     text = (
         "What does a call cost in a process that has never profiled, in another such, in one that has, and in one that "
-        f"does? Medians of the differences within {count} rounds of {record['calls_a_round']} calls; the processes take "
-        "turns. The first column of percent is the noise of such a comparison, where it was taken.\n\n"
+        f"does? Medians of the differences within {count} rounds of {record['calls_a_round']} calls; the processes "
+        "take turns. The first column of percent is the noise of such a comparison, where it was taken.\n\n"
         f"{note}{machine(record)}\n`python benchmarks/bench_profile.py {command}`\n\n{table(head, rows)}"
     )
     return Section(_TITLES[name], text + (f"\n{target_table(checks)}" if checks else ""), tuple(checks))
