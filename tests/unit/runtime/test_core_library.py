@@ -49,7 +49,8 @@ def test_the_stub_names_what_there_is():
     body = [node for stub in STUBS for node in ast.parse(stub.read_text(encoding="utf-8")).body]
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef) and not is_type_only(node)}
     functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    assert public(dir(_core)) == public(classes) | functions
+    constants = {node.target.id for node in body if isinstance(node, ast.AnnAssign) and node.value is None}
+    assert public(dir(_core)) == public(classes) | functions | public(constants)
     for name, node in classes.items():
         members = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
         assert public(vars(getattr(_core, name))) == public(members), name
