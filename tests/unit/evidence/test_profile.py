@@ -13,6 +13,7 @@ import pytest
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
+from xpuruntime.evidence.trace_file import check_trace
 from xpuruntime.runtime.marks import Mark
 from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
 
@@ -132,7 +133,7 @@ def test_a_trace_is_written_as_a_whole(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["trace", "trace.txt", "trace.json.bz2", "trace.JSON", ""])
 def test_another_ending_is_refused(tmp_path: Path, name: str) -> None:
-    for refused in (Profile.check_trace, profile().save_trace):
+    for refused in (check_trace, profile().save_trace):
         with pytest.raises(InputError, match=r"'\.json' or '\.json\.gz'.*end it so"):
             refused(tmp_path / name)
 
@@ -145,7 +146,7 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_reason(tmp_path: Pat
         (tmp_path / "folder.json", "Is a directory"),
         (tmp_path / "file" / "t.json", "Not a directory"),
     ):
-        for refused in (Profile.check_trace, profile().save_trace):
+        for refused in (check_trace, profile().save_trace):
             with pytest.raises(InputError) as error:
                 refused(path)
             assert f"cannot write the trace to '{path}': {reason}" in str(error.value)
@@ -153,19 +154,19 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_reason(tmp_path: Pat
 
 def test_a_folder_without_the_right_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that belongs to somebody else: tests may run as root, who may write anywhere."""
-    from xpuruntime.evidence import profile as module
+    from xpuruntime.evidence import trace_file as module
 
     def refused(**_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(module.tempfile, "TemporaryFile", refused)
     with pytest.raises(InputError, match="Permission denied"):
-        Profile.check_trace(tmp_path / "t.json")
+        check_trace(tmp_path / "t.json")
 
 
 def test_a_check_leaves_nothing_and_an_old_trace_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("old")
-    Profile.check_trace(tmp_path / "t.json")
+    check_trace(tmp_path / "t.json")
     assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
     assert (tmp_path / "t.json").read_text() == "old"
 

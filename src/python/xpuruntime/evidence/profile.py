@@ -4,22 +4,17 @@
 
 from __future__ import annotations
 
-import errno
-import gzip
-import os
-import tempfile
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import msgspec
-
-from xpuruntime.errors import InputError
 from xpuruntime.evidence.chrome_trace import chrome_trace
 from xpuruntime.evidence.kernel_names import short_name
-from xpuruntime.runtime.files import replace_file
+from xpuruntime.evidence.trace_file import trace_path, write_trace
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     from rich.console import RenderableType
 
     from xpuruntime.runtime.marks import Mark
@@ -145,30 +140,9 @@ class Profile:
         InputError
             The path ends otherwise, or the file cannot be written.
         """
-        target = _trace_path(path)
-        data = msgspec.json.encode(chrome_trace(self._recording, self._marks, metadata))
-        try:
-            replace_file(target, gzip.compress(data, 6) if target.name.endswith(".gz") else data)
-        except OSError as error:
-            raise _cannot_write(target, error) from error
+        target = trace_path(path)
+        write_trace(target, chrome_trace(self._recording, self._marks, metadata))
         return target
-
-    @staticmethod
-    def check_trace(path: str | os.PathLike[str]) -> None:
-        """Refuse a path to which no trace can be written.
-
-        Raises
-        ------
-        InputError
-        """
-        target = _trace_path(path)
-        try:
-            if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with tempfile.TemporaryFile(dir=target.parent) as probe:
-                probe.write(b"{}")
-        except OSError as error:
-            raise _cannot_write(target, error) from error
 
     def __str__(self) -> str:
         from xpuruntime.evidence.tables import plain
@@ -206,21 +180,6 @@ class Profile:
     def __repr__(self) -> str:
         counts = f"{len(self.ranges)} ranges, {len(self.work)} pieces of device work"
         return f"<Profile of {self.duration_us / 1000:.2f} ms: {counts}, source {self.source}>"
-
-
-def _trace_path(path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
-    if not target.name.endswith((".json", ".json.gz")):
-        msg = f"a trace is written as '.json' or '.json.gz', and the path is '{target}': end it so"
-        raise InputError(msg)
-    return target
-
-
-def _cannot_write(target: Path, error: OSError) -> InputError:
-    return InputError(
-        f"cannot write the trace to '{target}': {error.strerror or error}. Give the path of a file, in a folder that "
-        "exists, is writable and has room."
-    )
 
 
 _SOURCES = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.profile import Profile
+from xpuruntime.evidence.trace_file import check_trace
 from xpuruntime.inference.watched_runs import WatchedRuns
 from xpuruntime.runtime.marks import Marks, watch_marks
 from xpuruntime.runtime.profiler import LIMIT, profiled
@@ -98,7 +99,7 @@ class profile:  # noqa: N801 - used like a function
 
     def __enter__(self) -> profile:
         if self._target is not None:
-            Profile.check_trace(self._target)
+            check_trace(self._target)
         if not _one_at_a_time.acquire(blocking=False):
             msg = "a profile goes on already, and there is one at a time in a process: leave its with block first"
             raise InputError(msg)

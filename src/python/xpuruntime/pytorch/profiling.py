@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.evidence.trace_file import cannot_write, check_trace, trace_path
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
 from xpuruntime.pytorch import calls, module_paths
@@ -83,17 +84,14 @@ class profile:  # noqa: N801 - used like a function
         profile_memory: bool = False,
         with_stack: bool = False,
     ) -> None:
-        self._target = None if export_chrome_trace is None else Path(export_chrome_trace)
-        if self._target is not None and not self._target.name.endswith((".json", ".json.gz")):
-            msg = f"a trace is written as '.json' or '.json.gz', and the path is '{self._target}': end it so"
-            raise InputError(msg)
+        self._target = None if export_chrome_trace is None else trace_path(export_chrome_trace)
         self._activities = None if activities is None else list(activities)
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         if self._target is not None:
-            check_target(self._target)
+            check_trace(self._target)
         refuse_a_second("profile()")
         self._recorder = CallRecorder(_range)
         self._marks = Marks()
@@ -134,32 +132,6 @@ class profile:  # noqa: N801 - used like a function
             except (OSError, RuntimeError) as error:
                 raise cannot_write(target, error) from error
             merge_trace(raw, target, self._recorder.kinds, served_since(self._before), self._marks.taken)
-
-
-def check_target(target: Path) -> None:
-    """Refuse a path to which no file can be written.
-
-    Raises
-    ------
-    InputError
-    """
-    if target.is_dir():
-        msg = f"cannot write the trace to '{target}': it is a folder. Give the path of a file."
-        raise InputError(msg)
-    try:
-        with tempfile.TemporaryFile(prefix=".xpuruntime-trace-", dir=target.parent) as probe:
-            probe.write(b"{}")
-    except OSError as error:
-        raise cannot_write(target, error) from error
-
-
-def cannot_write(target: Path, error: Exception) -> InputError:
-    """Return the error for a trace that cannot be written."""
-    reason = getattr(error, "strerror", None) or error
-    return InputError(
-        f"cannot write the trace to '{target}': {reason}. Give a path in a folder that exists, is writable and has "
-        "room."
-    )
 
 
 def _range(seen: Seen) -> Any:

@@ -8,7 +8,6 @@ flows (``s`` and ``f``), times in microseconds after ``baseTimeNanoseconds``.
 
 from __future__ import annotations
 
-import gzip
 import json
 from bisect import bisect_left
 from collections import defaultdict
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.trace_file import write_trace
 from xpuruntime.pytorch.explaining.building import decision_of
-from xpuruntime.runtime.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,12 +68,7 @@ def merge_trace(
         raise InputError(msg) from error
     events = document["traceEvents"]
     events += _Own(document.get("baseTimeNanoseconds", 0), events).events(kinds, decisions, marks)
-    data = msgspec.json.encode(document)
-    try:
-        replace_file(target, gzip.compress(data, 6) if target.name.endswith(".gz") else data)
-    except OSError as error:
-        msg = f"cannot write the trace to '{target}': {error.strerror or error}. Give a path in a folder that has room."
-        raise InputError(msg) from error
+    write_trace(target, document)
 
 
 def _read(data: bytes) -> dict[str, Any]:
