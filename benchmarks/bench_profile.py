@@ -8,13 +8,15 @@
 
 Four processes take turns: two that have never profiled, whose difference is the noise, one that has once, and one that
 does; they are started anew several times. On CUDA the device is waited for after each round of calls, inside its time.
-The profile is by CUPTI; with ``--beside-torch``, by PyTorch's profiler.
+The profile is by CUPTI; with ``--beside-torch``, by PyTorch's profiler, and a fifth process has profiled with
+``TEARDOWN_CUPTI=1``, by which PyTorch gives CUPTI back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 CALLS, ROUNDS, STARTS, WARM = 300, 12, 6, 300
 STATES = ("never", "control", "after", "inside")
+STATES_BESIDE_TORCH = ("never", "control", "after", "released", "inside")
 NAMES = ("session.run", "binding.run", "ops.matmul")
 #: A profile that is off may cost this share of a call.
 TARGET = 0.01
@@ -82,7 +85,7 @@ def work(device: str, when: str) -> None:
             for _ in range(WARM):
                 call()
         wait()
-        if when == "after":
+        if when in ("after", "released"):
             with xrt.profile():
                 for call in calls.values():
                     sample(call, wait)
@@ -102,7 +105,9 @@ class Worker:
 
     def __init__(self, arguments: list[str], when: str) -> None:
         command = [sys.executable, __file__, *arguments, "--worker", when]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "TEARDOWN_CUPTI": "1"} if when == "released" else None
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
     def ask(self, name: str) -> dict[str, Any]:
         """Return a sample."""
@@ -129,7 +134,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--beside-torch", action="store_true")
     parser.add_argument("--out")
-    parser.add_argument("--worker", choices=STATES, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=STATES_BESIDE_TORCH, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         if options.beside_torch:
@@ -139,14 +144,15 @@ def main() -> None:
         work(options.device, options.worker)
         return
     arguments = ["--device", options.device, *(["--beside-torch"] if options.beside_torch else [])]
-    samples: dict[str, list[float]] = {f"{name}, {when}": [] for name in NAMES for when in STATES}
+    states = STATES_BESIDE_TORCH if options.beside_torch else STATES
+    samples: dict[str, list[float]] = {f"{name}, {when}": [] for name in NAMES for when in states}
     source, records = "", 0
     for _ in range(STARTS):
-        workers = {when: Worker(arguments, when) for when in STATES}
+        workers = {when: Worker(arguments, when) for when in states}
         for number in range(ROUNDS):
-            first = number % len(STATES)
+            first = number % len(states)
             for name in NAMES:
-                for when in STATES[first:] + STATES[:first]:
+                for when in states[first:] + states[:first]:
                     answer = workers[when].ask(name)
                     samples[f"{name}, {when}"].append(answer["us"])
                     if when == "inside":
@@ -156,19 +162,16 @@ def main() -> None:
     medians = table(samples)
     found = {}
     for name in NAMES:
-        never, *others = (samples[f"{name}, {when}"] for when in STATES)
-        control, after, inside = ([(b - a) / a * 100 for a, b in zip(never, other, strict=True)] for other in others)
-        more = statistics.median(b - a for a, b in zip(never, others[-1], strict=True))
+        never, *others = (samples[f"{name}, {when}"] for when in states)
         found[name] = {
-            "control_percent": statistics.median(control),
-            "after_percent": statistics.median(after),
-            "inside_percent": statistics.median(inside),
-            "inside_us": more,
+            f"{when}_percent": statistics.median((b - a) / a * 100 for a, b in zip(never, other, strict=True))
+            for when, other in zip(states[1:], others, strict=True)
         }
+        more = found[name]["inside_us"] = statistics.median(b - a for a, b in zip(never, others[-1], strict=True))
         told = ", ".join(
             f"{key.partition('_')[0]} {value:+.2f} %" for key, value in found[name].items() if "percent" in key
         )
-        print(f"  {name}: {told}, which is {more:+.2f} us a call")
+        print(f"  {name}: {told}; inside {more:+.2f} us a call")
     print(f"  source {source or 'none'}, up to {records} pieces of device work in {CALLS + CALLS // 6} calls")
     suffix = "cpu" if options.device == "cpu" else "kineto" if options.beside_torch else "cupti"
     body = {

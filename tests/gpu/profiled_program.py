@@ -90,5 +90,51 @@ def graph() -> dict[str, Any]:
     return told(prof)
 
 
+def memory() -> dict[str, Any]:
+    direct, pinned = xrt.MemoryPool("cuda:0", "direct"), xrt.MemoryPool("cuda:0", "pinned")
+    stream = xrt.Stream("cuda:0")
+    pageable = xrt.Tensor.from_numpy(np.ones(1 << 18, np.float32))
+    device = xrt.Tensor.from_numpy(np.ones(1 << 19, np.float32)).to("cuda:0", stream=stream)
+    fixed = xrt.Tensor.empty((1 << 19,), pool=pinned)
+    stream.synchronize()
+    with xrt.profile() as prof:
+        with prof.range("pageable"):
+            pageable.to("cuda:0", stream=stream)
+            stream.synchronize()
+        with prof.range("pinned"):
+            fixed.copy_(device, stream=stream)
+            stream.synchronize()
+        with prof.range("allocates"):
+            buffer = direct.allocate(3 << 20, stream)
+            del buffer
+            stream.synchronize()
+    return told(prof)
+
+
+def two_devices() -> dict[str, Any]:
+    host = np.ones((64, 64), np.float32)
+    tensors = [xrt.Tensor.from_numpy(host).to(device) for device in ("cuda:0", "cuda:1")]
+    for one in tensors:
+        xrt.ops.matmul(one, one)
+    with xrt.profile() as prof:
+        for number, one in enumerate(tensors):
+            with prof.range(f"on {number}"):
+                xrt.ops.matmul(one, one)
+        for one in tensors:
+            xrt.synchronize(one.device)
+    return told(prof)
+
+
+def watched_by_ncu() -> dict[str, Any]:
+    a, b = work()
+    xrt.ops.matmul(a, b)
+    with xrt.profile() as prof:
+        xrt.ops.matmul(a, b)
+        with prof.range("the one to look at"):
+            xrt.ops.matmul(a, b)
+        xrt.synchronize()
+    return told(prof)
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]]()))

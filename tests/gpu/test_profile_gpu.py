@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,39 @@ def test_work_of_a_graph_says_so() -> None:
     found = program("graph")
     assert any(one["graph"] for one in of(found, "kernel")), found["work"]
     assert any("GraphLaunch" in one["name"] for one in found["calls"])
+
+
+def test_copies_say_what_memory_they_read_and_write_and_allocations_their_bytes() -> None:
+    found = program("memory")
+    copies = {one["in"]: (one["source"], one["destination"], one["bytes"]) for one in of(found, "copy")}
+    assert copies == {
+        "pageable": ("host (pageable)", "device", 4 << 18),
+        "pinned": ("device", "host (pinned)", 4 << 19),
+    }
+    for kind in ("allocation", "release"):
+        made = [one for one in of(found, kind) if one["in"] == "allocates"]
+        assert [(one["bytes"], one["destination"]) for one in made] == [(3 << 20, "device")], (kind, found["work"])
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")
+def test_nsight_compute_finds_a_range_and_keeps_cupti() -> None:
+    done = subprocess.run(
+        ["ncu", "--clock-control", "none", "--nvtx", "--nvtx-include", "the one to look at/", "--csv", "--section",
+         "LaunchStats", sys.executable, str(Path(__file__).with_name("profiled_program.py")), "watched_by_ncu"],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"source"')))
+    # It takes CUPTI's place: the profile says so and times kernels of ours by events.
+    assert found["source"] == "events", found["notes"]
+    assert any("Nsight Compute" in note for note in found["notes"])
+    rows = list(csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"')))
+    launches = [row for row in rows if row.get("ID", "").isdigit()]
+    assert launches, done.stdout[-3000:]
+    for row in launches:
+        text = " ".join(str(value) for value in row.values())
+        assert "the one to look at" in text, row
+        assert "matmul " in text, row
 
 
 def test_beside_pytorch_its_profiler_is_the_source() -> None:

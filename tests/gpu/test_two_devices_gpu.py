@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from session_work import close, reference
 
 import xpuruntime as xrt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 
@@ -80,3 +78,34 @@ def test_the_current_device_is_the_callers() -> None:
         assert torch.cuda.current_device() == 1
     finally:
         xrt.set_current_device("cuda:0")
+
+
+def test_a_profile_sees_both_devices() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("profiled_program.py")), "two_devices"],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["source"] == "cupti", found["notes"]
+    assert {(one["device"], one["in"].split(" ")[0]) for one in found["work"] if one["kind"] == "kernel"} == {
+        (0, "matmul"),
+        (1, "matmul"),
+    }
+    waits = {one["device"] for one in found["work"] if one["kind"] == "wait"}
+    assert waits == {0, 1}, found["work"]
+
+
+def test_beside_pytorch_a_profile_sees_both_devices() -> None:
+    tensors = [torch.ones(64, 64, device=device) for device in ("cuda:0", "cuda:1")]
+    for one in tensors:
+        xrt.ops.matmul(one, one)
+    with xrt.profile() as prof:
+        for one in tensors:
+            xrt.ops.matmul(one, one)
+            torch.relu(one)
+    result = prof.result
+    assert result.source == "kineto", result.notes
+    named = {one.id: one.name for one in result.ranges}
+    seen = {(one.device, named.get(one.range, "").split(" ")[0]) for one in result.work if one.kind == "kernel"}
+    assert {(0, "matmul"), (1, "matmul")} <= seen, seen

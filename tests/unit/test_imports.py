@@ -165,3 +165,31 @@ def test_engines_do_not_import_each_other():
         if name.startswith("xpuruntime.engines.") and name.split(".")[2] in folders - {own} - BUILT_ON.get(own, set())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+#: What the rooms of evidence may use of each other. The modules beside them are the values that are told.
+TOLD = {"records", "report", "report_comparison", "kernels", "sections", "writing"}
+EVIDENCE = {
+    "carried": set(),
+    "kernels": {"records"},
+    "sections": {"records", "kernels"},
+    "traces": set(),
+    "making": TOLD,
+    "differences": TOLD,
+    "text": TOLD,
+    "page": TOLD | {"text"},
+}
+
+
+def test_rooms_of_evidence_import_one_way():
+    rooms = {path.parent.name for path in (SOURCE / "evidence").glob("*/__init__.py")}
+    assert rooms == EVIDENCE.keys()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for own in sorted(rooms)
+        for path in sorted((SOURCE / "evidence" / own).rglob("*.py"))
+        for line, name in imported_by(path)
+        if name == "xpuruntime.evidence"
+        or (name.startswith("xpuruntime.evidence.") and name.split(".")[2] not in EVIDENCE[own] | {own})
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -12,36 +12,14 @@
 
 #include "bind.h"
 #include "direct_gate.h"
+#include "product_operator.h"
+#include "torch_library.h"
 #include "torch_shim.h"
 
 namespace py = pybind11;
 
 namespace xpuruntime::bindings {
 namespace {
-
-// The version of PyTorch's C functions whose forms are used here.
-constexpr std::uint64_t kTorchVersion = std::uint64_t{2} << 56U | std::uint64_t{10} << 48U;
-
-// What an operator's name and dispatch key say.
-struct Operator {
-  std::string packet;  // "mm"
-  bool into = false;   // writes into `out`
-  bool adds = false;   // has an addend
-  void* kernel = nullptr;
-
-  Operator(const std::string& name, const std::string& key) {
-    packet = name.substr(0, name.find('.'));
-    const std::string overload = name.substr(packet.size());
-    into = overload == ".out";
-    adds = packet == "addmm" || packet == "baddbmm";
-    const bool known = adds || packet == "mm" || packet == "bmm";
-    if (!known || (!into && !overload.empty())) return;
-    const std::string device = key == "CUDA" ? "cuda" : key == "CPU" ? "cpu" : "";
-    if (device.empty()) return;
-    kernel = find_loaded(("libtorch_" + device + ".so").c_str(),
-                         ("aoti_torch_" + device + "_" + packet + "_out").c_str());
-  }
-};
 
 // As a kernel in Python: for operators with a Scalar, which PyTorch does not hand over in C.
 
@@ -76,7 +54,7 @@ PyMethodDef method = {"direct_gate",
 
 py::object make_direct_gate(const py::str& name, const std::string& key, const py::object& slow,
                             const py::object& native, const py::object& keyset) {
-  const Operator op(name, key);
+  const ProductOperator op(name, key);
   if (torch_shim() == nullptr || op.kernel == nullptr) return py::none();
   auto gate = std::make_unique<DirectGate>(name, slow, native, keyset, op.kernel, op.adds, op.into);
   const auto self =
@@ -175,27 +153,11 @@ std::optional<std::size_t> slot_of(std::string_view name, std::string_view key) 
   return std::nullopt;
 }
 
-// What takes the kernel away again when it is called.
-py::object open_library(const char* space, const std::string& key, const std::string& name,
-                        TorchKernel kernel) {
-  const TorchShim& torch = *torch_shim();
-  void* library = nullptr;
-  if (torch.open_library(space, key.c_str(), "xpuruntime", 0, &library) != 0) return py::none();
-  if (torch.implement(library, (std::string(space) + "::" + name).c_str(), kernel, kTorchVersion) !=
-      0) {
-    torch.close_library(library);
-    return py::none();
-  }
-  return py::cpp_function([library, closed = false]() mutable {
-    if (!std::exchange(closed, true)) torch_shim()->close_library(library);
-  });
-}
-
 py::object place_kernel(const std::string& name, const std::string& key, const py::object& slow,
                         const py::object& native, const py::object& keyset) {
   static constexpr auto kEntries = entries(std::make_index_sequence<kSlots>());
   const auto slot = slot_of(name, key);
-  const Operator op(name, key);
+  const ProductOperator op(name, key);
   if (torch_shim() == nullptr || !slot || op.kernel == nullptr) return py::none();
   if (DirectGate* const before = gates[*slot].load(); before != nullptr) {
     before->renew(slow, native);
@@ -203,7 +165,7 @@ py::object place_kernel(const std::string& name, const std::string& key, const p
     gates[*slot].store(new DirectGate(name, slow, native, keyset, op.kernel, op.adds, op.into),
                        std::memory_order_release);
   }
-  return open_library("aten", key, name, kEntries[*slot]);
+  return open_torch_library("aten", key, name, kEntries[*slot]);
 }
 
 // Raises LookupError, as an error of Python's that passes through PyTorch.
@@ -215,7 +177,7 @@ void raise(TorchValue* values, std::uint64_t /*arguments*/, std::uint64_t /*resu
 }
 
 py::object place_raising_kernel(const std::string& space, const std::string& name) {
-  return open_library(space.c_str(), "CPU", name, raise);
+  return open_torch_library(space.c_str(), "CPU", name, raise);
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <span>
 #include <utility>
 
+#include "call_facts.h"
 #include "gate_state.h"
 
 namespace py = pybind11;
@@ -16,8 +16,6 @@ namespace py = pybind11;
 namespace xpuruntime::bindings {
 namespace {
 
-constexpr std::size_t kMostWords = 64;
-constexpr std::uintptr_t kAlignment = 16;
 constexpr std::int64_t kMostRank = 3;
 constexpr std::size_t kMostValues = 8;
 
@@ -25,48 +23,14 @@ using Product = TorchStatus (*)(TorchTensor, TorchTensor, TorchTensor);
 using AddedProduct = TorchStatus (*)(TorchTensor, TorchTensor, TorchTensor, TorchTensor, double,
                                      double);
 
-// What tells calls of one kind from others; as fine as call_key.
-class Facts {
+// What tells calls of one kind from others.
+class Facts : public CallFacts {
  public:
-  explicit Facts(std::uint64_t gate) noexcept { words_[0] = gate; }
-
+  using CallFacts::CallFacts;
   bool put(const TorchShim& torch, const ProductTensors& tensors) noexcept {
-    return (tensors.c == nullptr || put(torch, tensors.c)) && put(torch, tensors.a) &&
-           put(torch, tensors.b) && (tensors.out == nullptr || put(torch, tensors.out));
+    return (tensors.c == nullptr || add(torch, tensors.c)) && add(torch, tensors.a) &&
+           add(torch, tensors.b) && (tensors.out == nullptr || add(torch, tensors.out));
   }
-  std::span<const std::uint64_t> words() const noexcept { return {words_.data(), size_}; }
-
- private:
-  bool put(const TorchShim& torch, TorchTensor tensor) noexcept {
-    std::int64_t dim = 0;
-    std::int64_t* sizes = nullptr;
-    std::int64_t* strides = nullptr;
-    std::int32_t dtype = 0;
-    std::int32_t device = 0;
-    std::int32_t index = 0;
-    const void* data = nullptr;
-    if (torch.dim(tensor, &dim) != 0 || torch.sizes(tensor, &sizes) != 0 ||
-        torch.strides(tensor, &strides) != 0 || torch.dtype(tensor, &dtype) != 0 ||
-        torch.device_type(tensor, &device) != 0 || torch.device_index(tensor, &index) != 0 ||
-        torch.data(tensor, &data) != 0) {
-      return false;
-    }
-    const auto rank = static_cast<std::size_t>(dim);
-    if (rank > kMostWords || size_ + 1 + 2 * rank > kMostWords) return false;
-    const auto byte = [](auto value) { return static_cast<std::uint64_t>(value) & 0xFFU; };
-    words_[size_++] = byte(rank) | byte(device) << 8U | byte(index) << 16U |
-                      byte(reinterpret_cast<std::uintptr_t>(data) & (kAlignment - 1)) << 24U |
-                      static_cast<std::uint64_t>(static_cast<std::uint32_t>(dtype)) << 32U;
-    for (const std::int64_t* values : {sizes, strides}) {
-      for (std::size_t i = 0; i < rank; ++i) {
-        words_[size_++] = static_cast<std::uint64_t>(values[i]);
-      }
-    }
-    return true;
-  }
-
-  std::array<std::uint64_t, kMostWords> words_;
-  std::size_t size_ = 1;
 };
 
 // The result of a product, as PyTorch's own kernels make it.
@@ -116,11 +80,6 @@ PyObject* imported(const char* module, const char* name) {
   return py::object(py::module_::import(module).attr(name)).release().ptr();
 }
 
-std::uint64_t next_number() noexcept {
-  static std::atomic<std::uint64_t> last{0};
-  return ++last;
-}
-
 }  // namespace
 
 DirectGate::DirectGate(py::str name, py::object slow, py::object native, py::object keyset,
@@ -132,12 +91,12 @@ DirectGate::DirectGate(py::str name, py::object slow, py::object native, py::obj
       kernel_(kernel),
       adds_(adds),
       into_(into),
-      number_(next_number()) {}
+      number_(next_gate_number()) {}
 
 void DirectGate::renew(py::object slow, py::object native) {
   slow_ = std::move(slow);
   native_ = std::move(native);
-  number_.store(next_number());
+  number_.store(next_gate_number());
 }
 
 bool DirectGate::take(PyObject* const* values, Py_ssize_t count, PyObject* names,

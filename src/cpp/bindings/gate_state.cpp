@@ -45,15 +45,16 @@ py::object attribute(PyObject* object, PyObject* name) {
 }
 
 // (key, phase, module)
-py::object with_circumstances(const py::object& key) {
+py::object with_circumstances(const py::object& key, const char* fixed) {
   const auto call = py::reinterpret_borrow<py::object>(state().circumstances);
   const auto rest = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(call.ptr()));
   if (!rest) throw py::error_already_set();
   if (PyTuple_Check(rest.ptr()) == 0 || PyTuple_GET_SIZE(rest.ptr()) != 2) {
     throw py::type_error("the circumstances of a call are its phase and its module");
   }
-  PyObject* const whole =
-      PyTuple_Pack(3, key.ptr(), PyTuple_GET_ITEM(rest.ptr(), 0), PyTuple_GET_ITEM(rest.ptr(), 1));
+  auto phase = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(rest.ptr(), 0));
+  if (fixed != nullptr && py::len(phase) > 0) phase = py::str(fixed);
+  PyObject* const whole = PyTuple_Pack(3, key.ptr(), phase.ptr(), PyTuple_GET_ITEM(rest.ptr(), 1));
   if (whole == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(whole);
 }
@@ -97,12 +98,13 @@ CallTable& native_calls() {
 }
 
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
-              py::object* place) {
+              py::object* place, const char* phase) {
   const State& now = state();
   if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
   if (now.routes == nullptr) return Verdict::kAlways;
   static PyObject* const place_name = interned("place");
   static PyObject* const quick_name = interned("quick");
+  static PyObject* const bare_name = interned("bare");
   PyObject* last = nullptr;
   if (names != nullptr && PyTuple_GET_SIZE(names) > 0) {
     if (PyTuple_GET_SIZE(names) > 1 ||
@@ -113,7 +115,7 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
   }
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const py::object key = call_key_of(name, arrays, count, last);
-  const py::object whole = now.circumstances == nullptr ? key : with_circumstances(key);
+  const py::object whole = now.circumstances == nullptr ? key : with_circumstances(key, phase);
   PyObject* const found = PyDict_GetItemWithError(routes.ptr(), whole.ptr());
   if (found == nullptr) {
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -128,6 +130,7 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
     *place = std::move(ours);
     return Verdict::kQuick;
   }
+  if (attribute(route.ptr(), bare_name).ptr() != Py_True) return Verdict::kAsk;
   // Arrays that cannot be seen have no key of their own, and may look like others here.
   return key.is_none() ? Verdict::kNative : Verdict::kAlways;
 }

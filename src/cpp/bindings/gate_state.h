@@ -32,10 +32,11 @@ bool arrays_decide() noexcept;
 CallTable& native_calls();
 
 /// `names` as of a vectorcall. With the GIL. `place`, where it is given, becomes the Place of a
-/// kernel of ours that is quick; where it is not, Python is asked for these. Throws
-/// py::error_already_set.
+/// kernel of ours that is quick; where it is not, Python is asked for these. `phase`: of every call
+/// of this operator, where rules ask for one; null where the circumstances of the call say it.
+/// Throws py::error_already_set.
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
-              pybind11::object* place = nullptr);
+              pybind11::object* place = nullptr, const char* phase = nullptr);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

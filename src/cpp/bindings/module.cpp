@@ -18,6 +18,8 @@ PYBIND11_MODULE(_core, module) {
   bind_call_key(module);
   bind_direct_gate(module);
   bind_gate(module);
+  bind_operator_gate(module);
+  bind_plain_gate(module);
   bind_onnxruntime(module);
   bind_profiler(module);
 }

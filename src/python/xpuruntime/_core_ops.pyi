@@ -174,4 +174,52 @@ def place_kernel(name: str, key: str, slow: Callable[..., Any], native: Any, key
 def place_raising_kernel(space: str, name: str) -> Callable[[], None] | None:
     """Put a kernel in C that raises LookupError in an operator's place for the CPU. Returns what takes it away."""
 
+def open_torch_dispatcher() -> str:
+    """Find PyTorch's dispatcher, and compare it with what is known. Returns what is against using it, or nothing."""
+
+def place_trial(asked: Callable[..., Any]) -> Callable[[], None] | None:
+    """Put a function over ``sspaddmm`` of dense tensors, which PyTorch always refuses, that asks Python.
+
+    Where `asked` returns ``None``, it calls ``addmm``. Returns what takes it away; ``None`` where it cannot be placed.
+    """
+
+def place_plain_gate(
+    name: str,
+    key: str,
+    slow: Callable[..., Any],
+    native: Any,
+    keyset: Any,
+    place_below: Callable[[], Callable[[], None]],
+) -> Callable[[], None]:
+    """Put a gate that PyTorch calls as it calls its own kernels over another, which `place_below` places.
+
+    Returns what takes away both, or what is below alone where this PyTorch's own kernel cannot be called so.
+    """
+
+def open_torch_values() -> str:
+    """Find PyTorch's C functions for what is no tensor. Returns what is against using them, or nothing."""
+
+def open_torch_state(plain_keys: int) -> str:
+    """Find what tells plain tensors, whose dispatch keys are among these bits, and threads from others.
+
+    Returns what is against using it, or nothing.
+    """
+
+def why_no_function(name: str, key: str) -> str:
+    """Return why PyTorch's own kernel of an operator cannot be called by a C++ function; empty where it can."""
+
+def run_operator(name: str, key: str, *args: Any) -> Any:
+    """Call PyTorch's own kernel of an operator by its C++ function. All arguments are by place."""
+
+def place_operator(
+    name: str, key: str, slow: Callable[..., Any], keyset: Any, trial: Callable[[], str | None]
+) -> Callable[[], None] | None:
+    """Put a gate in C in an operator's place, which calls that function once `trial` has returned nothing against it.
+
+    Returns what takes it away; ``None`` where it cannot be placed.
+    """
+
+def place_probe(space: str, slow: Callable[..., Any]) -> Callable[[], None] | None:
+    """Put a kernel in C in the place of ``passes`` that hands `slow` what PyTorch hands it, of every kind."""
+
 def measure_choose() -> dict[str, float]: ...

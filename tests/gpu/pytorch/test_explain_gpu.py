@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch")
 
 from torch.autograd import DeviceType  # noqa: E402
 
+import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -218,7 +219,8 @@ def test_cudnns_recurrent_layer_bypasses_a_policy():
         model(x)[0].square().mean().backward()
 
     with xt.kernel_policy(matmul="cublas.cublasLt"):
-        work()
+        with pytest.warns(XpuRuntimeWarning, match="_cudnn_rnn of .* recurrent layer"):
+            work()
         with xt.explain() as found:
             work()
     rows = [row for row in found.rows if row.status == "bypassed"]
@@ -227,6 +229,9 @@ def test_cudnns_recurrent_layer_bypasses_a_policy():
     assert all(row.time_us > 0 for row in rows)
     with pytest.raises(UnsupportedOperationError, match="recurrent"):
         found.require()
+    strict = xrt.Policy(mode="strict", kernels={"matmul": "cublas.cublasLt"})
+    with xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match="use: torch"):
+        model(x)
 
 
 def test_a_replay_is_opaque():

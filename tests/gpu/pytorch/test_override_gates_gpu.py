@@ -34,7 +34,39 @@ def call(form: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
 
 def test_this_pytorch_has_what_gates_need() -> None:
     assert gates.why_not_direct() == ""
-    assert gates._why_not_in_c() == ""
+    assert gates.why_not_in_c() == ""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pytorch_calls_the_gate_itself_before_its_own_kernels_for_cuda(form: str) -> None:
+    def top() -> str:
+        table: str = torch._C._dispatch_dump_table(f"aten::{form}")
+        return next(line for line in table.splitlines() if line.startswith("CUDA: "))
+
+    assert gates.why_not_plain() == ""
+    before = top()
+    if "RegisterCUDA" not in before:
+        pytest.skip(f"this PyTorch has no kernel of its own there, but {before}")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert "xpuruntime: a gate without Python" in top()
+    assert top() == before
+
+
+@pytest.mark.parametrize("form", ["mm", "addmm"])
+def test_errors_of_known_calls_are_pytorchs_own(form: str) -> None:
+    a, c = torch.ones(8, 8, device="cuda", dtype=torch.bfloat16), torch.ones(8, device="cuda", dtype=torch.bfloat16)
+    run = {"mm": lambda b: torch.mm(a, b), "addmm": lambda b: torch.addmm(c, a, b)}[form]
+
+    def words() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            run(a[:3])
+        return str(caught.value)
+
+    expected = words()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            run(a)
+            assert words() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

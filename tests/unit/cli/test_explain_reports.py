@@ -113,6 +113,8 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("MODEL", "--noise", "0.2"), "two saved reports"),
         (("A", "B", "--noise", "-1"), "noise must be 0 or more"),
         (("CUT",), "truncated"),
+        (("BARE",), "it has no observations, plan, units"),
+        (("A", "BARE"), "it has no observations, plan, units"),
         (("A", "CUT"), "truncated"),
         (("PLAN",), "holds 'xpuruntime.plan/1', which is no report"),
         (("A", "PLAN"), "holds 'xpuruntime.plan/1', which is no report"),
@@ -129,6 +131,7 @@ def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments
         one["source_nodes"] = ["other_" + name for name in one["source_nodes"]]
     made = {
         "CUT": text[:-200],
+        "BARE": '{"schema": "xpuruntime.report/1"}',
         "NEWER": text.replace("xpuruntime.report/1", "xpuruntime.report/9", 1),
         "PLAN": json.dumps(json.loads(text)["plan"]),
         "OTHER": json.dumps(other),
@@ -141,3 +144,57 @@ def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments
     result = xrt("explain", *given, "--json")
     assert (result.code, result.json()["error"]["exit_code"]) == (2, 2)
     assert words in result.json()["error"]["message"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr("xpuruntime.cli.opening.open_session", lambda *_, **__: pytest.fail("it was run"))
+    for command, option in (("explain", "--output"), ("explain", "--html"), ("profile", "--trace")):
+        result = xrt(command, digits, "--device", "cpu", option, tmp_path / "x.json")
+        assert (result.code, result.out) == (2, "")
+        assert "Read-only file system" in result.err
+
+
+@pytest.mark.parametrize("command", ["explain", "profile"])
+def test_what_cannot_be_saved_was_printed(
+    xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    option, words = {"explain": ("-o", "policy honoured"), "profile": ("--trace", "digits.onnx on")}[command]
+    given = (command, digits, "--device", "cpu", option, tmp_path / "x.json")
+    monkeypatch.setattr(os, "fsync", full)
+    result = xrt(*given)
+    assert result.code == 2
+    assert words in result.out
+    assert "No space left on device" in result.err
+    assert not list(tmp_path.iterdir())
+    assert "No space left on device" in xrt(*given, "--json").json()["error"]["message"]
+
+
+def test_nodes_of_a_profile_without_a_trace_are_refused(xrt: Xrt, digits: str) -> None:
+    result = xrt("profile", digits, "--device", "cpu", "--nodes")
+    assert (result.code, result.out) == (2, "")
+    assert "give --trace FILE" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no such file")
+def test_a_report_goes_into_a_pipe(digits: str) -> None:
+    """``/dev/stdout`` is no file to be replaced."""
+    import subprocess
+    import sys
+
+    code = "import sys; from xpuruntime.cli import main; sys.argv[0] = 'xrt'; sys.exit(main())"
+    given = [sys.executable, "-c", code, "explain", digits, "--device", "cpu", "--html", "/dev/stdout"]
+    done = subprocess.run(given, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"policy honoured" in done.stdout.partition(b"<!DOCTYPE html>")[0]
+    assert done.stdout.rstrip().endswith(b"</html>")

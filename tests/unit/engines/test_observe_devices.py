@@ -11,7 +11,7 @@ from observe_models import Weights, model, node
 from xpuruntime.engines.onnxruntime.observing.facts import device_of
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
-from xpuruntime.evidence.graph_blockers import graph_status
+from xpuruntime.evidence.sections.graph_blockers import graph_status
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 

@@ -62,6 +62,15 @@ def hostile_model(path: Path) -> Path:
     return _save(path, nodes, [2, 3], [])
 
 
+def long_named_model(path: Path) -> Path:
+    """Write two nodes with names of thousands of letters, in which nothing invites a line to break."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a" * 5000], "n" * 5000),
+        helper.make_node("Sin", ["a" * 5000], ["y"], "\u5c42" * 5000),
+    ]
+    return _save(path, nodes, [2, 3], [])
+
+
 def _save(path: Path, nodes: list[onnx.NodeProto], shape: list[int], weights: list[onnx.TensorProto]) -> Path:
     output = nodes[-1].output[0]
     graph = helper.make_graph(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.evidence.live_bytes import Step, live_bytes
-from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample, most_by_owner, most_live
+from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample, most_by_owner, most_live
 
 
 def figures(found):

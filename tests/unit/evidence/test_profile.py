@@ -13,7 +13,7 @@ import pytest
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.trace_file import check_trace
+from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.runtime.marks import Mark
 from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
 
@@ -154,7 +154,7 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_reason(tmp_path: Pat
 
 def test_a_folder_without_the_right_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that belongs to somebody else: tests may run as root, who may write anywhere."""
-    from xpuruntime.evidence import trace_file as module
+    from xpuruntime.evidence.traces import trace_file as module
 
     def refused(**_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")

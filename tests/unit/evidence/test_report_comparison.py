@@ -195,8 +195,10 @@ def test_policy_keys():
         "substituted",
     )
     assert (found["execution.tf32"].requested_before, found["execution.tf32"].requested_after) == ("true", "false")
+    # That a CPU has no TF32 answers the second, and leaves the first open.
+    assert (found["execution.tf32"].status_before, found["execution.tf32"].status_after) == ("unobservable", "honoured")
     assert found["kernels.conv"].status_after is None
-    assert [k.key for k in found.values() if k.deviates] == ["execution.precision", "kernels.conv"]
+    assert [k.key for k in found.values() if k.deviates] == ["execution.precision", "execution.tf32", "kernels.conv"]
 
 
 def test_a_key_that_only_one_states_and_that_is_honoured_is_told_and_no_difference():

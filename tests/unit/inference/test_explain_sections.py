@@ -14,8 +14,8 @@ from exported_models import CONVNET, example
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
-from xpuruntime.evidence.graph_blockers import graph_blockers
 from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment, watching_moments
+from xpuruntime.evidence.sections.graph_blockers import graph_blockers
 from xpuruntime.inference.memory_watch import MemoryWatch
 
 if TYPE_CHECKING:

@@ -153,3 +153,50 @@ def test_a_gradient_is_differentiated_again_by_math_with_a_word():
         (first,) = torch.autograd.grad(sdpa(q, k, v, dropout_p=0.5).sum(), q, create_graph=True)
         with pytest.raises(UnsupportedOperationError, match="leave dropout out"):
             first.sum().backward()
+
+
+def test_what_vmap_maps_may_require_gradients():
+    """A mapped tensor does not say that gradients are recorded of what is inside of it."""
+    q, k, v = operands()
+    weight = torch.randn(q.shape[-1], q.shape[-1], requires_grad=True)
+
+    def attend(q, k, v):
+        return sdpa(q @ weight, k, v)
+
+    (expected,) = torch.autograd.grad(attend(q, k, v).square().sum(), weight)
+    with xt.kernel_policy(strict("cpu.reference")):
+        out = torch.func.vmap(attend)(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1))
+        (found,) = torch.autograd.grad(out.square().sum(), weight)
+        torch.testing.assert_close(found, expected)
+        assert counts() == {"attention": 1, "attention_backward": 1}
+
+
+@pytest.mark.parametrize("form", ["kernels", "rules"])
+def test_compiled_code_keeps_to_a_kernel_of_pytorchs_and_explain_says_so(form):
+    policy = strict("torch.flash") if form == "kernels" else strict(rules=[rule("torch.flash")])
+    q, k, v = operands()
+    q.requires_grad_()
+    expected = torch.autograd.grad(sdpa(q, k, v).square().sum(), q)
+    torch._dynamo.reset()
+    compiled = torch.compile(sdpa, backend="aot_eager", fullgraph=True)
+    with xt.kernel_policy(policy):
+        torch.testing.assert_close(torch.autograd.grad(compiled(q, k, v).square().sum(), q), expected)
+        with xt.explain() as found:
+            compiled(q, k, v).square().sum().backward()
+    rows = [row for row in found.rows if row.op == "attention"]
+    assert {(row.resolved, row.status) for row in rows} == {("torch.flash", "honoured")}
+    assert len(rows) == 2
+    assert found.require(no_bypass=True, no_substitution=True) is found
+
+
+def test_a_named_kernel_of_pytorchs_is_traced():
+    from xpuruntime.pytorch.ops import fused_attention
+
+    q, k, v = operands()
+    torch._dynamo.reset()
+    for dynamic in (False, True):
+        compiled = torch.compile(
+            lambda q, k, v: fused_attention(q, k, v, kernel="torch.flash"), backend="aot_eager", fullgraph=True,
+            dynamic=dynamic,
+        )  # fmt: skip
+        torch.testing.assert_close(compiled(q, k, v), sdpa(q, k, v))

@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -188,6 +188,29 @@ def test_packages_of_aot_inductor_are_said(monkeypatch):
         torch._inductor.aot_compile(exported.module(), (torch.randn(2, 4),))
 
 
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec:FutureWarning")  # PyTorch's own, on loading a package
+def test_a_package_of_aot_inductor_that_runs_under_a_policy_is_said_or_refused(tmp_path):
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    path = torch._inductor.aoti_compile_and_package(
+        torch.export.export(layer, (x,)), package_path=str(tmp_path / "layer.pt2")
+    )
+    package = torch._inductor.aoti_load_package(path)
+    with xt.kernel_policy(matmul="cpu.blas"):
+        with pytest.warns(XpuRuntimeWarning, match="matrix products in a package of AOTInductor"):
+            found = package(x)
+        torch.testing.assert_close(found, layer(x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", XpuRuntimeWarning)
+            package(x)  # said once
+    with xt.kernel_policy(REFERENCE), pytest.raises(PolicyError, match="run the exported program itself"):
+        package(x)
+    with xt.kernel_policy(layer_norm="cpu.vectorised"), warnings.catch_warnings():
+        warnings.simplefilter("error", XpuRuntimeWarning)
+        package(x)  # a policy that does not speak of products
+    package(x)
+    assert not hasattr(type(package).__call__, "__wrapped__")
+
+
 def test_the_package_is_watched_though_it_is_imported_later():
     code = (
         "import sys, torch, xpuruntime.pytorch as xt\n"
@@ -215,13 +238,53 @@ def test_escapes_of_modules():
         torch.backends.mha.set_fastpath_enabled(True)
         found = {(one.op, one.what) for one in xt.escapes(module=model)}
         assert found == {("attention", "block"), ("attention", "block.self_attn")}
+    # A rule that leaves a layer to PyTorch settles it, as the fix says; so do types that the layer has not.
+    rules = [{"match": {"module": "memory"}, "use": "torch"}]
+    assert xt.escapes(xrt.KernelPolicy(matmul="cpu.blas", rules=rules), module=model) == ()
+    halves = [{"match": {"op": "matmul", "dtype": "fp16"}, "use": "cpu.blas"}]
+    assert xt.escapes(xrt.KernelPolicy(rules=halves), module=model) == ()
     found = xt.escapes(xrt.KernelPolicy(matmul="cpu.blas"), options={"cpp_wrapper": True})
     assert [one.what for one in found] == ["matrix products under cpp_wrapper"]
+
+
+def test_convolutions_without_a_kernel_escape():
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 2), torch.nn.Conv3d(1, 1, 2), torch.nn.ConvTranspose2d(1, 1, 2))
+    policy = xrt.KernelPolicy(conv="cpu.gemm_conv")
+    assert [(one.op, one.what) for one in xt.escapes(policy, module=model)] == [("conv", "1"), ("conv", "2")]
+    rules = [{"match": {"module": "[12]"}, "use": "torch"}]
+    assert xt.escapes(policy.replace(rules=rules), module=model) == ()
+    assert xt.escapes(xrt.KernelPolicy(matmul="cpu.blas"), module=model) == ()
 
 
 def test_lstm_escapes_as_is_said():
     """What is said of it holds: no product of it is decided by the policy."""
     lstm = torch.nn.LSTM(4, 4)
-    with xt.kernel_policy(REFERENCE), torch.no_grad():
+    with xt.kernel_policy(matmul="cpu.reference"), torch.no_grad(), pytest.warns(XpuRuntimeWarning, match="recurrent"):
         lstm(torch.randn(3, 1, 4))
     assert served() == {}
+
+
+def test_norms_that_torch_func_differentiates_are_fused_as_is_said():
+    layer = torch.nn.LayerNorm(8)
+    parameters, x = dict(layer.named_parameters()), torch.randn(3, 8)
+
+    def gradients(parameters, x):
+        return torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).square().sum())(parameters)
+
+    expected = gradients(parameters, x)
+    compiled = torch.compile(gradients, fullgraph=True)
+    with (
+        xt.kernel_policy(layer_norm="cpu.vectorised"),
+        pytest.warns(XpuRuntimeWarning, match=r"layer_norm in a gradient of torch.func"),
+    ):
+        found = compiled(parameters, x)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+    strict = xrt.Policy(mode="strict", kernels={"layer_norm": "cpu.vectorised"})
+    with xt.kernel_policy(strict), pytest.raises(Exception, match=r"layer_norm in a gradient of torch.func"):
+        compiled(parameters, x)
+    # vmap alone is no derivative: the kernel serves.
+    with xt.kernel_policy(strict):
+        xrt.clear_decisions()
+        torch.testing.assert_close(torch.compile(torch.func.vmap(layer))(x), layer(x))
+    assert "cpu.vectorised" in served()

@@ -151,6 +151,53 @@ def test_rules_by_module_path_forward_and_backward():
     assert sum(one.count for one in xrt.decisions()) == 3
 
 
+@pytest.mark.parametrize("wrapper", ["_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod", "module"])
+def test_a_wrapper_and_what_it_holds_have_one_path(wrapper):
+    class Product(torch.nn.Module):
+        def forward(self, x):
+            return x @ x
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            setattr(self, wrapper, inner)
+
+        def forward(self, x):
+            return getattr(self, wrapper)(x)
+
+    x = torch.randn(4, 4)
+    outer = Wrapper(torch.nn.Sequential(Wrapper(Product()), Product()))
+    with xt.kernel_policy(rules=[{"match": {"module": "0"}, "use": "cpu.reference"}]):
+        outer(x)
+        Wrapper(Product())(x)  # the model itself, whose path is empty
+    assert [(one.chosen, one.count) for one in xrt.decisions()] == [("cpu.reference", 1)]
+
+
+def test_a_kernel_that_nobody_knows_is_named_with_what_was_meant():
+    x = torch.ones(2, 2)
+    with xt.kernel_policy(matmul="cpu.blass"), pytest.warns(XpuRuntimeWarning, match=r"did you mean cpu\.blas\?"):
+        torch.mm(x, x)
+    strict = xrt.Policy(mode="strict", kernels={"layer_norm": "cpuu.vectorised"})
+    with (
+        xt.kernel_policy(strict),
+        pytest.raises(UnsupportedOperationError, match=r"no such kernel; did you mean cpu\.v"),
+    ):
+        torch.nn.functional.layer_norm(x, (2,))
+    q = torch.ones(1, 1, 2, 4)
+    strict = xrt.Policy(mode="strict", kernels={"attention": "cpu.referenc"})
+    with xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match="no such kernel") as refused:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert str(refused.value).count("which cannot serve it") == 1  # said once, without the words of an inner call
+    with (
+        xt.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": ["trt_fused", "cpu.reference"]})),
+        xt.explain() as found,
+    ):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    (row,) = (row for row in found.rows if row.op == "attention")
+    assert (row.resolved, row.count) == ("cpu.reference", 1)  # the attempt is no row of its own
+    assert "has TensorRT's fused attention kernels here" in row.reason
+
+
 def test_other_overrides_survive():
     seen = []
     library = torch.library.Library("aten", "IMPL")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,21 @@ def test_the_cost_of_a_step_is_the_median_of_the_rounds(report):
         },
     }  # fmt: skip
     section = report.override_overhead(record)
-    assert row(section.text, "products") == ["products", "2.00"]
+    assert row(section.text, "products") == ["products", "2.00", "1.00", "3.00"]
+    assert "| cleared | 0.000 | 0.000 | 0.000 |" in section.text
     assert [check.verdict for check in section.checks] == ["met by 0.500 µs", "**missed** by 1.00 %"]
+
+
+def test_a_cost_is_told_from_noise_by_its_interval(report):
+    draw = random.Random(1)
+    native = [10 + draw.gauss(0, 0.3) for _ in range(200)]
+    same, dearer = ([time * (1 + part) * (1 + draw.gauss(0, 0.02)) for time in native] for part in (0, 0.02))
+    found = report.over(same, native)
+    assert found.low < 0 < found.high
+    assert found.width < 0.01
+    found = report.over(dearer, native)
+    assert 0.01 < found.low < 0.02 < found.high < 0.03
+    assert report.over(dearer, native) == found
 
 
 def test_kernels_are_told_by_kind(report):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.cli.entry import ExitCode, main
+from xpuruntime.cli.entry import main
+from xpuruntime.cli.exit_codes import ExitCode
 
 __all__ = ["ExitCode", "main"]

@@ -8,19 +8,8 @@ import gc
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from xpuruntime.cli.options import (
-    CalibrationOption,
-    DeviceOption,
-    DimOption,
-    EngineOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    PolicyOption,
-    PrecisionOption,
-)
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, runs_option, warmup_option
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,21 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=10_000_000, help="Timed runs.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=0, max=10_000_000, help="Runs before, not timed.")]
+RunsOption = Annotated[int, runs_option("Timed runs.", 10_000_000)]
+WarmupOption = Annotated[int, warmup_option("Runs before, not timed.", 10_000_000)]
 _CHUNKS = 50
 
 
+@choosing
 def bench(
     model: ModelArgument,
+    *,
     input: InputOption = None,
     runs: RunsOption = 200,
     warmup: WarmupOption = 20,
-    policy: PolicyOption = None,
-    device: DeviceOption = None,
-    engine: EngineOption = None,
-    precision: PrecisionOption = None,
-    calibration: CalibrationOption = None,
+    choice: Choice,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -56,12 +43,11 @@ def bench(
     Each call is timed to the finished result, wall time, one after the other. On CUDA, `run` takes and gives host
     arrays, `run_device` device arrays.
     """
-    from xpuruntime.cli.opening import Choice, open_session, prepare
+    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json, progress
 
     _, feeds = prepare(model, input, dim)
     arrays = feeds.arrays
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, load_us = open_session(model, choice, as_json=json)
     samples: dict[str, list[float]] = {}
     with session, progress(as_json=json) as bar:

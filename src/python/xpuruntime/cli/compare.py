@@ -17,6 +17,8 @@ from xpuruntime.cli.options import (
     ModelArgument,
     PolicyOption,
     PrecisionOption,
+    html_option,
+    runs_option,
 )
 
 __all__ = ["compare"]
@@ -30,14 +32,11 @@ EnginesOption = Annotated[
         show_default=False,
     ),
 ]
-RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=1_000_000, help="Timed runs of each engine.")]
+RunsOption = Annotated[int, runs_option("Timed runs of each engine.")]
 SearchOption = Annotated[
     bool, typer.Option("--search/--no-search", help="Look for the first node whose output differs.")
 ]
-HtmlOption = Annotated[
-    str | None,
-    typer.Option("--html", metavar="FILE", help="Also write the comparison as one HTML page.", show_default=False),
-]
+HtmlOption = Annotated[str | None, html_option("Also write the comparison as one HTML page.")]
 LayersOption = Annotated[
     bool | None,
     typer.Option(
@@ -68,9 +67,9 @@ def compare(
     On a mismatch, the first node whose output differs is looked for. Exits with 1 when an engine differs or fails, or
     none could run.
     """
-    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.opening import prepare
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.reports import check_target
     from xpuruntime.inference import compare_engines
 
@@ -89,7 +88,5 @@ def compare(
             search=search,
             layers=html is not None if layers is None else layers,
         )
-    if html is not None:
-        found.save_html(html)
-    print_thing(found, as_json=json)
+    print_and_save(found, {found.save_html: html}, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

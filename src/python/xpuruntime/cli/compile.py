@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xpuruntime.cli.choice import Choice
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -41,7 +42,7 @@ def compile_(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
-    soc: SocOption = None,
+    soc: SocOption = None,  # among the options of a `Choice`, so that they are listed here one by one
     calibration: CalibrationOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -49,7 +50,6 @@ def compile_(
     """Compile a model once, into a folder that `xrt run` and sessions start from without the slow part."""
     import time
 
-    from xpuruntime.cli.opening import Choice
     from xpuruntime.cli.output import console, print_json, working
     from xpuruntime.inference import compile_model
 

@@ -14,7 +14,7 @@ def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOpt
 
     Exits with 1 when the policy was not honoured or the accuracy is below 98 %.
     """
-    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.demo import run_demo
 

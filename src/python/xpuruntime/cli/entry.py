@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
 import sys
@@ -12,52 +11,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import (
-    CudaError,
-    EngineError,
-    InputError,
-    LockError,
-    ModelError,
-    OutOfMemoryError,
-    PolicyError,
-    UnsupportedOperationError,
-    XpuRuntimeError,
-    XpuRuntimeWarning,
-)
+from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
+from xpuruntime.errors import XpuRuntimeWarning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ExitCode", "exit_code_of", "main", "run"]
-
-
-class ExitCode(enum.IntEnum):
-    """What a command's exit code means."""
-
-    OK = 0
-    NOT_HONOURED = 1
-    BAD_INPUT = 2
-    ENVIRONMENT = 3
-    BUG = 70
-    INTERRUPTED = 130
-    CLOSED_PIPE = 141
-
-
-#: The first class that fits decides.
-_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
-    (PolicyError, ExitCode.BAD_INPUT),
-    (ModelError, ExitCode.BAD_INPUT),
-    (InputError, ExitCode.BAD_INPUT),
-    (UnsupportedOperationError, ExitCode.NOT_HONOURED),
-    (LockError, ExitCode.NOT_HONOURED),
-    (CudaError, ExitCode.ENVIRONMENT),
-    (EngineError, ExitCode.ENVIRONMENT),
-    (OutOfMemoryError, ExitCode.ENVIRONMENT),
-    (XpuRuntimeError, ExitCode.ENVIRONMENT),
-    (ImportError, ExitCode.ENVIRONMENT),
-    (OSError, ExitCode.ENVIRONMENT),
-    (MemoryError, ExitCode.ENVIRONMENT),
-)
+__all__ = ["main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,13 +46,6 @@ def run(argv: Sequence[str]) -> int:
         code = exit_code_of(error)
         _report(error, code, as_json)
         return code
-
-
-def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code for an exception. A module of ours that cannot be imported is a bug, except for the core."""
-    if isinstance(error, ImportError) and (error.name or "").startswith("xpuruntime") and "_core" not in str(error):
-        return ExitCode.BUG
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
 
 
 def _call(arguments: list[str]) -> int:

@@ -38,7 +38,7 @@ def doctor(json: JsonOption = False) -> int:
 
     Exits with 3 when something is wrong that stops this machine from doing what it could.
     """
-    from xpuruntime.cli.entry import ExitCode
+    from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.engines.registry import default_registry
     from xpuruntime.runtime.doctor import diagnose

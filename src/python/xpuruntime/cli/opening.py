@@ -5,39 +5,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from xpuruntime.cli.inputs import Feeds, read_feeds
 from xpuruntime.cli.output import error_line, working
 
 if TYPE_CHECKING:
+    from xpuruntime.cli.choice import Choice
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["Choice", "open_session", "prepare"]
-
-
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options that every session takes say; ``None`` leaves it to the policy."""
-
-    policy: str | None = None
-    device: str | None = None
-    engine: str | None = None
-    precision: str | None = None
-    calibration: str | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `InferenceSession` and of `plan`. Engines may be a list with commas."""
-        names = self.engine.split(",") if self.engine and "," in self.engine else self.engine
-        return {
-            "policy": self.policy,
-            "device": self.device,
-            "engine": names,
-            "precision": self.precision,
-            "calibration": self.calibration,
-        }
+__all__ = ["open_session", "prepare"]
 
 
 def prepare(model: str, values: list[str] | None, dims: list[str] | None) -> tuple[ModelInfo, Feeds]:

@@ -4,19 +4,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 __all__ = [
     "CalibrationOption",
     "DeviceOption",
+    "DimOption",
     "EngineOption",
     "InputOption",
     "JsonOption",
     "ModelArgument",
     "PolicyOption",
     "PrecisionOption",
+    "html_option",
+    "runs_option",
+    "warmup_option",
 ]
 
 ModelArgument = Annotated[
@@ -72,3 +76,18 @@ DimOption = Annotated[
         "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension, for probe inputs.", show_default=False
     ),
 ]
+
+
+def html_option(help: str) -> Any:
+    """Return ``--html FILE``, of which each command says what it writes there."""
+    return typer.Option("--html", metavar="FILE", help=help, show_default=False)
+
+
+def runs_option(help: str, most: int = 1_000_000) -> Any:
+    """Return ``--runs``, of which each command says what kind of runs they are."""
+    return typer.Option("--runs", "-n", min=1, max=most, help=help)
+
+
+def warmup_option(help: str, most: int = 1_000_000) -> Any:
+    """Return ``--warmup``: the runs before those of ``--runs``."""
+    return typer.Option("--warmup", min=0, max=most, help=help)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["console", "error_line", "print_json", "print_plain", "print_thing", "progress", "working"]
+__all__ = ["console", "error_line", "print_and_save", "print_json", "print_plain", "print_thing", "progress", "working"]
 
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 
@@ -38,6 +38,22 @@ def print_thing(thing: Any, *, as_json: bool) -> None:
         print_json(thing.to_dict())
     else:
         console().print(thing)
+
+
+def print_and_save(thing: Any, saves: Mapping[Callable[[str], Any], str | None], *, as_json: bool) -> None:
+    """Print a thing, and write it to the files that were asked for, each by the call that does so.
+
+    What cannot be written has been printed by then. Under ``--json`` it is the other way round: on stdout is one value,
+    and that of a failure is the error.
+    """
+    if not as_json:
+        print_thing(thing, as_json=False)
+        sys.stdout.flush()
+    for save, path in saves.items():
+        if path is not None:
+            save(path)
+    if as_json:
+        print_thing(thing, as_json=True)
 
 
 def console(*, stderr: bool = False, markup: bool = False) -> Console:

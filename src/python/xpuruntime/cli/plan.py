@@ -8,17 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import (
-    CalibrationOption,
-    DeviceOption,
-    DimOption,
-    EngineOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    PolicyOption,
-    PrecisionOption,
-)
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, html_option
 
 __all__ = ["explain", "plan"]
 
@@ -28,15 +19,7 @@ MachineOption = Annotated[
         "--machine", metavar="FILE", help="Plan for another machine: what `xrt devices --json` printed there."
     ),
 ]
-HtmlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--html",
-        metavar="FILE",
-        help="Also write the report, or what differs between two, as one HTML page.",
-        show_default=False,
-    ),
-]
+HtmlOption = Annotated[str | None, html_option("Also write the report, or what differs between two, as one HTML page.")]
 
 ModelOrReports = Annotated[
     list[str],
@@ -70,13 +53,11 @@ NoiseUsOption = Annotated[
 ]
 
 
+@choosing
 def plan(
     model: ModelArgument,
-    policy: PolicyOption = None,
-    device: DeviceOption = None,
-    engine: EngineOption = None,
-    precision: PrecisionOption = None,
-    calibration: CalibrationOption = None,
+    *,
+    choice: Choice,
     machine: MachineOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -85,25 +66,21 @@ def plan(
     Nothing is loaded.
     """
     from xpuruntime import inference
-    from xpuruntime.cli.opening import Choice
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.runtime.snapshot import load_machine
 
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
         made = inference.plan(model, machine=other, **choice.arguments())
     print_thing(made, as_json=json)
 
 
+@choosing
 def explain(
     models: ModelOrReports,
+    *,
     input: InputOption = None,
-    policy: PolicyOption = None,
-    device: DeviceOption = None,
-    engine: EngineOption = None,
-    precision: PrecisionOption = None,
-    calibration: CalibrationOption = None,
+    choice: Choice,
     dim: DimOption = None,
     output: SaveOption = None,
     html: HtmlOption = None,
@@ -116,14 +93,13 @@ def explain(
     Exits with 1 when something else ran than was asked. A saved report in place of the model is shown again; two are
     compared, and the code is 1 when not the same ran.
     """
-    from xpuruntime.cli.entry import ExitCode
-    from xpuruntime.cli.opening import Choice, open_session, prepare
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.exit_codes import ExitCode
+    from xpuruntime.cli.opening import open_session, prepare
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
 
     check_target("--output", output)
     check_target("--html", html)
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     if given_reports(models):
         given = {
             "--input": input,
@@ -139,9 +115,5 @@ def explain(
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
-    if output is not None:
-        report.save(output)
-    if html is not None:
-        report.save_html(html)
-    print_thing(report, as_json=json)
+    print_and_save(report, {report.save: output, report.save_html: html}, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED

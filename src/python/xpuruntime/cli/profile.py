@@ -8,22 +8,13 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import (
-    CalibrationOption,
-    DeviceOption,
-    DimOption,
-    EngineOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    PolicyOption,
-    PrecisionOption,
-)
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, runs_option, warmup_option
 
 __all__ = ["profile"]
 
-RunsOption = Annotated[int, typer.Option("--runs", "-n", min=1, max=1_000_000, help="Runs inside the profile.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=0, max=1_000_000, help="Runs before it.")]
+RunsOption = Annotated[int, runs_option("Runs inside the profile.")]
+WarmupOption = Annotated[int, warmup_option("Runs before it.")]
 TraceOption = Annotated[
     str | None, typer.Option("--trace", help="Write a trace for Perfetto there: .json or .json.gz.", metavar="FILE")
 ]
@@ -33,18 +24,16 @@ NodesOption = Annotated[
 ]
 
 
+@choosing
 def profile(
     model: ModelArgument,
+    *,
     input: InputOption = None,
     trace: TraceOption = None,
     runs: RunsOption = 20,
     warmup: WarmupOption = 5,
     nodes: NodesOption = False,
-    policy: PolicyOption = None,
-    device: DeviceOption = None,
-    engine: EngineOption = None,
-    precision: PrecisionOption = None,
-    calibration: CalibrationOption = None,
+    choice: Choice,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -52,13 +41,18 @@ def profile(
 
     On CUDA, each run takes and gives host arrays. What could not be recorded, and why, is said as a note.
     """
-    from xpuruntime.cli.opening import Choice, open_session, prepare
+    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
+    from xpuruntime.errors import InputError
+    from xpuruntime.evidence.traces.trace_file import check_trace
     from xpuruntime.inference import profile as profiling
 
-    prof = profiling(trace)
+    if trace is not None:
+        check_trace(trace)
+    elif nodes:
+        raise InputError("--nodes are nodes in the trace, and none is written: give --trace FILE, or leave --nodes out")
+    prof = profiling()
     _, feeds = prepare(model, input, dim)
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, _ = open_session(model, choice, as_json=json)
     with session:
         for _ in range(warmup):
@@ -69,9 +63,12 @@ def profile(
             if nodes:
                 session.explain(feeds.arrays, runs=1)
         plan = session.plan
-    if json:
-        told = {"model": model, "engine": plan.engine, "device": plan.device, "precision": plan.precision, "runs": runs}
-        print_json({**prof.result.to_dict(), **told, "probe_inputs": feeds.probed, "trace": trace})
+    if not json:  # first: what cannot be saved is not lost
+        console().print(prof.result)
+    if trace is not None:
+        prof.result.save_trace(trace)
+    if not json:
+        console().print(f"{plan.candidate}, {runs} runs after {warmup}" + (f"; trace: {trace}" if trace else ""))
         return
-    console().print(prof.result)
-    console().print(f"{plan.candidate}, {runs} runs after {warmup}" + (f"; trace: {trace}" if trace else ""))
+    told = {"model": model, "engine": plan.engine, "device": plan.device, "precision": plan.precision, "runs": runs}
+    print_json({**prof.result.to_dict(), **told, "probe_inputs": feeds.probed, "trace": trace})

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,16 @@ def check_target(option: str, path: str | None) -> None:
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise InputError(f"{option} {path}: the folder '{target.parent}' is not there, or the name is a folder")
+    if target.exists() and not target.is_file():  # a device or a pipe, which is written to
+        return
+    try:
+        with tempfile.TemporaryFile(prefix=".xpuruntime-", dir=target.resolve().parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} {path}: nothing can be written there: {error.strerror or error}. Give a path in a folder that "
+            "is writable and has room"
+        ) from error
 
 
 def given_reports(paths: Sequence[str]) -> bool:
@@ -97,8 +108,8 @@ def show_reports(
     ------
     InputError
     """
-    from xpuruntime.cli.entry import ExitCode
-    from xpuruntime.cli.output import print_thing
+    from xpuruntime.cli.exit_codes import ExitCode
+    from xpuruntime.cli.output import print_and_save
     from xpuruntime.evidence import Report, compare_reports
 
     given = [name for name, value in options.items() if value]
@@ -110,15 +121,11 @@ def show_reports(
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")
         report = Report.load(paths[0])
-        if html is not None:
-            report.save_html(html)
-        print_thing(report, as_json=as_json)
+        print_and_save(report, {report.save_html: html}, as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
     limits = {name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None}
     found = compare_reports(paths[0], paths[1], **limits)
-    if html is not None:
-        found.save_html(html)
-    print_thing(found, as_json=as_json)
+    print_and_save(found, {found.save_html: html}, as_json=as_json)
     return ExitCode.OK if found.same else ExitCode.NOT_HONOURED
 
 

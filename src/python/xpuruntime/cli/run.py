@@ -8,17 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import (
-    CalibrationOption,
-    DeviceOption,
-    DimOption,
-    EngineOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    PolicyOption,
-    PrecisionOption,
-)
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument
 
 __all__ = ["run"]
 
@@ -28,28 +19,25 @@ OutputOption = Annotated[
 ]
 
 
+@choosing
 def run(
     model: ModelArgument,
+    *,
     input: InputOption = None,
     output: OutputOption = None,
-    policy: PolicyOption = None,
-    device: DeviceOption = None,
-    engine: EngineOption = None,
-    precision: PrecisionOption = None,
-    calibration: CalibrationOption = None,
+    choice: Choice,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a model once and show its outputs."""
     import time
 
-    from xpuruntime.cli.opening import Choice, open_session, prepare
+    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
 
     info, feeds = prepare(model, input, dim)
     check_output_path(output, len(info.outputs))
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     session, _ = open_session(model, choice, as_json=json)
     with session:
         start = time.perf_counter_ns()

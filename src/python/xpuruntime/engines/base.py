@@ -14,6 +14,7 @@ import msgspec
 
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.kernel_decisions import KernelDecision
-    from xpuruntime.evidence.memory_over_time import LiveBytes
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -177,7 +178,7 @@ class LoadedModel(ABC):
             done: Future[dict[str, Any]] = Future()
             done.set_running_or_notify_cancel()
             try:
-                done.set_result(self.run(feeds, stream))
+                done.set_result(seen(self, "run")(feeds, stream))
             except Exception as error:
                 done.set_exception(error)
             return done
@@ -186,7 +187,7 @@ class LoadedModel(ABC):
                 count = max(1, min(_THREADS, os.cpu_count() or 1))
                 self._threads = RunThreads(count)
             threads = self._threads
-        return threads.submit(self.run, dict(feeds) if hasattr(feeds, "keys") else feeds)
+        return threads.submit(seen(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
 
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""

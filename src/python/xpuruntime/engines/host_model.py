@@ -23,6 +23,7 @@ from xpuruntime.engines.feeds import (
     type_name,
 )
 from xpuruntime.errors import InputError
+from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -185,7 +186,7 @@ def bound_buffers(
     bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
     check.full({name: (type_name(a, check.infos[name]), a.shape) for name, a in bound.items()})
     known_outputs(outputs, model._outputs)
-    results = model.run(dict(bound))
+    results = seen(model, "run")(dict(bound))
     made = {name: _output_buffer(name, results[name], outputs.get(name)) for name in model._outputs}
     return bound, made
 

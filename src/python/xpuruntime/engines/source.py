@@ -115,6 +115,7 @@ def prepare_source(
             )
             log.add(what, "unnamed in the model, or one name for several nodes")
         return Source(info.serialized_named(), info.base_dir, label)
+    info.check_unchanged()  # an engine reads the file itself, and would report of another model
     return Source(info.path, None, label)
 
 

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from xpuruntime.evidence.build import build_report
-from xpuruntime.evidence.compare import observations
-from xpuruntime.evidence.comparing_reports import compare_reports
-from xpuruntime.evidence.graph_status import GraphBlocker, GraphStatus
-from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision
-from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.differences.comparing import compare_reports
+from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
+from xpuruntime.evidence.making.build import build_report
+from xpuruntime.evidence.making.observations import observations
 from xpuruntime.evidence.records import (
     Boundary,
     Control,
@@ -25,7 +23,9 @@ from xpuruntime.evidence.records import (
 )
 from xpuruntime.evidence.report import Report
 from xpuruntime.evidence.report_comparison import ReportComparison
-from xpuruntime.evidence.shape_coverage import InputCoverage, ShapeCoverage
+from xpuruntime.evidence.sections.graph_status import GraphBlocker, GraphStatus
+from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.sections.shape_coverage import InputCoverage, ShapeCoverage
 
 __all__ = [
     "Boundary",

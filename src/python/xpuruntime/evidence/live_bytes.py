@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.evidence.memory_over_time import LiveBytes
+from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.evidence.chrome_trace import chrome_trace
-from xpuruntime.evidence.kernel_names import short_name
-from xpuruntime.evidence.trace_file import trace_path, write_trace
+from xpuruntime.evidence.kernels.names import short_name
+from xpuruntime.evidence.traces.chrome_trace import chrome_trace
+from xpuruntime.evidence.traces.trace_file import trace_path, write_trace
 
 if TYPE_CHECKING:
     import os
@@ -145,15 +145,20 @@ class Profile:
         return target
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.tables import plain
+        from xpuruntime.evidence.text.tables import plain
 
         return plain(self.__rich__(), 120)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.evidence.text.tables import preformatted
+
+        return preformatted(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.tables import table
+        from xpuruntime.evidence.text.tables import table
 
         parts: list[RenderableType] = [
             Text(f"{self.duration_us / 1000:.2f} ms; device work: {_SOURCES[self.source]}"),

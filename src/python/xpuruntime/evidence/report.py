@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.graph_status import GraphStatus
-from xpuruntime.evidence.kernel_decisions import KernelDecision
-from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.kernels.decisions import KernelDecision
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
-from xpuruntime.evidence.shape_coverage import ShapeCoverage
+from xpuruntime.evidence.sections.graph_status import GraphStatus
+from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.runtime.machine import Library
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Report"]
 
 SCHEMA = "xpuruntime.report/1"
+
+#: Keys that every report of this schema has had from the first.
+_ALWAYS = frozenset({"plan", "observations", "units"})
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,14 +195,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                     f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "
                     "xpuruntime that wrote it."
                 )
-            return msgspec.json.decode(raw, type=cls)
+            found = msgspec.json.decode(raw, type=cls)
+            missing = sorted(_ALWAYS.difference(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])))
+            if missing:
+                raise InputError(
+                    f"'{source}' is not a whole report: it has no {', '.join(missing)}. Give a file that `Report.save` "
+                    "wrote, whole and unedited."
+                )
+            return found
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InputError(
                 f"'{source}' is not a report: {error}. Give a file that `Report.save` wrote, whole and unedited."
             ) from error
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.terminal import plain_text
+        from xpuruntime.evidence.text.terminal import plain_text
 
         return plain_text(self)
 
@@ -209,7 +219,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return render_fragment(self)
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.evidence.terminal import render
+        from xpuruntime.evidence.text.terminal import render
 
         return render(self)
 

@@ -307,7 +307,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """One sentence, such as ``"nothing moved"`` or ``"3 nodes moved, 1 changed precision, 12 % slower"``."""
-        from xpuruntime.evidence.comparison_text import headline
+        from xpuruntime.evidence.text.changes import headline
 
         return headline(self)
 
@@ -338,12 +338,17 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         return write_whole(path, self.to_html(), "the page of the comparison")
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.comparison_text import render
-        from xpuruntime.evidence.tables import plain
+        from xpuruntime.evidence.text.changes import render
+        from xpuruntime.evidence.text.tables import plain
 
         return plain(render(self))
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.evidence.text.tables import preformatted
+
+        return preformatted(self.__rich__())
+
     def __rich__(self) -> RenderableType:
-        from xpuruntime.evidence.comparison_text import render
+        from xpuruntime.evidence.text.changes import render
 
         return render(self)

@@ -33,7 +33,7 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
     """
     target = Path(path)
     try:
-        replace_file(target, text.encode())
+        replace_file(target, text.encode(), private=False)
     except OSError as error:
         raise InputError(
             f"cannot write {what} to '{target}': {error.strerror or error}. Give a path in a folder that "

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.errors import LockError, ModelError, PolicyError
-from xpuruntime.evidence.carried_policy import (
+from xpuruntime.evidence.carried.export_lock import ExportLock
+from xpuruntime.evidence.carried.policy import (
     LOCK_KEY,
     OP_OF_NODE,
     OP_OF_TORCH,
@@ -17,7 +18,6 @@ from xpuruntime.evidence.carried_policy import (
     module_of_node,
     read_policy,
 )
-from xpuruntime.evidence.export_lock import ExportLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -145,6 +145,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"    {row.drift}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.evidence.text.tables import preformatted
+
+        return preformatted(self.__rich__())
+
     def __rich__(self) -> RenderableType:
         """Return it as a table, and the divergences below."""
         from rich.box import SIMPLE_HEAD

@@ -13,14 +13,15 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.book import PROBED
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Latency, SourceNode, build_report
-from xpuruntime.evidence.coverage import coverage_note, instrumented
-from xpuruntime.evidence.environment import environment_facts, machine_facts
-from xpuruntime.evidence.graph_blockers import graph_status
+from xpuruntime.evidence.making.coverage import coverage_note, instrumented
+from xpuruntime.evidence.making.environment import environment_facts, machine_facts
 from xpuruntime.evidence.moments import moment, watching_moments
-from xpuruntime.evidence.shape_coverage import shape_coverage
+from xpuruntime.evidence.sections.graph_blockers import graph_status
+from xpuruntime.evidence.sections.shape_coverage import shape_coverage
 from xpuruntime.inference.carried import compare_kernels
 from xpuruntime.inference.memory_watch import MemoryWatch
 from xpuruntime.runtime.marks import Mark, tell
+from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report
-    from xpuruntime.evidence.graph_status import GraphStatus
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.evidence.shape_coverage import ShapeCoverage
+    from xpuruntime.evidence.sections.graph_status import GraphStatus
+    from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["explain_session", "measure", "source_graph"]
@@ -54,13 +55,15 @@ def explain_session(
         feeds = probe_feeds(session.model)
         shapes = [f"{name} {list(array.shape)}" for name, array in feeds.items()]
         made = ", ".join(shapes[:_NAMED]) + (f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else "")
-        notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
+        if shapes:
+            notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)
     watch("before")
     with watching_moments(watch):
-        latency = measure(lambda: loaded.run(feeds), runs)
+        run = seen(loaded, "run")
+        latency = measure(lambda: run(feeds), runs)
         began = time.time_ns()
         observed = _observe(loaded, feeds, runs)
     if session.plan.engine != "onnxruntime":  # which tells when its nodes ran, and not only for how long

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.memory_over_time import MemorySample
+from xpuruntime.evidence.sections.memory_over_time import MemorySample
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:

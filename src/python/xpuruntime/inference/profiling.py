@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.trace_file import check_trace
+from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.inference.watched_runs import WatchedRuns
 from xpuruntime.runtime.marks import Marks, watch_marks
 from xpuruntime.runtime.profiler import LIMIT, profiled

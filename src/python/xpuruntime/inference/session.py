@@ -13,6 +13,7 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
 from xpuruntime.runtime.open_sessions import note_bound, note_open
+from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
     import os
@@ -181,7 +182,8 @@ class InferenceSession:
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
         arrays are ready in the order of the caller's stream.
         """
-        return self._open().run_async(inputs, stream)
+        future: Future[dict[str, Any]] = seen(self._open(), "run_async")(inputs, stream)
+        return future
 
     def bind(
         self,

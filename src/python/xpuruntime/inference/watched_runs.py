@@ -14,6 +14,7 @@ from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.runtime.marks import Mark, tell
 from xpuruntime.runtime.open_sessions import open_bindings, open_sessions, watch_opened
+from xpuruntime.runtime.watched_calls import watch_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,25 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchedRuns"]
 
-#: Attribute of a function of ours: who watches, and what the owner's own attribute was before; ``None``: it had none.
+#: Attribute of a function of ours: who watches, and what stands in its place otherwise; ``None``: a method.
 _MARK = "xpuruntime_watch"
 
 
 class WatchedRuns:
     """Watches the runs of sessions and bindings: of those that are open, and of those opened while it does.
 
-    A run costs nothing where nobody watches: the hot path itself is exchanged, and put back at the end. What a program
-    took out of a session before, as in ``run = session.run``, is not seen. Nothing is kept alive by being watched.
+    A run costs nothing where nobody watches: the hot path itself, which sessions and bindings hold as an attribute of
+    their own, is exchanged, and put back at the end. What a program took out of a session before, as in
+    ``run = session.run``, is not seen. Nothing is kept alive by being watched.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = False
-        self._owners: list[tuple[weakref.ref[Any], str]] = []
+        self._owners: list[weakref.ref[Any]] = []
+        self._names: weakref.WeakKeyDictionary[LoadedModel, str] = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
         """Watch from now on."""
         watch_opened(self._opened)
+        watch_calls(self._called)
         for session in open_sessions():
             self._opened(session, None)
         for session, binding in open_bindings():
@@ -48,20 +52,20 @@ class WatchedRuns:
     def stop(self) -> None:
         """Put everything back, but for what was closed meanwhile."""
         watch_opened(None)
+        watch_calls(None)
         with self._lock:
             self._stopped = True  # for a thread that is opening a session right now
             while self._owners:
-                known, attribute = self._owners.pop()
-                owner = known()
+                owner = self._owners.pop()()
                 if owner is None:
                     continue
-                watcher, before = getattr(vars(owner).get(attribute), _MARK, (None, None))
+                watcher, before = getattr(owner.run, _MARK, (None, None))
                 if watcher is not self:
                     continue
                 if before is None:
-                    delattr(owner, attribute)
+                    del owner.run
                 else:
-                    setattr(owner, attribute, before)
+                    owner.run = before
 
     def _opened(self, session: Any, binding: Any) -> None:
         loaded = session._loaded
@@ -71,23 +75,33 @@ class WatchedRuns:
         with self._lock:
             if binding is not None:
                 graph = ", CUDA graph" if binding.graph == "captured" else ""
-                self._exchange(binding, "run", _in_range, f"{name}, bound{graph}")
+                self._exchange(binding, f"{name}, bound{graph}")
                 return
-            self._exchange(session, "run", _in_range, name)
-            self._exchange(loaded, "run", _in_range, name)  # its threads call it, and explain() does
-            if type(loaded).run_async is not LoadedModel.run_async:  # the engine's own, which calls no `run`
-                self._exchange(loaded, "run_async", _told, name)
+            self._exchange(session, name)
+            self._names[loaded] = name
 
-    def _exchange(self, owner: Any, attribute: str, wrap: Callable[..., Any], name: str) -> None:
-        held = getattr(owner, attribute)
-        if self._stopped or held is closed or not hasattr(owner, "__dict__"):
+    def _exchange(self, owner: Any, name: str) -> None:
+        held = owner.run
+        if self._stopped or held is closed:
             return
         if getattr(held, _MARK, (None, None))[0] is self:  # opened while the watching began
             return
-        watched = wrap(held, name)
-        setattr(watched, _MARK, (self, vars(owner).get(attribute)))
-        self._owners.append((weakref.ref(owner), attribute))
-        setattr(owner, attribute, watched)
+        watched = _in_range(held, name)
+        own = getattr(held, "__self__", None) is not owner  # and no method of its class, as an engine plugin may have
+        setattr(watched, _MARK, (self, held if own else None))
+        self._owners.append(weakref.ref(owner))
+        owner.run = watched
+
+    def _called(self, loaded: LoadedModel, method: str) -> Callable[..., Any]:
+        """Return a method of a model as it is called now: by its threads, by `explain`, or for a request."""
+        held: Callable[..., Any] = getattr(loaded, method)
+        name = self._names.get(loaded)
+        if name is None:
+            return held
+        if method == "run":
+            return _in_range(held, name)
+        own = type(loaded).run_async is not LoadedModel.run_async  # the engine's own, which calls no `run`
+        return _told(held, name) if own else held
 
 
 def _in_range(run: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -112,7 +112,7 @@ class Decisions(tuple[Decision, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.tables import plain
+        from xpuruntime.evidence.text.tables import plain
 
         return plain(self.__rich__()).lstrip("\n")
 
@@ -120,7 +120,7 @@ class Decisions(tuple[Decision, ...]):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.decision_tables import decision_tables
+        from xpuruntime.evidence.text.decision_tables import decision_tables
         from xpuruntime.ops.recording import as_record
 
         if not self:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision
+from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

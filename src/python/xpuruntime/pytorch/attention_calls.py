@@ -14,8 +14,8 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.held import Held, current
-from xpuruntime.pytorch.routing import NATIVE_WORDS, Route
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against
+from xpuruntime.pytorch.routing import NATIVE_WORDS, Route, bare_reason
+from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,14 +74,6 @@ class AttentionCall(NamedTuple):
         what = "the gradient of attention" if self.backward else "attention"
         with_ = f" with {' and '.join(extras)}" if extras else ""
         return f"{what} of {sizes} {calls.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
-
-
-def whole(size: Any) -> int:
-    """Return a size as a number, also while code is traced for any size: then the one of the example, unguarded."""
-    if isinstance(size, int):
-        return size
-    hint = getattr(size.node, "hint", None)
-    return int(hint) if isinstance(hint, int) else 1024
 
 
 def traits(x: Tensor | None) -> Any:
@@ -171,6 +163,7 @@ def find_route(
         The policy is strict and nothing that it asks for can serve.
     """
     exact = deterministic(held)
+    skip = tuple((word, bare_reason(reason, word)) for word, reason in skip)
     while True:
         route = held.route(
             key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,

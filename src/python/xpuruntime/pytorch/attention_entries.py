@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`EntryPoint`: PyTorch's functions that compute attention, and which words of a policy mean a kernel of each."""
+"""`EntryPoint`: functions of PyTorch's, those for attention above all, and the words that mean a kernel of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FLEX", "SDPA", "VARLEN", "EntryPoint", "left"]
 
 
 class EntryPoint(NamedTuple):
-    """One of PyTorch's functions for attention.
+    """A function of PyTorch's that has kernels of its own, beside others of the same operation.
 
     Attributes
     ----------
@@ -28,12 +28,15 @@ class EntryPoint(NamedTuple):
         What it runs where a policy leaves the choice.
     ours : str
         Why no kernel of this library can stand in for it; empty where one may.
+    op : str
+        Operation of a `KernelPolicy` whose kernels are meant.
     """
 
     name: str
     words: Mapping[str, str]
     default: str
     ours: str
+    op: str = "attention"
 
     def reason_against(self, word: str) -> str:
         """Return why a word means no kernel of this function, a sentence; empty where a kernel of ours may serve."""
@@ -45,7 +48,7 @@ class EntryPoint(NamedTuple):
         if not self.ours:
             return ""
         prepare()
-        known = _core.KernelRegistry.instance().find("attention", word.partition("@")[0])
+        known = _core.KernelRegistry.instance().find(self.op, word.partition("@")[0])
         return self.ours if known else f"{self.name} has no such kernel"
 
 

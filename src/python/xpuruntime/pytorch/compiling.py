@@ -16,7 +16,7 @@ import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch import flex_choices
-from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_settings
+from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_package, escapes_of_settings
 from xpuruntime.pytorch.importing import WhenImported
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["policy_changed", "say"]
 
 _TAG = "xpuruntime-"
+
+#: Where PyTorch has what runs a package of AOTInductor.
+_PACKAGES = "torch.export.pt2_archive._package"
 
 _lock = threading.Lock()
 #: What compiled code depends on, of the policy that held last.
@@ -121,15 +124,21 @@ class _Watched:
 def _watch() -> None:
     """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
     _watched.append(_Watched(torch._TorchCompileInductorWrapper, "__call__", _check_compile))
-    loaded = sys.modules.get("torch._inductor")
-    if loaded is None:
-        _watched.append(WhenImported("torch._inductor", _watch_aot))
-    else:
-        _watch_aot(loaded)
+    for name, watch in (("torch._inductor", _watch_aot), (_PACKAGES, _watch_packages)):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            _watched.append(WhenImported(name, watch))
+        else:
+            watch(loaded)
 
 
 def _watch_aot(module: Any) -> None:
     _watched.append(_Watched(module, "aot_compile", _check_aot))
+
+
+def _watch_packages(module: Any) -> None:
+    if hasattr(module, "AOTICompiledModel"):
+        _watched.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
 
 
 def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any) -> None:
@@ -142,3 +151,8 @@ def _check_aot(held: Held, graph: Any, *args: Any, options: Mapping[str, Any] | 
     del args, more
     whole = {**(options or {}), "aot_inductor": True}
     say([*escapes_of_settings(held, whole), *escapes_of_graph(held, graph)], held)
+
+
+def _check_package(held: Held, *args: Any, **more: Any) -> None:
+    del args, more
+    say(escapes_of_package(held), held)

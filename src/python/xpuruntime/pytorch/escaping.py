@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.explaining.asking import means_more
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.policies import KernelPolicy, Policy
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["Escape", "escapes", "escapes_of_graph", "escapes_of_modules", "escapes_of_settings"]
+__all__ = [
+    "Escape", "escapes", "escapes_of_graph", "escapes_of_modules", "escapes_of_package", "escapes_of_settings",
+]  # fmt: skip
 
 
 class Escape(NamedTuple):
@@ -38,6 +43,10 @@ class Escape(NamedTuple):
 
 _NO_OPTIONS = "this PyTorch puts the options of flex_attention together where no policy can reach them"
 _STATIC = "code in C++ calls PyTorch's own kernel directly, past its dispatcher"
+#: What code in C++ may call so, each in words.
+_STATIC_OPS = {"matmul": "matrix products", "conv": "convolutions"}
+_NO_KERNEL = (torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_NO_CONVOLUTION = "this library has no kernel for convolutions of three dimensions and for transposed ones"
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
 
@@ -95,17 +104,42 @@ def escapes_of_modules(held: Held, module: torch.nn.Module) -> list[Escape]:
     found: list[Escape] = []
     for path, part in module.named_modules():
         name = path or type(part).__name__
-        if isinstance(part, torch.nn.RNNBase) and "matmul" in held.ops:
+        if isinstance(part, torch.nn.RNNBase) and _asks(held, "matmul", path, part) and _is_one_kernel(part):
             found.append(_recurrent(name))
+        if isinstance(part, _NO_KERNEL) and _asks(held, "conv", path, part):
+            found.append(Escape("conv", name, _NO_CONVOLUTION, "add a rule for this module with use: torch"))
         if (
             isinstance(part, (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention))
-            and "attention" in held.ops
+            and _asks(held, "attention", path, part)
             and torch.backends.mha.get_fastpath_enabled()
         ):
             found.append(
                 Escape("attention", name, _FAST_PATH, "call torch.backends.mha.set_fastpath_enabled(False) first")
             )
     return found
+
+
+def _asks(held: Held, op: str, path: str, part: torch.nn.Module) -> bool:
+    """Say whether a policy asks, in some phase, for more than PyTorch's own choice in a module."""
+    if op not in held.ops:
+        return False
+    weight = next(part.parameters(), None)
+    plain = module_paths.plain(path) or None
+    facts: dict[str, Any] = {"module": plain, "node": plain}
+    if weight is not None:
+        device = weight.device
+        facts["device"] = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+        facts.update(dtype=calls.DTYPES.get(weight.dtype), arch=calls.arch_of(device))
+    used = (held.policy.kernels.choose(op, phase=phase, **facts)[0] for phase in ("train", "infer", "backward"))
+    return any(means_more(op, words) for words in used)
+
+
+def _is_one_kernel(part: torch.nn.RNNBase) -> bool:
+    """Say whether a recurrent layer runs inside one kernel: of cuDNN, or on the CPU of oneDNN, which has the LSTM."""
+    weight = next(part.parameters(), None)
+    if weight is None or weight.device.type != "cpu":
+        return True
+    return isinstance(part, torch.nn.LSTM) and weight.dtype != torch.float64 and torch.backends.mkldnn.is_available()
 
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
@@ -140,18 +174,26 @@ def escapes_of_settings(held: Held, options: Mapping[str, Any]) -> list[Escape]:
         return getattr(config, name, default) if given is None else given
 
     found: list[Escape] = []
-    shown = {"matmul": "matrix products", "conv": "convolutions"}
-    for op in [op for op in ("matmul", "conv") if op in held.ops]:
-        if options.get("aot_inductor"):
-            fix = "run the exported program itself, or compile it by torch.compile"
-            found.append(Escape(op, f"{shown[op]} in a package of AOTInductor", _STATIC, fix))
-        elif setting("cpp_wrapper"):
-            found.append(Escape(op, f"{shown[op]} under cpp_wrapper", _STATIC, "set cpp_wrapper=False"))
+    if options.get("aot_inductor"):
+        found += escapes_of_package(held)
+    elif setting("cpp_wrapper"):
+        shown = ((op, name) for op, name in _STATIC_OPS.items() if op in held.ops)
+        found += [Escape(op, f"{name} under cpp_wrapper", _STATIC, "set cpp_wrapper=False") for op, name in shown]
     if "matmul" in held.ops:
         found += _products(setting)
     if "conv" in held.ops and setting("max_autotune"):
         found += _tuned("conv", "convolutions", setting, "max_autotune_conv_backends")
     return found
+
+
+def escapes_of_package(held: Held) -> list[Escape]:
+    """Return what escapes in a package of AOTInductor, as far as it has such operations: nobody can look inside."""
+    fix = "run the exported program itself, or compile it by torch.compile"
+    return [
+        Escape(op, f"{shown} in a package of AOTInductor", _STATIC, fix)
+        for op, shown in _STATIC_OPS.items()
+        if op in held.ops
+    ]
 
 
 def _products(setting: Any) -> list[Escape]:
@@ -179,4 +221,6 @@ def _tuned(op: str, shown: str, setting: Any, backends: str) -> list[Escape]:
 
 
 def _recurrent(name: str) -> Escape:
-    return Escape("matmul", name, _RECURRENT, "write the cell with torch.nn.Linear, or leave it to PyTorch")
+    return Escape(
+        "matmul", name, _RECURRENT, "write the cell with torch.nn.Linear, or add a rule for it with use: torch"
+    )

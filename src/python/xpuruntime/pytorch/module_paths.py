@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "in_dynamo", "inside", "require", "running", "traced"]
+__all__ = ["current", "give_back", "in_dynamo", "inside", "plain", "require", "running", "traced"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
@@ -122,7 +122,7 @@ def _traced(stack: Mapping[str, Any]) -> str:
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
     inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")
     outer = _stack.paths[-1] if _stack.paths else ""
-    return f"{outer}.{_plain(inner)}".strip(".")
+    return f"{outer}.{plain(inner)}".strip(".")
 
 
 def running() -> str:
@@ -166,7 +166,7 @@ def _enter(module: torch.nn.Module, _args: Any) -> None:
     names = _roots.get(root)
     name = None if names is None else names.get(id(module))
     if name is None:
-        names = _roots[root] = {id(part): _plain(path) for path, part in root.named_modules()}
+        names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
         name = names.get(id(module), f"{stack.paths[-1]}.{type(module).__name__}".lstrip("."))
     stack.paths.append(name)
 
@@ -176,7 +176,10 @@ def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
         _stack.paths.pop()
 
 
-def _plain(path: str) -> str:
+def plain(path: str) -> str:
+    """Return a path as the model has it, without what wrappers put into it."""
     for prefix in _WRAPPERS:
         path = path.replace(prefix, "") if path.startswith(prefix) or f".{prefix}" in path else path
-    return path.removesuffix("." + _WRAPPERS[0][:-1]) if path != "module" else ""
+    for prefix in _WRAPPERS:  # what a wrapper holds is the wrapper itself
+        path = "" if path == prefix[:-1] else path.removesuffix("." + prefix[:-1])
+    return path

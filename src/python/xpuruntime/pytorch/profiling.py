@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import XpuRuntimeWarning
-from xpuruntime.evidence.trace_file import cannot_write, check_trace, trace_path
+from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
 from xpuruntime.pytorch import calls, module_paths

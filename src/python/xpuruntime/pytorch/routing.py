@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import Place, prepare
+from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
+from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.policies import Policy
 
-__all__ = ["NATIVE_WORDS", "Route", "place_for", "reason_of", "refuse", "words_of"]
+__all__ = ["NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_WORDS: dict[str, dict[str, str]] = {
@@ -36,6 +38,7 @@ NATIVE_WORDS: dict[str, dict[str, str]] = {
     "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
     "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
 }
+_REFUSED = ", which cannot serve it: "
 #: What PyTorch runs where a policy leaves the choice.
 DEFAULT_ID = {
     "matmul": "torch.mm",
@@ -77,11 +80,13 @@ class Route:
         What the override has worked out for these calls and keeps here.
     quick : bool
         Whether `place` needs nothing but the arrays of such a call, so that a gate may hand them over by itself.
+    bare : bool
+        Whether PyTorch's own kernel serves by a mere call of the operator, without a switch around it.
     """
 
     __slots__ = (
-        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
-        "tuned",
+        "asked", "bare", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source",
+        "times", "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +116,7 @@ class Route:
         self.open = False
         self.plan: Any = None
         self.quick = False
+        self.bare = place is None and (op != "attention" or kernel == DEFAULT_ID[op])
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"
@@ -166,7 +172,10 @@ def place_for(
 
 def reason_of(error: Exception, op: str, word: str) -> str:
     """Return of a refusal by `_core`, which lists every kernel, what it says of those that a word means."""
-    ids = {f"{name}:" for name in _core.KernelRegistry.instance().find(op, word.partition("@")[0])}
+    name = word.partition("@")[0]
+    ids = {f"{one}:" for one in _core.KernelRegistry.instance().find(op, name)}
+    if not ids:
+        return _unknown(op, name)
     lines = [line.strip() for line in str(error).splitlines()]
     found = [line for line in lines if line.split(" ", 1)[0] in ids]
     if not found:
@@ -174,10 +183,29 @@ def reason_of(error: Exception, op: str, word: str) -> str:
     return "; ".join(line.partition(": ")[2] if len(found) == 1 else line for line in dict.fromkeys(found))
 
 
+def _unknown(op: str, name: str) -> str:
+    """Return why a word that no registered kernel goes by cannot serve."""
+    if name in FAMILIES[op]:
+        return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
+    if name in KERNEL_IDS:
+        return "it is not in this build of xpuruntime; `xrt doctor` says what is missing"
+    registry = _core.KernelRegistry.instance()
+    known = [*registry.find(op, name.partition(".")[0]), *(one for one, (ops, _) in KERNEL_IDS.items() if op in ops)]
+    near = nearest(name, known)
+    question = f"did you mean {near}? " if near else ""
+    return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
+
+
+def bare_reason(text: str, word: str) -> str:
+    """Return what the text of an error of `refuse` says of one word; another text as it is."""
+    before, mark, after = text.rpartition(f"{_REFUSED}{word}: ")
+    return after.partition(". Fix: ")[0] if before and mark else text
+
+
 def refuse(route: Route, doing: str) -> UnsupportedOperationError:
     """Return the error for a call that nothing a strict policy asks for can serve."""
     msg = (
-        f"{doing}: {route.source} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}. "
+        f"{doing}: {route.source} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. "
         "Fix: add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
     )
     return UnsupportedOperationError(msg, engine="torch")

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -182,6 +183,10 @@ def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
         return ""
     said: list[str] = []
     choice = -1
+    traced = torch._C._len_torch_dispatch_stack() > 0 and not args[0].is_nested
+    if traced and args[0].device.type == "cpu":
+        with _disable_current_modes():
+            return reason_against(kernel, *(_like(x) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
     with by_backend(kernel), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -196,6 +201,23 @@ def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
         if "not used because" in text and number + 1 < len(said) and _named(kernel, text):
             return said[number + 1].split("(Triggered internally", 1)[0].strip(" .")
     return f"PyTorch finds that {kernel} cannot serve these arguments"
+
+
+def whole(size: Any) -> int:
+    """Return a size as a number, also while code is traced for any size: then the one of the example, unguarded."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    return int(hint) if isinstance(hint, int) else 1024
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the looks of one that is traced: of those on the CPU, PyTorch says that math serves.
+
+    Its memory is never touched.
+    """
+    size, stride = ([whole(n) for n in numbers] for numbers in (x.shape, x.stride()))
+    return torch.empty_strided(size, stride, dtype=x.dtype, device="cpu").requires_grad_(x.requires_grad)
 
 
 def _named(kernel: str, text: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.trace_file import write_trace
+from xpuruntime.evidence.traces.trace_file import write_trace
 from xpuruntime.pytorch.explaining.building import decision_of
 
 if TYPE_CHECKING:

@@ -99,6 +99,16 @@ def test_open_dimensions_are_refused_with_the_fix(tmp_path: Path) -> None:
     assert made.control("execution.static_shape").enforceability == "enforced"  # type: ignore[union-attr]
 
 
+def test_empty_tensors_are_refused(tmp_path: Path) -> None:
+    """QNN divides by the number of elements: the process would end with a floating point exception."""
+    path = models.save(models.mlp(), tmp_path)
+    message = r"shape_unsupported: input 'x' has no elements \(\[0, 64\]\).*use the engine onnxruntime"
+    with pytest.raises(xrt.UnsupportedOperationError, match=message):
+        xrt.InferenceSession(path, device="npu", engine="qnn", policy=chip(shapes={"x": [0, 64]}))
+    with pytest.raises(xrt.UnsupportedOperationError, match="shape_unsupported"):
+        plan(models.save(models.mlp(batch=0), tmp_path, "empty.onnx"), chip())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

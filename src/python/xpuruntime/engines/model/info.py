@@ -20,8 +20,8 @@ from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, q
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.shapes import fix_shapes
-from xpuruntime.evidence.carried_policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
-from xpuruntime.evidence.export_lock import onnx_digest
+from xpuruntime.evidence.carried.export_lock import onnx_digest
+from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 
 if TYPE_CHECKING:
     import onnx
@@ -160,6 +160,21 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.fixed:
             fix_shapes(proto, self.fixed)
         return proto
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that is not the one that was inspected any more.
+
+        Raises
+        ------
+        ModelError
+            The file is gone, or changed since it was inspected.
+        """
+        try:
+            facts = Path(self.path).stat()
+        except OSError as error:
+            raise refuse(self.path, f"the file cannot be read ({error.strerror})", "put it back") from None
+        if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise refuse(self.path, "the file changed since it was inspected", "open the session again")
 
     def serialized_named(self) -> bytes:
         """Return `named_proto` as bytes. External data stays where it is, relative to `base_dir`."""

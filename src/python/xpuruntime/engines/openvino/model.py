@@ -61,7 +61,7 @@ class OpenVinoModel(HostModel):
         super().__init__(compiled, info, outputs, strict=strict, observer=observer, log=log)
         self.device = device
         self._pool = SlotPool(compiled)
-        self.order = port_order(compiled, [info.name for info in info.inputs])
+        self.order = port_order(compiled, info)
         self._failed = functools.partial(_failure, info.path, device)
         #: Position and name of inputs whose values are looked at.
         self.wide = tuple((i, t.name) for i, t in enumerate(info.inputs) if t.dtype in WIDE)

@@ -15,26 +15,28 @@ from xpuruntime.engines.openvino.joining import Shares, precision_asked, share_o
 from xpuruntime.engines.openvino.naming import plain_name
 from xpuruntime.engines.openvino.readback import effective
 from xpuruntime.engines.openvino.slots import infer_call, port_order, share
-from xpuruntime.engines.precision.names import meets
+from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.engines.units import UnitIds, folded_unit, listed
+from xpuruntime.engines.units import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.evidence.live_bytes import Step, live_bytes
 from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.settings import Settings
-    from xpuruntime.evidence.memory_over_time import LiveBytes
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["observe"]
 
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
+_ONCE = "it ran in the first run alone: a constant prepared then, and kept"
 _TIMES = "times of units are means in whole microseconds, as OpenVINO counts them; the first, cold run is left out"
+_EIGHT_BITS = frozenset({"int8", "uint8"})
 _INTEGER = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
 
 
@@ -56,7 +58,7 @@ def observe(
     """
     device = request.device
     notes: list[str] = []
-    cold, spent, broken = _run(compiled, feeds, max(1, runs), info, notes)
+    cold, spent, once, broken = _run(compiled, feeds, max(1, runs), info, notes)
     try:
         executed = read_graph(compiled)
     except RuntimeError as error:
@@ -64,7 +66,7 @@ def observe(
         return Observed(partial=True, notes=(*notes, f"OpenVINO gives no executed graph here: {text}"))
     names = [tensor.name for tensor in info.inputs]
     shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
-    joiner = _Units(executed, shares, info, device, settings, cold, max(1, runs))
+    joiner = _Units(executed, shares, info, device, settings, cold, once, max(1, runs))
     units = joiner.all()
     notes += joiner.notes
     ran = [one for one in executed if not one.still]
@@ -96,14 +98,18 @@ def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> 
 
 def _run(
     compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]
-) -> tuple[dict[str, int], list[float], bool]:
-    """Run, and return the times of the cold run by name of executed node, and the wall times of the others."""
+) -> tuple[dict[str, int], list[float], set[str], bool]:
+    """Run. Return times of the cold run by executed node, wall times of the others, and what ran in the cold one alone.
+
+    That is what OpenVINO does not count among the nodes of a request.
+    """
     request = compiled.create_infer_request()
     kept = []
     cold: dict[str, int] = {}
     spent: list[float] = []
+    once: set[str] = set()
     try:
-        for port, index in enumerate(port_order(compiled, [tensor.name for tensor in info.inputs])):
+        for port, index in enumerate(port_order(compiled, info)):
             array, kind = _border(feeds[info.inputs[index].name])
             kept.append(array)
             request.set_input_tensor(port, share(array, kind))
@@ -117,10 +123,11 @@ def _run(
                 cold = {one.name: one.time_us for one in read_graph(compiled) if one.time_us is not None}
             if number in (0, runs):
                 moment(COUNTED if number else COLD)
+        once = set(cold) - {one.node_name for one in request.get_profiling_info()}
     except RuntimeError as error:
         notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
-        return cold, spent, True
-    return cold, spent, False
+        return cold, spent, once, True
+    return cold, spent, once, False
 
 
 def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
@@ -142,11 +149,13 @@ class _Units:
         device: str,
         settings: Settings,
         cold: Mapping[str, int],
+        once: Set[str],
         runs: int,
     ) -> None:
         self.executed, self.shares, self.info = executed, shares, info
-        self.device, self.settings, self.cold, self.runs = device, settings, cold, runs
+        self.device, self.settings, self.cold, self.once, self.runs = device, settings, cold, once, runs
         self.types = model_precisions(info.named_proto()) if _has_source(info) else {}
+        self.read = self.types | _types_of_sources(info) if self.types else {}
         self.makers = {name: node.op for node in info.nodes for name in node.outputs if name}
         self.notes: list[str] = []
         self._ids = UnitIds()
@@ -161,7 +170,7 @@ class _Units:
                 f"{len(self.shares.inferred)} node(s), such as {first!r}, are not mentioned in OpenVINO's executed "
                 "graph; they were joined to the unit that reads what they make"
             )
-        apart = [u for u in self.executed if not u.still and u.kernel and u.node_precision != u.precision]
+        apart = [u for u in self.executed if not u.still and u.kernel and not _alike(u.node_precision, u.precision)]
         if apart:
             one = apart[0]
             self.notes.append(
@@ -178,8 +187,8 @@ class _Units:
         return not self.shares.owned.get(position) and not self.shares.serves.get(position)
 
     def time(self, one: Executed) -> Time | None:
-        """Return the mean of the warm runs."""
-        if one.time_us is None:
+        """Return the mean of the warm runs; ``None`` where it was in none of them."""
+        if one.time_us is None or one.name in self.once:
             return None
         first = self.cold.get(one.name, one.time_us)
         value = max(0.0, (one.time_us * (self.runs + 1) - first) / self.runs)
@@ -194,10 +203,10 @@ class _Units:
             "opaque" if inside else "inserted" if not owned else "exact" if len(owned) == 1 else "fused"
         )
         idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
-        wanted = None if idle else self._wanted(owned)
-        if wanted is None and one.time_us is not None:  # a step of a node; one that quantises is in two precisions
-            wanted = next((w for w in (self._wanted(served),) if w != "int8"), None)
-        ran = one.precision
+        wanted = None if idle else self._wanted(owned, one.precision)
+        if wanted is None and not owned and one.time_us is not None:  # a step of a node; one that quantises is in two
+            wanted = next((w for w in (self._wanted(served, one.precision),) if w != "int8"), None)
+        ran = self._ran(one, owned, wanted)
         deviates = bool(wanted and ran and owned and not meets(wanted, ran))
         return Unit(
             id=self._id(one.name),
@@ -215,8 +224,8 @@ class _Units:
             precision_run=ran,
             layout=one.layout,
             time=self.time(one),
-            placement_reason=_IDLE if idle else None,
-            placement_source="rule" if idle else "none",
+            placement_reason=_IDLE if idle else _ONCE if one.name in self.once else None,
+            placement_source="rule" if idle or one.name in self.once else "none",
             status="substituted" if deviates else "honoured",
         )
 
@@ -225,22 +234,35 @@ class _Units:
         where = {"device": self.device, "provider": self.settings.device}
         return folded_unit(node, "openvino", why, id=self._id(node.name), **where)
 
-    def _wanted(self, owned: Sequence[int]) -> str | None:
+    def _ran(self, one: Executed, owned: Sequence[int], wanted: str | None) -> str | None:
+        """Return the precision in which a unit ran.
+
+        OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
+        floats that are asked for: then what the unit writes does.
+        """
+        if wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
+            return one.precision
+        first = (node.inputs[0] if node.inputs else "" for node in (self.info.nodes[i] for i in owned))
+        return one.writes if any(self.read.get(name, "") not in FLOATS for name in first) else one.precision
+
+    def _wanted(self, owned: Sequence[int], ran: str | None) -> str | None:
         """Return the precision asked for of a unit; ``None`` where it makes no floats, or none was asked of it."""
         stated = precision_asked(self.info.nodes, owned, self.types)
-        if not owned:
+        if all(self.info.nodes[i].op in CONVERSIONS for i in owned):
             return None
         heavy = [i for i in owned if self.info.nodes[i].op in HEAVY]
         if any(self.info.nodes[i].op in _INTEGER for i in owned) or any(self._quantised(i) for i in heavy):
             return "int8"
         if self.settings.precision == "int8":
             return "int8" if heavy and self.settings.quantise and self._weighted(heavy[0]) else None
+        if ran in _EIGHT_BITS and any(self._quantised(i) for i in owned):
+            return "int8"  # beside a product that is: whether 8 bits go on is the engine's choice
         if stated is None or self.settings.precision == "model":
             return stated
         return self.settings.precision
 
     def _quantised(self, index: int) -> bool:
-        """Whether the model itself quantises what a product reads."""
+        """Whether the model itself quantises what a node reads."""
         return any(self.makers.get(name) == "DequantizeLinear" for name in self.info.nodes[index].inputs[:1])
 
     def _weighted(self, index: int) -> bool:
@@ -250,6 +272,21 @@ class _Units:
 
     def _id(self, name: str) -> str:
         return self._ids(plain_name(name))
+
+
+def _types_of_sources(info: ModelInfo) -> dict[str, str]:
+    """Return the precision of each input and weight of the model."""
+    import onnx
+
+    found = {one.name: precision_name(one.dtype) for one in info.inputs}
+    for one in info.named_proto().graph.initializer:
+        found[one.name] = precision_name(onnx.TensorProto.DataType.Name(one.data_type).lower())
+    return found
+
+
+def _alike(node: str | None, kernel: str | None) -> bool:
+    """Whether two precisions are one: kernels of 8 bits do not say whether there is a sign."""
+    return node == kernel or {node, kernel} <= _EIGHT_BITS
 
 
 def _has_source(info: ModelInfo) -> bool:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import closed
+from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from xpuruntime.engines.model import ModelInfo
 
 __all__ = ["SHARED_FROM", "Slot", "SlotPool", "infer_call", "port_order", "share"]
 
@@ -44,10 +47,29 @@ def share(array: Array, kind: Any = None) -> Any:
     return ov.Tensor(array, shared_memory=True)
 
 
-def port_order(compiled: Any, names: Sequence[str]) -> list[int]:
-    """Return, for each input port, the position of its name: OpenVINO has no port for an input that nothing reads."""
-    positions = {name: index for index, name in enumerate(names)}
-    return [next(positions[name] for name in port.get_names() if name in positions) for port in compiled.inputs]
+def port_order(compiled: Any, info: ModelInfo) -> list[int]:
+    """Return, for each input port, the position of its input: OpenVINO has no port for an input that nothing reads.
+
+    Where a node that passes its input on was removed, the port has the names of what that node made alone.
+    """
+    positions = {tensor.name: index for index, tensor in enumerate(info.inputs)}
+    return [_input_of(port.get_names(), positions, info) for port in compiled.inputs]
+
+
+def _input_of(names: Iterable[str], positions: Mapping[str, int], info: ModelInfo) -> int:
+    found = next((positions[name] for name in names if name in positions), None)
+    if found is not None:
+        return found
+    above = {name: node.inputs for node in info.nodes if not node.graph for name in node.outputs if name}
+    waiting = sorted(names)
+    seen = set(waiting)
+    for name in waiting:
+        if name in positions:
+            return positions[name]
+        further = [one for one in above.get(name, ()) if one not in seen]
+        seen.update(further)
+        waiting += further
+    raise EngineError(f"OpenVINO has an input called {', '.join(sorted(names))}, and the model has none of these names")
 
 
 def infer_call(request: Any) -> Callable[..., Any]:

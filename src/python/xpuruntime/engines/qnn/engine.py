@@ -150,4 +150,10 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
                     f"{role} {tensor.name!r} is a {tensor.kind} of {tensor.dtype}, which QNN does not take",
                     f"put a Cast at this {role} into the model, for example to float32",
                 )
+            if 0 in (tensor.shape or ()):  # QNN divides by it, which ends the process
+                return Refusal(
+                    "shape_unsupported",
+                    f"{role} {tensor.name!r} has no elements ({list(tensor.shape or ())}), and QNN takes none such",
+                    "state execution.shapes with sizes of at least 1, or use the engine onnxruntime",
+                )
     return None

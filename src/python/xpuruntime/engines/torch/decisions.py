@@ -10,14 +10,14 @@ import msgspec
 
 from xpuruntime.engines.torch.kernel_controls import why_not
 from xpuruntime.engines.torch.pinning import words_of
-from xpuruntime.evidence.carried_policy import module_of_node
-from xpuruntime.evidence.kernel_decisions import KernelCandidate, KernelDecision, merged
+from xpuruntime.evidence.carried.policy import module_of_node
+from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.torch.seen_calls import SeenCall
-    from xpuruntime.evidence.kernel_decisions import DecisionSource
+    from xpuruntime.evidence.kernels.decisions import DecisionSource
     from xpuruntime.evidence.records import Control
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy

@@ -18,7 +18,7 @@ from xpuruntime.engines.torch.stepping import step
 from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.kernel_names import what_name_says
+from xpuruntime.evidence.kernels.names import what_name_says
 from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 

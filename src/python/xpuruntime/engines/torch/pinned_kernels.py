@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.seen_calls import SeenCall
-    from xpuruntime.evidence.kernel_decisions import KernelDecision
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.routing import Route

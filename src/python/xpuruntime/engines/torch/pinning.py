@@ -10,7 +10,7 @@ import threading
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.carried_policy import OP_OF_TORCH, literally, module_of_node
+from xpuruntime.evidence.carried.policy import OP_OF_TORCH, literally, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 

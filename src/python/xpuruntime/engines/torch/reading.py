@@ -21,7 +21,7 @@ from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.engines.torch.recording import record
 from xpuruntime.errors import InputError, ModelError
-from xpuruntime.evidence.carried_policy import LOCK_KEY
+from xpuruntime.evidence.carried.policy import LOCK_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

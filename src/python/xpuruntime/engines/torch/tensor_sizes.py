@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.evidence.memory_over_time import LiveBytes
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["TensorSizes"]
 

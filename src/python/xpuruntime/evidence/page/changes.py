@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.evidence.comparison_text import change_text, units_text
-from xpuruntime.evidence.decision_tables import call_at
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.evidence.page.fragment import fragment_style, fragment_table
-from xpuruntime.evidence.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
-from xpuruntime.evidence.tables import arrow_text, bytes_text
+from xpuruntime.evidence.text.changes import change_text, units_text
+from xpuruntime.evidence.text.decision_tables import call_at
+from xpuruntime.evidence.text.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
+from xpuruntime.evidence.text.tables import arrow_text, bytes_text
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison

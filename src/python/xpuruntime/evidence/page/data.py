@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.evidence.decision_tables import why_text
-from xpuruntime.evidence.device_kernels import summed, tensor_cores_text
-from xpuruntime.evidence.graph_status import status_text
-from xpuruntime.evidence.memory_over_time import most_by_owner
-from xpuruntime.evidence.section_tables import graph_rows, shape_rows
+from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
+from xpuruntime.evidence.sections.graph_status import status_text
+from xpuruntime.evidence.sections.memory_over_time import most_by_owner
+from xpuruntime.evidence.text.decision_tables import why_text
+from xpuruntime.evidence.text.section_tables import graph_rows, shape_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.evidence.kernel_decisions import KernelDecision
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Observation, Time
     from xpuruntime.evidence.report import Report
 

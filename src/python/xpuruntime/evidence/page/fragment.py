@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
-from xpuruntime.evidence.section_tables import graph_rows, live_text, memory_rows, shape_rows
+from xpuruntime.evidence.text.section_tables import graph_rows, live_text, memory_rows, shape_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,6 +31,7 @@ _OPAQUE = {
     "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
     "elsewhere": "it was launched in a thread that PyTorch's profiler does not watch",
 }
+_BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
 _FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
 #: Operators that make or view tensors; they are not what a call is about.
 _MINOR = frozenset(
@@ -158,6 +159,8 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
         elif requested and follows:
             kept = any(NATIVE_WORDS[key.op].get(word) == follows for word in requested)
             status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
+        elif _is_kept(key, requested):
+            status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
         elif requested:
             status = "bypassed"
             reason = key.reason + ("" if sure else f"; whether {source} means these calls cannot be told")
@@ -205,9 +208,18 @@ def _of_flex(key: Escaped, requested: tuple[str, ...]) -> tuple[tuple[str, ...],
 
 def _follows(key: Escaped) -> str:
     """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
-    if key.op != "attention" or not key.operator.endswith("_backward"):
-        return ""
-    return kernels_in((key.operator,)).get(key.operator, "")
+    return _kernel_of(key) if key.operator.endswith("_backward") else ""
+
+
+def _is_kept(key: Escaped, requested: tuple[str, ...]) -> bool:
+    """Say whether a kernel of PyTorch's attention ran that is asked for, though nothing was decided at the call."""
+    ran = _kernel_of(key)
+    return bool(ran) and any(NATIVE_WORDS[key.op].get(word) == ran for word in requested)
+
+
+def _kernel_of(key: Escaped) -> str:
+    """Return the kernel of PyTorch's attention that an operator runs by; empty: it is no such operator."""
+    return kernels_in((key.operator,)).get(key.operator, "") if key.op == "attention" else ""
 
 
 def _observed(share: Share) -> tuple[str, ...]:

@@ -40,14 +40,12 @@ _TEMPLATE = (
 FLEX = "flex_attention is compiled, and was when no policy chose its kernel"
 _DIRECT = "launched without PyTorch's dispatcher, as by cpp_wrapper, AOTInductor or a library's own code"
 
+_RECURRENT_OPERATORS = frozenset(
+    ("_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "miopen_rnn")
+)
 #: Operators by name without namespace, and how they escape where nothing else is known.
 _OPERATORS: dict[str, Escape] = {
-    **{
-        name: Escape("matmul", _RECURRENT)
-        for name in (
-            "_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "miopen_rnn",
-        )
-    },
+    **{name: Escape("matmul", _RECURRENT) for name in _RECURRENT_OPERATORS},
     "_native_multi_head_attention": Escape("attention", _FAST_PATH),
     "_triton_multi_head_attention": Escape("attention", _FAST_PATH),
     **{name: Escape("matmul", NOT_REACHED) for name in ("mm", "addmm", "bmm", "baddbmm")},
@@ -135,5 +133,7 @@ def escape_of_kernel(name: str) -> Escape | None:
 def _overridden() -> dict[str, Escape]:
     from xpuruntime.pytorch.overriding.registry import RUNNING, overrides_of
 
+    # Those of recurrent layers only say that a policy does not reach into them.
     names = ((one.name.partition("::")[2] or one.name, one.op) for group in RUNNING for one in overrides_of(group))
-    return {name.partition(".")[0]: Escape(op, NOT_REACHED) for name, op in names}
+    short = ((name.partition(".")[0], op) for name, op in names)
+    return {name: Escape(op, NOT_REACHED) for name, op in short if name not in _RECURRENT_OPERATORS}

@@ -162,7 +162,9 @@ class _Joining:
             return
         preparing = next((one.inner_call for one in node.upward() if one.inner_call is not None), None)
         if preparing is not None:
-            if timed:
+            if not self._kinds[preparing.kind].count:
+                self._overhead += node.own  # all kernels refused
+            elif timed:
                 self._share(preparing).add(node.name, node.own)
             return
         escape = self._escape(node)

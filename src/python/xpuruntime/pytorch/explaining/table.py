@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xpuruntime.evidence.tables import plain, table
+from xpuruntime.evidence.text.tables import plain, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -49,7 +49,8 @@ class Node:
         What is done in it besides the program's own work, such as compiling, where operators are traced and compute
         nothing; empty: nothing.
     inner_call : Node or None
-        Of an operator: the range of a call that is directly inside; the first, if there are several.
+        Of an operator: the range of a call that is directly inside; the last, if there are several: kernels that
+        refused it come first.
     shapes, dtypes : list
         Of the arguments, as kineto has them.
     annotation : bool
@@ -233,7 +234,7 @@ def _nest(nodes: list[Node]) -> None:
                 node.call = parent.call
                 open_.append(node)
                 continue
-            if "::" in parent.name and parent.inner_call is None:
+            if "::" in parent.name:
                 parent.inner_call = node
             for outer in open_:
                 outer.below = (outer.below or set()) | {node.kind}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import xpuruntime
-from xpuruntime.evidence.export_lock import ExportLock, locked_kernels
+from xpuruntime.evidence.carried.export_lock import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.pytorch import calls, held
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, ModelError, PolicyError
-from xpuruntime.evidence.export_lock import ExportLock
+from xpuruntime.evidence.carried.export_lock import ExportLock
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.exporting.carrying import in_force, training_mode
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import ModelError
-from xpuruntime.evidence.carried_policy import LOCK_KEY, POLICY_KEY
-from xpuruntime.evidence.export_lock import digest_tensors
+from xpuruntime.evidence.carried.export_lock import digest_tensors
+from xpuruntime.evidence.carried.policy import LOCK_KEY, POLICY_KEY
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, plain_path, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import Exported

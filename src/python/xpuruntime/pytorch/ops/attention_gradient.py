@@ -205,7 +205,11 @@ def _folded(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], mask_
 
 def _mapped_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     n = info.batch_size
-    out, lse = _forward_op(*_folded(info, in_dims, args[:5], 3), *args[5:])
+    tensors = _folded(info, in_dims, args[:5], 3)
+    dropout_p, is_causal, scale, kernel, want_lse, phase, module = args[5:]
+    # Whether gradients are recorded of what is mapped, the caller cannot see: a mapped tensor does not say it.
+    want_lse = want_lse or (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
+    out, lse = _forward_op(*tensors, dropout_p, is_causal, scale, kernel, want_lse, phase, module)
     lse = lse.unflatten(0, (n, -1)) if lse.dim() == 3 else lse.unsqueeze(0).expand(n, 0)
     return (out.unflatten(0, (n, -1)), lse), (0, 0)
 

@@ -18,12 +18,13 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, four, traits, whole
+from xpuruntime.pytorch.attention_calls import AttentionCall, find_route, four, traits, whole
 from xpuruntime.pytorch.attention_limits import reason_against_all_of_ours, transforms
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.overriding.native import Native, Override
+from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.routing import DEFAULT_ID
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, by_backend
 
@@ -32,18 +33,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from xpuruntime.pytorch.overriding.gates import Kernel
     from xpuruntime.pytorch.routing import Route
 
 __all__ = ["OVERRIDES", "attend"]
 
 _operator = torch.ops.xpuruntime.attention.default
 _modes = torch._C._len_torch_dispatch_stack
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_is_deterministic = torch._C._get_deterministic_algorithms
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 #: Seeds of the dropout are below this.
 _RANDOM_BOUND = 1 << 62
 
 
-def _scaled_dot_product_attention(native: Native) -> Callable[..., Any]:
+def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | Kernel:
     def scaled_dot_product_attention(
         keyset: Any,
         query: Tensor,
@@ -62,11 +65,14 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any]:
             )
 
         held = current()
-        if held is None or "attention" not in held.ops:
+        if held is None:
+            return _natively(None, natively, not _modes(), (query, key, value))
+        if "attention" not in held.ops:
+            _leave(held, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
             return _natively(None, natively, not _modes(), (query, key, value))
         return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
-    return scaled_dot_product_attention
+    return operator_gate(native, scaled_dot_product_attention)
 
 
 def attend(
@@ -101,21 +107,7 @@ def attend(
     """
     phase = calls.phase() if held.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if held.by_module else ""
-    needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    layers = transforms()
-    plain = (
-        not layers and not _modes() and type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN
-        and (mask is None or type(mask) in _PLAIN)
-    )  # fmt: skip
-    seen: Any = None
-    if plain:
-        seen = call_key("sdpa", query, key, value) if mask is None else call_key("sdpa", query, key, value, mask)
-    if seen is None:
-        tensors = (query, key, value, mask)
-        seen = ("sdpa", layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
-    dropout = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
-    learns = mask is not None and mask.requires_grad and torch.is_grad_enabled()
-    known = (seen, dropout, is_causal, enable_gqa, needs_grad, learns, phase, module, deterministic(held))
+    known, plain, needs_grad = _key_of(held, query, key, value, mask, dropout_p, is_causal, enable_gqa, phase, module)
     route = held.routes.get(known)
     call: AttentionCall | None = None
     if route is None or held.by_phase:
@@ -138,7 +130,7 @@ def attend(
             return _natively(route, natively, plain, (query, key, value))
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
-        if dropout:
+        if dropout_p != 0:
             # From PyTorch's generator of the device: repeatable by its seed, and anew in each replay of a CUDA graph.
             rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=query.device)
             # The backward has to drop what the forward has dropped.
@@ -164,7 +156,59 @@ def attend(
             if served is not None:
                 return served
             continue
+        # Then the gate in C may hand over the arrays by itself.
+        route.quick = plain and not kernel and not needs_grad and rng is None and not held.by_call and query.dim() == 4
         return out if query.dim() == 4 else out.reshape(query.shape)
+
+
+def _key_of(
+    held: Held,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+    phase: str,
+    module: str,
+) -> tuple[Any, bool, bool]:
+    """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
+
+    Of plain tensors the key is the one that the gate in C looks for, except where the route does not say all.
+    """
+    records = torch.is_grad_enabled()
+    needs_grad = records and (query.requires_grad or key.requires_grad or value.requires_grad)
+    learns = records and mask is not None and mask.requires_grad
+    kind = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
+    flags = kind | is_causal << 2 | enable_gqa << 3 | needs_grad << 4 | learns << 5 | _is_deterministic() << 6
+    layers = transforms()
+    tensors = (query, key, value, mask)
+    plain = not layers and not _modes() and all(type(x) in _PLAIN for x in tensors)
+    known: Any = call_key(f"sdpa;{flags}", *tensors) if plain else None
+    if known is None:
+        known = ("sdpa", flags, layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
+    if held.by_call:
+        known = (known, phase, module)
+    if held.by_phase and needs_grad:  # then the gradient may be another kernel's
+        known = ("sdpa and its gradient", *known)
+    return known, plain, needs_grad
+
+
+def _leave(
+    held: Held,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> None:
+    """Keep that a call is PyTorch's own, of which the policy does not speak, so that a gate in C knows it."""
+    known, plain, _ = _key_of(held, query, key, value, mask, dropout_p, is_causal, enable_gqa, *held.circumstances())
+    if plain and known not in held.routes:
+        held.leave(known, "attention")
 
 
 def _natively(

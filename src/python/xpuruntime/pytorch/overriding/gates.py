@@ -6,8 +6,10 @@ A gate calls the native kernel where no policy holds, and where the route of the
 else is looked at by Python: calls that are not known yet, those that kernels of ours serve, and all calls while rules
 ask for phase or module, a thread has a policy of its own, or somebody watches.
 
-Before products that PyTorch has a C function for, a gate calls this one where it knows a call to be native. Before
-those whose arguments PyTorch can hand over in C (``mm``, ``bmm``), it is itself called without Python.
+Gates before products are called by PyTorch as its own kernels are, without Python, and call the native one in the same
+way where they know a call to be native. Where that cannot be (`why_not_plain`), they call PyTorch's C functions, and
+those whose arguments PyTorch hands over in C (``mm``, ``bmm``) are called without Python, too; where that cannot be
+either (`why_not_direct`), all goes through Python. Norms and attention have gates of their own; see `operator_gates`.
 """
 
 from __future__ import annotations
@@ -18,15 +20,29 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
+from xpuruntime.pytorch.overriding.native import ALIASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.pytorch.overriding.native import Native
 
-__all__ = ["Kernel", "count_thread", "forget", "gate", "set_policy", "set_watched", "why_not_direct"]
+__all__ = [
+    "Kernel",
+    "count_thread",
+    "forget",
+    "gate",
+    "is_own",
+    "keyset_of",
+    "set_policy",
+    "set_watched",
+    "why_not_direct",
+    "why_not_in_c",
+    "why_not_plain",
+]
 
 _lock = threading.Lock()
 _routes: dict[Any, Any] | None = None
@@ -54,8 +70,26 @@ class Kernel:
 
     def place(self) -> Callable[[], None] | None:
         """Put it in the operator's place, and return what takes it away again; ``None`` where PyTorch refuses it."""
+        if why_not_plain():
+            return self._place_boxed()
         native = self._native
-        return _core.place_kernel(native.name, native.key, self._slow, native, _keyset(native.key))
+        keyset = keyset_of(native.key)
+        return _core.place_plain_gate(native.name, native.key, self._slow, native, keyset, self._place_below)
+
+    def _place_boxed(self) -> Callable[[], None] | None:
+        native = self._native
+        if native.name not in _IN_C or why_not_in_c():
+            return None
+        return _core.place_kernel(native.name, native.key, self._slow, native, keyset_of(native.key))
+
+    def _place_below(self) -> Callable[[], None]:
+        """Put what serves calls with values of PyTorch's interpreter in the operator's place, in C or in Python."""
+        placed = self._place_boxed()
+        if placed is None:
+            library = torch.library.Library("aten", "IMPL")
+            library.impl(self._native.name, self.otherwise, self._native.key, allow_override=True)
+            placed = library._destroy
+        return placed
 
 
 def gate(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | Kernel:
@@ -68,11 +102,11 @@ def gate(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | Kerne
         Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `calls.call_key` of
         the native kernel's name, the operator's arrays in their order, and `out` where it is given.
     """
-    if _is_own(native) and not why_not_direct():
-        direct = _core.make_direct_gate(native.name, native.key, slow, native, _keyset(native.key))
+    if is_own(native) and not why_not_direct():
+        direct = _core.make_direct_gate(native.name, native.key, slow, native, keyset_of(native.key))
         if direct is not None:
             native.direct = True
-            return Kernel(native, slow, direct) if native.name in _IN_C and not _why_not_in_c() else direct
+            return Kernel(native, slow, direct)
     return _core.make_gate(native.name, slow, native)
 
 
@@ -80,13 +114,15 @@ def gate(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | Kerne
 _IN_C = frozenset(("mm", "mm.out", "bmm", "bmm.out"))
 
 
-def _keyset(key: str) -> Any:
+def keyset_of(key: str) -> Any:
+    """Return the set of one dispatch key, with which a kernel at it is called."""
     return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
 
-def _is_own(native: Native) -> bool:
+def is_own(native: Native) -> bool:
     """Say whether the native kernel is PyTorch's, and not another library's over it, which may do other things."""
-    line = re.compile(rf"^{native.key}: registered at .*/Register{native.key}(_\d+)?\.cpp:", re.MULTILINE)
+    own = rf"Register({native.key}|CompositeImplicitAutograd)(_\d+)?\.cpp:"
+    line = re.compile(rf"^{ALIASES.get(native.key, native.key)}: registered at .*/{own}", re.MULTILINE)
     return line.search(torch._C._dispatch_dump_table(f"aten::{native.name}")) is not None
 
 
@@ -96,7 +132,7 @@ def why_not_direct() -> str:
 
 
 @functools.cache
-def _why_not_in_c() -> str:
+def why_not_in_c() -> str:
     """Return why no kernel in C can be placed, found by placing one: whether Python's errors pass through PyTorch."""
     space, name = "_xpuruntime_probe", "raises"
     library = torch.library.Library(space, "DEF")
@@ -114,6 +150,100 @@ def _why_not_in_c() -> str:
         remove()
         library._destroy()
     return "an error of Python's is lost in this PyTorch"
+
+
+@functools.cache
+def why_not_plain() -> str:
+    """Return why no gate stands in PyTorch's dispatcher as its own kernels do in this process; empty where they do."""
+    why = why_not_direct() or _core.open_torch_dispatcher() or _why_not_as_known()
+    return why or _why_not_tried()
+
+
+#: The operators that gates are written for, as PyTorch says them.
+_KNOWN = {
+    "mm": "(Tensor self, Tensor mat2) -> Tensor",
+    "mm.out": "(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
+    "bmm": "(Tensor self, Tensor mat2) -> Tensor",
+    "bmm.out": "(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)",
+}
+_ADDS = {
+    "addmm": "(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1{}",
+    "baddbmm": "(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1{}",
+}
+_KNOWN |= {name: form.format(") -> Tensor") for name, form in _ADDS.items()}
+_KNOWN["sspaddmm"] = _KNOWN["addmm"]  # for the trial
+_KNOWN |= {f"{name}.out": form.format(", Tensor(a!) out) -> Tensor(a!)") for name, form in _ADDS.items()}
+
+
+def _why_not_as_known() -> str:
+    """Return which operator of this PyTorch has other arguments than gates are written for."""
+    for name, form in _KNOWN.items():
+        packet, _, overload = name.partition(".")
+        found = str(getattr(getattr(torch.ops.aten, packet), overload or "default")._schema)
+        if found != f"aten::{name}{form}":
+            return f"this PyTorch has {found}, and gates are for {form}"
+    return ""
+
+
+def _why_not_tried() -> str:
+    """Return what is other than it should be with a gate over an operator that has the arguments of addmm.
+
+    It is one of sparse tensors, which refuses others: nobody calls it with such tensors meanwhile.
+    """
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    answer: list[Any] = [None]
+
+    def asked(*args: Any, **more: Any) -> Any:
+        seen.append((args, more))
+        if answer[0] is LookupError:
+            raise LookupError("raised by xpuruntime, to see whether it arrives")
+        return answer[0]
+
+    remove = _core.place_trial(asked)
+    if remove is None:
+        return "this PyTorch's addmm has no kernel for the CPU that can be called without Python"
+    try:
+        return _try_out(seen, answer)
+    except RuntimeError as error:
+        return f"a gate without Python failed in this PyTorch: {error}"
+    finally:
+        remove()
+
+
+def _try_out(seen: list[tuple[tuple[Any, ...], dict[str, Any]]], answer: list[Any]) -> str:
+    # Tensors without gradients go to the kernel for their device at once.
+    with torch.inference_mode(), _disable_current_modes(), torch._C.DisableTorchFunction():
+        c, a, b = (torch.arange(float(size), device="cpu") for size in (2, 6, 6))
+        a, b = a.reshape(2, 3), b.reshape(3, 2)
+        for more in ({}, {"beta": 2}, {"alpha": 0.5}, {"beta": True, "alpha": -3}, {"beta": 2.5, "alpha": 2**62}):
+            answer[0] = None
+            found = torch.sspaddmm(c, a, b, **more)
+            args, told = seen.pop() if seen else ((), {})
+            if list(map(id, args)) != list(map(id, (c, a, b))) or told != more:
+                return "this PyTorch calls kernels with other arguments than it is told"
+            if not torch.equal(found, torch.addmm(c, a, b, **more)):
+                return "this PyTorch's own kernel gives another result than the operator"
+            answer[0] = a
+            if torch.sspaddmm(c, a, b, **more) is not a:
+                return "a tensor of a gate does not arrive in this PyTorch"
+        answer[0] = None
+        if _refusal(torch.sspaddmm, c, a) != _refusal(torch.addmm, c, a):
+            return "an error of this PyTorch's own kernel does not pass through a gate as it is"
+        answer[0] = LookupError
+        try:
+            torch.sspaddmm(c, a, b)
+        except LookupError:
+            return ""
+        return "an error of Python's is lost in this PyTorch"
+
+
+def _refusal(op: Callable[..., Any], c: Any, a: Any) -> str:
+    """Return what PyTorch says of a product of matrices that do not fit."""
+    try:
+        op(c, a, a)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def forget() -> None:

@@ -16,6 +16,7 @@ from xpuruntime.pytorch.overriding.gates import Kernel, gate
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.product import Product
 from xpuruntime.pytorch.overriding.product_route import compute, find_route
+from xpuruntime.pytorch.overriding.recurrent import OVERRIDES as RECURRENT
 from xpuruntime.pytorch.overriding.scaled_mm import OVERRIDES as SCALED
 
 if TYPE_CHECKING:
@@ -162,4 +163,5 @@ OVERRIDES = (
     ),
     *(Override(f"_addmm_activation{form}", "matmul", _KEYS, _activated) for form in ("", ".out")),
     *SCALED,
+    *RECURRENT,
 )

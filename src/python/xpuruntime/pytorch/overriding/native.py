@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +12,17 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HIGHER_ORDER", "IN_PYTHON", "TRACING", "Native", "Override", "native_kernel", "qualified"]
+__all__ = [
+    "ALIASES",
+    "HIGHER_ORDER",
+    "IN_PYTHON",
+    "TRACING",
+    "Native",
+    "Override",
+    "native_kernel",
+    "never_compiled",
+    "qualified",
+]
 
 #: In place of a dispatch key: the function stands in for an operator only while `torch.compile` traces.
 TRACING = "Tracing"
@@ -22,8 +33,8 @@ IN_PYTHON = "Python"
 #: In place of a dispatch key: the function stands in for a higher-order operator's, at this key of the dispatcher.
 HIGHER_ORDER = {"HigherOrderDense": "CompositeExplicitAutograd", "HigherOrderAutograd": "Autograd"}
 
-#: An alias of many dispatch keys has no kernel of its own; that of this one is the same.
-_ALIASES = {"CompositeImplicitAutograd": "CPU"}
+#: An alias of many dispatch keys has no kernel of its own, but that of this one is the same.
+ALIASES = {"CompositeImplicitAutograd": "CPU"}
 
 
 def qualified(name: str) -> str:
@@ -33,7 +44,22 @@ def qualified(name: str) -> str:
 
 def native_kernel(name: str, key: str) -> Any:
     """Return the kernel that is registered now for an operator. Raises `RuntimeError` if none is."""
-    return torch.library.get_kernel(qualified(name), _ALIASES.get(key, key))
+    return torch.library.get_kernel(qualified(name), ALIASES.get(key, key))
+
+
+def never_compiled(make: Callable[..., Any]) -> None:
+    """Have Dynamo leave alone the functions that `make` defines, and all that they call.
+
+    PyTorch's dispatcher calls them. After a graph break `torch.compile` follows whatever runs in Python, functions
+    behind an operator included. A PyTorch without this switch of Dynamo's warns where it does so.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for code in make.__code__.co_consts:
+        if isinstance(code, CodeType):
+            frames.set_code_exec_strategy(code, skip)
 
 
 class Native:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import Override
-from xpuruntime.pytorch.overriding.serving import is_native, leave, serve
+from xpuruntime.pytorch.overriding.norm_routes import run_norm
+from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.overriding.tracing import OVERRIDES as TRACED
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.ambient import Place
+    from xpuruntime.pytorch.overriding.gates import Kernel
     from xpuruntime.pytorch.overriding.native import Native
 
 __all__ = ["OVERRIDES", "as_rows", "rms_eps", "stats_dtype"]
@@ -28,38 +28,26 @@ __all__ = ["OVERRIDES", "as_rows", "rms_eps", "stats_dtype"]
 _op_norm = _core.op_norm
 _op_norm_backward = _core.op_norm_backward
 
+#: In which kernels of ours keep mean and rstd, of halves in the first.
+_STATS = (torch.float32, torch.float64)
 
-def _layer_norm(native: Native) -> Callable[..., Any]:
+
+def _layer_norm(native: Native) -> Callable[..., Any] | Kernel:
     def native_layer_norm(
         keyset: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Any:
-        held = current()
+        def fits() -> bool:
+            return _fits(x, shape, weight, bias) and _parameters_fit(x, weight, bias)
+
+        def quick() -> bool:
+            return _is_row(shape, x) and stats_dtype(x, weight, bias) in _STATS
+
         args = (keyset, x, shape, weight, bias, eps)
-        if held is None or "layer_norm" not in held.ops:
-            return leave("native_layer_norm", "layer_norm", native, args)
-        phase = calls.phase() if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
-        key = ("layer_norm", x.shape, len(shape), x.dtype, x.device, _like(weight), _like(bias), phase, module)
-        route = held.routes.get(key)
-        if is_native(route):
-            return native(*args)
-        if route is None and not (_fits(x, shape, weight, bias) and _parameters_fit(x, weight, bias)):
-            return native(*args)
-        return serve(
-            held,
-            key,
-            route,
-            "native_layer_norm",
-            "layer_norm",
-            x,
-            native,
-            _our_layer_norm,
-            args,
-            phase=phase,
-            module=module,
+        return run_norm(
+            native, "layer_norm", _our_layer_norm, args, x, shape, (x, weight, bias), fits=fits, quick=quick
         )
 
-    return native_layer_norm
+    return operator_gate(native, native_layer_norm)
 
 
 def _our_layer_norm(
@@ -79,38 +67,30 @@ def _our_layer_norm(
     return out.view(x.shape), mean.view(lead), rstd.view(lead)
 
 
-def _layer_norm_backward(native: Native) -> Callable[..., Any]:
+def _layer_norm_backward(native: Native) -> Callable[..., Any] | Kernel:
     def native_layer_norm_backward(
         keyset: Any, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
         bias: Tensor | None, mask: Sequence[bool],
     ) -> Any:  # fmt: skip
-        held = current()
+        def fits() -> bool:
+            return (
+                _fits(x, shape, weight, bias)
+                and grad.shape == x.shape
+                and grad.dtype == x.dtype
+                and (weight is not None or not mask[1])
+                and (weight is not None or bias is None or bias.dtype == x.dtype)
+            )
+
+        def quick() -> bool:
+            return _is_row(shape, x, grad, mean, rstd) and mean.dtype in _STATS and rstd.dtype in _STATS
+
         args = (keyset, grad, x, shape, mean, rstd, weight, bias, mask)
-        if held is None or "layer_norm" not in held.ops:
-            return leave("native_layer_norm_backward", "layer_norm", native, args)
-        phase = "backward" if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
-        key = (
-            "layer_norm_backward", x.shape, len(shape), x.dtype, x.device, _like(weight), _like(bias), tuple(mask),
-            grad.dtype, phase, module,
-        )  # fmt: skip
-        route = held.routes.get(key)
-        if is_native(route):
-            return native(*args)
-        if route is None and not (
-            _fits(x, shape, weight, bias)
-            and grad.shape == x.shape
-            and grad.dtype == x.dtype
-            and (weight is not None or not mask[1])
-            and (weight is not None or bias is None or bias.dtype == x.dtype)
-        ):
-            return native(*args)
-        return serve(
-            held, key, route, "native_layer_norm_backward", "layer_norm", x, native, _our_layer_norm_backward, args,
-            phase=phase, module=module,
+        return run_norm(
+            native, "layer_norm", _our_layer_norm_backward, args, x, shape, (grad, x, mean, rstd, weight, bias),
+            fits=fits, quick=quick, mask=mask,
         )  # fmt: skip
 
-    return native_layer_norm_backward
+    return operator_gate(native, native_layer_norm_backward)
 
 
 def _our_layer_norm_backward(
@@ -127,25 +107,17 @@ def _our_layer_norm_backward(
     return _gradients(found, x, shape, mask)
 
 
-def _rms_norm(native: Native) -> Callable[..., Any]:
+def _rms_norm(native: Native) -> Callable[..., Any] | Kernel:
     def fused_rms_norm(keyset: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-        held = current()
+        def fits() -> bool:
+            return _fits(x, shape, weight, None) and _same_dtype(x, weight)
+
         args = (keyset, x, shape, weight, eps)
-        if held is None or "rms_norm" not in held.ops:
-            return leave("_fused_rms_norm", "rms_norm", native, args)
-        phase = calls.phase() if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
-        key = ("rms_norm", x.shape, len(shape), x.dtype, x.device, _like(weight), phase, module)
-        route = held.routes.get(key)
-        if is_native(route):
-            return native(*args)
-        if route is None and not (_fits(x, shape, weight, None) and _same_dtype(x, weight)):
-            return native(*args)
-        return serve(
-            held, key, route, "_fused_rms_norm", "rms_norm", x, native, _our_rms_norm, args, phase=phase, module=module
+        return run_norm(
+            native, "rms_norm", _our_rms_norm, args, x, shape, (x, weight), fits=fits, quick=lambda: _is_row(shape, x)
         )
 
-    return fused_rms_norm
+    return operator_gate(native, fused_rms_norm)
 
 
 def _our_rms_norm(
@@ -161,38 +133,30 @@ def _our_rms_norm(
     return out.view(x.shape), rstd.view(*x.shape[:-n], *(1,) * n)
 
 
-def _rms_norm_backward(native: Native) -> Callable[..., Any]:
+def _rms_norm_backward(native: Native) -> Callable[..., Any] | Kernel:
     def fused_rms_norm_backward(
         keyset: Any, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
         mask: Sequence[bool],
     ) -> Any:  # fmt: skip
-        held = current()
+        def fits() -> bool:
+            return (
+                _fits(x, shape, weight, None)
+                and _same_dtype(x, weight)
+                and grad.shape == x.shape
+                and grad.dtype == x.dtype
+                and (weight is not None or not mask[1])
+            )
+
+        def quick() -> bool:
+            return _is_row(shape, x, grad, rstd) and rstd.dtype in _STATS
+
         args = (keyset, grad, x, shape, rstd, weight, mask)
-        if held is None or "rms_norm" not in held.ops:
-            return leave("_fused_rms_norm_backward", "rms_norm", native, args)
-        phase = "backward" if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
-        key = (
-            "rms_norm_backward", x.shape, len(shape), x.dtype, x.device, _like(weight), tuple(mask), grad.dtype, phase,
-            module,
-        )  # fmt: skip
-        route = held.routes.get(key)
-        if is_native(route):
-            return native(*args)
-        if route is None and not (
-            _fits(x, shape, weight, None)
-            and _same_dtype(x, weight)
-            and grad.shape == x.shape
-            and grad.dtype == x.dtype
-            and (weight is not None or not mask[1])
-        ):
-            return native(*args)
-        return serve(
-            held, key, route, "_fused_rms_norm_backward", "rms_norm", x, native, _our_rms_norm_backward, args,
-            phase=phase, module=module,
+        return run_norm(
+            native, "rms_norm", _our_rms_norm_backward, args, x, shape, (grad, x, rstd, weight), fits=fits, quick=quick,
+            mask=mask,
         )  # fmt: skip
 
-    return fused_rms_norm_backward
+    return operator_gate(native, fused_rms_norm_backward)
 
 
 def _our_rms_norm_backward(
@@ -261,8 +225,9 @@ def _gradients(
     return (grad_x if mask[0] else None), grad_weight, grad_bias
 
 
-def _like(columns: Tensor | None) -> Any:
-    return None if columns is None else (columns.dtype, columns.shape)
+def _is_row(shape: Sequence[int], *tensors: Tensor) -> bool:
+    """Say whether the last dimension alone is normalized, in tensors that kernels of ours take as they are."""
+    return len(shape) == 1 and all(one.is_contiguous() for one in tensors)
 
 
 def _fits(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None) -> bool:

@@ -23,6 +23,7 @@ from xpuruntime.pytorch.overriding.native import (
     Native,
     Override,
     native_kernel,
+    never_compiled,
     qualified,
 )
 
@@ -61,6 +62,7 @@ class _Placed:
         self.override = override
         self.key = key
         self.native = Native(override.name, key, self._again)
+        never_compiled(override.make)
         self.function: Any = override.make(self.native)
         self._take_away: Callable[[], None] | None = None
         self.place()

@@ -49,6 +49,8 @@ def serve(
     allow_tf32: bool = False,
     deterministic: bool = False,
     unable: str = "",
+    text: Callable[[], str] | None = None,
+    quick: Callable[[], bool] | None = None,
 ) -> Any:
     """Serve a call by the kernel that a policy asks for.
 
@@ -74,6 +76,10 @@ def serve(
         The keyset, and the arguments of the operator.
     phase, module, allow_tf32, deterministic, unable
         As for `Held.route`.
+    text : callable, optional
+        Gives what measured times are kept under, in place of `key`.
+    quick : callable, optional
+        Says whether kernels of ours take the arrays of such calls as they are, for `Route.quick`.
 
     Raises
     ------
@@ -88,12 +94,14 @@ def serve(
                 doing=_doing(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
                 unable=unable,
             )  # fmt: skip
+            _mark_quick(held, route, quick)
         if route.open:
             route = settle(
-                held, key, route, f"{name};{key!r}", lambda: native(*args),
+                held, key, route, f"{name};{key!r}" if text is None else text(), lambda: native(*args),
                 lambda place: ours(place, phase, *args[1:]), like.device,
                 allow_tf32=allow_tf32, deterministic=deterministic,
             )  # fmt: skip
+            _mark_quick(held, route, quick)
         if route.place is None:
             if calls.recorder is not None:
                 return calls.recorder.call(name, op, route, native, args, {})
@@ -107,6 +115,10 @@ def serve(
             route = None
         except InputError:
             return native(*args)  # which says in PyTorch's words what is wrong
+
+
+def _mark_quick(held: Held, route: Route, quick: Callable[[], bool] | None) -> None:
+    route.quick = quick is not None and route.place is not None and not held.by_call and quick()
 
 
 def _doing(name: str, like: Tensor) -> str:

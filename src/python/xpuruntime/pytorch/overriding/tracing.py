@@ -10,6 +10,7 @@ import torch
 from torch._guards import TracingContext
 
 from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.escaping import Escape
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.overriding.native import TRACING, Override
 from xpuruntime.pytorch.routing import NATIVE_WORDS, words_of
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERRIDES"]
 
+_KIND = torch._C._functorch.TransformType
+_FUSED = "torch.compile fuses it there, since PyTorch differentiates no operator of a library under torch.func"
+_FIX = "leave this function uncompiled, or differentiate it by autograd"
 #: Where the kernels of a backend run; others may run anywhere.
 _DEVICES = {"cpu": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
 
@@ -64,9 +68,21 @@ def _is_ours(op: str, x: Tensor) -> bool:
         return False
     import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
 
-    if held.by_module or held.tunes:
+    asks = held.by_module or held.tunes
+    if not asks and not any(_asks_for_ours(held, op, x, phase) for phase in ("train", "infer", "backward")):
+        return False
+    if not _is_differentiated_by_func():
         return True
-    return any(_asks_for_ours(held, op, x, phase) for phase in ("train", "infer", "backward"))
+    from xpuruntime.pytorch.compiling import say
+
+    say([Escape(op, f"{op} in a gradient of torch.func", _FUSED, _FIX)], held)
+    return False
+
+
+def _is_differentiated_by_func() -> bool:
+    """Say whether a transform of ``torch.func`` that differentiates is in force; ``vmap`` alone is none."""
+    stack = torch._C._functorch.get_interpreter_stack()
+    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in stack or ())
 
 
 def _asks_for_ours(held: Held, op: str, x: Tensor, phase: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.evidence.kernel_names import what_name_says
+from xpuruntime.evidence.kernels.names import what_name_says
 from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, Time
 
 if TYPE_CHECKING:

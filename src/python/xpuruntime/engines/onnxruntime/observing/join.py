@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
-    from xpuruntime.evidence.memory_over_time import LiveBytes
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["Assigned", "Joined", "join"]
 

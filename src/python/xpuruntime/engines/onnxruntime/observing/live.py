@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
-    from xpuruntime.evidence.memory_over_time import LiveBytes
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["live_of"]
 

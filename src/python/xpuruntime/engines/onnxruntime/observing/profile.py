@@ -131,7 +131,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         Whether the file is cut, or runs in it are.
     notes : tuple of str
     windows : tuple of (float, float)
-        Start and end of each counted run, microseconds, by the clock of the profile.
+        Start and end of each counted run, microseconds, by the clock of the profile; without events, of every run.
     spans : tuple of NodeSpan
         In these runs.
     """
@@ -224,7 +224,8 @@ def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
     windows = sorted((r["ts"], r["ts"] + r["dur"]) for r in records if r["name"] == "model_run")
     nodes = [r for r in records if r.get("cat") == "Node" and str(r["name"]).endswith(_SUFFIX)]
     if not nodes:
-        return Profile(events=(), partial=True, notes=(*notes, "the profile holds no executed node"))
+        ends = tuple((float(start), float(end)) for start, end in windows)
+        return Profile(events=(), partial=True, notes=(*notes, "the profile holds no executed node"), windows=ends)
     if not windows:
         # The line that closes a run is written last: without one, the nodes seen are of an unfinished first run.
         windows = [(min(r["ts"] for r in nodes), max(r["ts"] + r["dur"] for r in nodes) + 1)]

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["assignment", "instrument", "observe"]
+
+_IDLE = "a run executes no node: all of them were computed or removed when the session was made"
 
 
 def instrument(options: Any, profile_prefix: str | None, optimized_path: str | None) -> None:
@@ -135,6 +139,9 @@ def observe(
     tell(lambda: watched.marks(profile))
     seen = watched.added_to(profile)
     profile = seen.profile
+    idle = _nothing_to_run(profile, graph) and not (broken or lost)
+    if idle:
+        profile = msgspec.structs.replace(profile, partial=False, notes=(_IDLE,))
     if assigned is None:
         notes.append("this ONNX Runtime does not say which provider each node was assigned to")
     joined = join(
@@ -156,13 +163,18 @@ def observe(
     return Observed(
         units=joined.units,
         boundaries=(*joined.boundaries, *seen.boundaries),
-        effective=effective_of(joined.units, engine),
+        effective={"execution.engine": engine} if idle else effective_of(joined.units, engine),
         notes=(*notes, *seen.notes, *profile.notes, *joined.notes),
         partial=broken or lost or profile.partial or joined.partial,
         run_us=profile.run_us,
         units_us=() if away else profile.nodes_us,
         live=joined.live,
     )
+
+
+def _nothing_to_run(profile: Profile, graph: Any) -> bool:
+    """Whether whole runs executed no node because the optimised graph has none."""
+    return bool(profile.windows) and not profile.events and graph is not None and not graph.graph.node
 
 
 def _make(

@@ -14,7 +14,7 @@ from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
 from xpuruntime.engines.onnxruntime.rewriting.records import Asked, Candidate, Form, Found, Left, Rewrite
-from xpuruntime.evidence.carried_policy import OP_OF_NODE
+from xpuruntime.evidence.carried.policy import OP_OF_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

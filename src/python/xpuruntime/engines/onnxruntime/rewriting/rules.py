@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
-from xpuruntime.evidence.carried_policy import literally
+from xpuruntime.evidence.carried.policy import literally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "gate_state.h"
+#include "operator_kind.h"
+
+namespace xpuruntime::bindings {
+
+/// Before an operator that takes more than tensors, as a kernel in C: calls PyTorch's own C++
+/// function where the route of the call is known and native, without Python; a kernel of ours that
+/// needs nothing but the arrays with the GIL alone; and asks Python otherwise.
+class OperatorGate {
+ public:
+  /// `function`: PyTorch's. `slow`: called with `keyset`, then the operator's arguments. `trial`:
+  /// called with the GIL before PyTorch's function is called first; gives why it is not to be
+  /// called, nothing, or None where that cannot be found out now.
+  OperatorGate(const OperatorKind& kind, void* function, pybind11::object slow,
+               pybind11::object keyset, pybind11::object trial);
+
+  /// Stands before the operator anew. With the GIL.
+  void renew(pybind11::object slow, pybind11::object trial);
+
+  /// Does one call, as PyTorch hands it over. Throws what PyTorch's function throws, and
+  /// py::error_already_set.
+  void serve(TorchValue* values);
+
+ private:
+  enum class Trial : std::uint8_t { kOpen, kPassed, kFailed };
+
+  void run(OperatorCall& call) const { kind_.run(function_, call); }
+  /// With the GIL. `facts` is null where the call cannot be seen.
+  void ask(OperatorCall& call, const CallFacts* facts);
+  /// Whether the call was done without Python.
+  bool decide(OperatorCall& call, const CallFacts& facts, std::span<const pybind11::object> given);
+  Verdict judge_call(const OperatorCall& call, std::span<const pybind11::object> given,
+                     pybind11::object* place) const;
+  void try_function();
+  void call_python(OperatorCall& call, std::span<const pybind11::object> given);
+
+  const OperatorKind& kind_;
+  void* function_;
+  pybind11::object slow_;
+  pybind11::object keyset_;
+  pybind11::object trial_;
+  std::atomic<std::uint64_t> number_;
+  std::atomic<Trial> tried_{Trial::kOpen};
+};
+
+}  // namespace xpuruntime::bindings

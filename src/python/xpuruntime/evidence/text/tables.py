@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Tables and figures as the terminal shows them."""
+
+from __future__ import annotations
+
+import html
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from xpuruntime.evidence.records import Time
+
+__all__ = ["arrow_text", "bytes_text", "plain", "preformatted", "table", "time_text"]
+
+_WIDTHS = {"key": 19, "observed": 11, "status": 12}
+
+
+def plain(shown: RenderableType, width: int = 80) -> str:
+    """Return what rich shows as text without colours or control codes, `width` columns wide at most."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False, highlight=False
+    )
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def preformatted(shown: RenderableType, width: int = 120) -> str:
+    """Return what rich shows for a notebook: the same text, as a block of HTML."""
+    return f"<pre style='overflow-x: auto; line-height: 1.3'>{html.escape(plain(shown, width))}</pre>"
+
+
+def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:
+    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right.
+
+    Parameters
+    ----------
+    title : str
+    columns : tuple of str
+    widths : mapping of str to int
+        Columns that never become narrower.
+    dense : bool
+        For many columns: no room before them, and numbers that are never folded.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0) if dense else (0, 1),
+        pad_edge=False,
+    )
+    for name in columns:
+        right = name.startswith(">")
+        made.add_column(
+            name.lstrip(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=dense and right,
+            min_width=widths.get(name),
+        )
+    return made
+
+
+def arrow_text(before: str | None, after: str | None) -> str:
+    """Say what a value was and is; once where it is the same."""
+    a, b = before if before is not None else "not stated", after if after is not None else "not stated"
+    return a if a == b else f"{a} -> {b}"
+
+
+def bytes_text(value: int | None) -> str:
+    """Return bytes in the unit that suits them; ``?`` where they are not known."""
+    if value is None:
+        return "?"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def time_text(value: Time | None) -> str:
+    """Return a time with its unit; ``?`` where it is not known."""
+    return "?" if value is None else f"{value.value:,.1f} {value.unit}"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The options that every session takes: the same for all commands, wherever a command puts them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import typer
+
+from xpuruntime.cli import bench, plan, profile, run
+from xpuruntime.cli import compile as compiling
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import JsonOption, ModelArgument
+
+COMMANDS = [run.run, bench.bench, profile.profile, plan.plan, plan.explain, compiling.compile_]
+
+
+@choosing
+def _told(model: ModelArgument, *, choice: Choice, json: JsonOption = False) -> tuple[str, Choice, bool]:
+    """Say what was given."""
+    return model, choice, json
+
+
+def told(*arguments: str) -> tuple[str, Choice, bool]:
+    app = typer.Typer()
+    app.command()(_told)
+    return app(args=list(arguments), standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_every_command_that_opens_a_session_takes_them(command):
+    shown = inspect.signature(command, eval_str=True).parameters
+    first = inspect.signature(_told).parameters
+    assert {name: (shown[name].annotation, shown[name].default) for name in Choice._fields} == {
+        name: (first[name].annotation, None) for name in Choice._fields
+    }
+
+
+def test_they_stand_where_the_command_puts_them():
+    assert list(inspect.signature(_told).parameters) == ["model", *Choice._fields, "json"]
+
+
+def test_what_is_given_reaches_the_command():
+    assert told("m.onnx") == ("m.onnx", Choice(), False)
+    choice = Choice(policy="p.yaml", device="cpu", engine="null,openvino", precision="fp32", calibration="in.npz")
+    given = ["-p", "p.yaml", "-d", "cpu", "-e", "null,openvino", "--precision", "fp32", "--calibration", "in.npz"]
+    assert told("m.onnx", *given, "--json") == ("m.onnx", choice, True)
+
+
+def test_engines_with_commas_are_a_list():
+    assert Choice(engine="null,openvino").arguments()["engine"] == ["null", "openvino"]
+    assert Choice(engine="null").arguments() == {**dict.fromkeys(Choice._fields), "engine": "null"}

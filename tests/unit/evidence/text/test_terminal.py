@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The report in a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
+from rich.console import Console
+
+import xpuruntime as xrt
+from xpuruntime.engines.base import Observed
+from xpuruntime.evidence import Report, build_report
+from xpuruntime.evidence.text.terminal import plain_text
+
+
+@pytest.fixture
+def report():
+    units = [
+        unit("/model/layers.0/self_attn/q_proj/MatMul/" + "very_long" * 12, time=400.0),
+        unit("conv", op="Conv", time=100.0, relation="fused", source_nodes=("conv", "bn", "relu")),
+        unit("half", asked="fp16", ran="fp32", status="substituted", time=50.0),
+        unit("cast", op="Cast", relation="inserted", ran="fp16->fp32", asked=None, time=25.0),
+        unit("step", op="Exp", relation="inserted", serves=("softmax",), time=25.0),
+        unit("[bold]odd[/bold]", op="Odd", time=30.0),
+        *(unit(f"n{i}", time=1.0) for i in range(20)),
+        unit("folded", relation="folded", device="none", time=None),
+    ]
+    observed = Observed(units=tuple(units), boundaries=(BOUNDARY,), notes=("a note [with] brackets",))
+    return build_report(
+        {"engine": "onnxruntime", "device": "cpu", "precision": "model"},
+        [
+            control("kernels.attention", "flash_v2", "sdpa_kernel=1"),
+            control("kernels.matmul", "cublasLt", "-", "unsupported", "there is no switch for it"),
+            control("execution.provider_options.onnxruntime", "{" + "'key': 'value', " * 9 + "}"),
+        ],
+        observed,
+        conversions=[CONVERSION],
+        latency=LATENCY,
+        memory={"weights": 3 << 20},
+        command="xrt explain model.onnx",
+    )
+
+
+def test_what_it_tells(report):
+    text = str(report)
+    assert text.startswith("2 deviations; 2 of 6 keys could not be observed")
+    for words in (
+        "median 120.5 us",
+        "asked, resolved, observed",
+        "kernels.attention",
+        "substituted: execution.precision:",
+        "unsupported: kernels.matmul: there is no switch for it",
+        "where the time goes: 650.0 (us, wall time; median of 5 instrumented runs)",
+        "conv + 2 more",
+        "a step of",
+        "16 others",
+        "precision",
+        "no: 1",
+        "cuda:0 -> cpu",
+        "4.8 MiB",
+        "3.0 MiB",
+        "input 'x' was not C-contiguous",
+        "- a note [with] brackets",
+        "xrt explain model.onnx",
+        "[bold]odd",
+        "27 source nodes: 23 exact, 3 fused into 1, 1 folded, 2 units inserted",
+    ):
+        assert words in text or words in plain_text(report, 200), words
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_it_fits_the_width(report, width):
+    assert max(len(line) for line in plain_text(report, width).splitlines()) <= width
+
+
+def test_text_has_no_control_codes(report):
+    assert "\x1b" not in str(report)
+
+
+def test_colour_says_nothing_alone(report):
+    """The same words stand in the coloured form and in the plain one."""
+    stream = io.StringIO()
+    Console(file=stream, width=80, force_terminal=True, color_system="truecolor", legacy_windows=False).print(report)
+    coloured = stream.getvalue()
+    assert "\x1b[" in coloured
+    from rich.text import Text
+
+    plain = [line.rstrip() for line in Text.from_ansi(coloured).plain.splitlines()]
+    assert "\n".join(plain).strip() == str(report).strip()
+
+
+def test_rich_shows_it(report):
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(report)
+    assert "2 deviations" in stream.getvalue()
+
+
+def test_an_empty_report():
+    assert str(Report()) == "policy honoured"
+    assert str(Report(partial=True, notes=("nothing ran",))).startswith(
+        "policy honoured as far as observed\nincomplete"
+    )
+
+
+def test_what_prints_as_tables_is_shown_in_notebooks_as_text() -> None:
+    """Everything in it is text, whatever is in the names."""
+    hostile = "<img src=x onerror=alert(1)>"
+    report = build_report({}, [], Observed(units=(unit(hostile, op="Conv", time=80.0),)))
+    other = build_report({}, [], Observed(units=(unit(hostile, op="Conv", time=8.0, ran="fp16"),)))
+    with xrt.profile(devices=False) as prof, prof.range(hostile):
+        pass
+    compared = xrt.Comparison(model=hostile, reference="onnxruntime", inputs="given", rows=())
+    for shown in (xrt.compare_reports(report, other), prof.result, compared):
+        text = shown._repr_html_()
+        assert text.startswith("<pre")
+        assert "<img" not in text
+        assert "&lt;img" in text

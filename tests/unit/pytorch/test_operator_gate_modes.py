@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates before norms and attention under PyTorch's modes and transforms, under rules, and in many threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gated_calls import ELSEWHERE, OPS, F, call, same  # noqa: E402
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.pytorch.overriding import registry  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+
+@pytest.fixture(autouse=True)
+def _decisions_of_this_test():
+    xrt.clear_decisions()
+
+
+def test_rules_of_phase_and_module_hold():
+    net = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    x = torch.randn(4, 8, requires_grad=True)
+    cases = (
+        ({"phase": "infer"}, 0, 2),
+        ({"phase": "train"}, 2, 0),
+        ({"phase": "backward"}, 2, 0),
+        ({"module": "2"}, 2, 1),
+    )
+    for match, training, inference in cases:
+        with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", **match}, "use": "cpu.reference"}]):
+            for _ in range(3):
+                xrt.clear_decisions()
+                net(x).sum().backward()
+                assert sum(one.count for one in xrt.decisions()) == training, match
+                xrt.clear_decisions()
+                with torch.no_grad():
+                    net(x)
+                assert sum(one.count for one in xrt.decisions()) == inference, match
+
+
+def test_a_rule_for_the_gradient_of_attention_holds_after_forwards_that_were_native():
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    rules = [{"match": {"op": "attention", "phase": "backward"}, "use": "cpu.reference"}]
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q)[0]
+    with xt.kernel_policy(rules=rules):
+        for _ in range(3):
+            with torch.no_grad():
+                F.scaled_dot_product_attention(q, q, q)
+            xrt.clear_decisions()
+            found = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q)[0]
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            assert [one.kernel for one in xrt.decisions()] == ["cpu.reference"]
+
+
+@pytest.mark.parametrize("enter", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_modes_of_autograd_leave_what_they_leave_without_a_policy(enter):
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def results():
+        with enter():
+            return F.scaled_dot_product_attention(q, q, q), F.layer_norm(x, (8,)), F.rms_norm(x, (8,))
+
+    expected = results()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            for one, other in zip(results()[:2], expected, strict=False):
+                assert torch.equal(one, other)
+                assert type(one.grad_fn) is type(other.grad_fn)
+                assert one.is_inference() == other.is_inference()
+
+
+def test_under_autocast_the_same_types_come_out():
+    q, x = torch.randn(1, 2, 4, 8), torch.randn(4, 8)
+
+    def results():
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(q, q, q), F.layer_norm(x, (8,)), F.layer_norm(x.bfloat16(), (8,))
+
+    expected = results()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(results(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit.script` is deprecated")
+def test_transforms_of_torch_func_do_what_they_do_without_a_policy():
+    q, x, w = torch.randn(3, 1, 2, 4, 8), torch.randn(3, 4, 8), torch.randn(8)
+
+    def attend(q):
+        return F.scaled_dot_product_attention(q, q, q).square().sum()
+
+    def norm(x, w):
+        return F.layer_norm(x, (8,), w).square().sum()
+
+    def results():
+        return (
+            torch.vmap(lambda q: F.scaled_dot_product_attention(q, q, q))(q),
+            torch.vmap(torch.func.grad(attend))(q),
+            torch.func.grad(attend)(q[0]),
+            torch.vmap(torch.func.grad(norm), in_dims=(0, None))(x, w),
+            torch.func.jvp(lambda x: norm(x, w), (x,), (torch.ones_like(x),))[1],
+            torch.func.hessian(norm, argnums=1)(x, w),
+        )
+
+    expected = results()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        attend(q[0]), norm(x, w)
+        for _ in range(2):
+            for one, other in zip(results(), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoints_and_second_derivatives_are_right():
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(8, dtype=torch.float64, requires_grad=True)
+
+    def step(x, w):
+        return F.layer_norm(x, (8,), w).square().sum()
+
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert torch.autograd.gradcheck(step, (x, w))
+        assert torch.autograd.gradgradcheck(step, (x, w))
+        expected = torch.autograd.grad(step(x, w), (x, w))
+        for _ in range(3):
+            out = torch.utils.checkpoint.checkpoint(step, x, w, use_reentrant=False)
+            for one, other in zip(torch.autograd.grad(out, (x, w)), expected, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_modes_and_subclasses_see_the_parts_of_attention():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q = torch.randn(1, 2, 4, 8)
+
+    def seen():
+        with Watch() as watch:
+            F.scaled_dot_product_attention(q, q, q), F.layer_norm(q, (8,))
+        return watch.seen
+
+    expected = seen()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        F.scaled_dot_product_attention(q, q, q), F.layer_norm(q, (8,))
+        assert seen() == expected
+
+
+def test_explain_sees_every_call_that_the_gates_knew():
+    q, x = torch.randn(1, 2, 4, 8), torch.randn(4, 8)
+
+    def step():
+        (
+            F.scaled_dot_product_attention(q, q, q),
+            F.layer_norm(x, (8,)),
+            torch.ops.aten._fused_rms_norm(x, (8,), None, None),
+        )
+
+    with xt.kernel_policy(rules=ELSEWHERE):
+        step(), step()
+        with xt.explain() as report:
+            step()
+        step()
+    assert {row.op for row in report.rows} >= set(OPS)
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+
+@pytest.mark.parametrize("policy", [{"rules": ELSEWHERE}, {"layer_norm": "cpu.reference", "rms_norm": "cpu.reference"}])
+def test_nothing_is_left_of_many_calls(policy):
+    x = torch.randn(512, 256, requires_grad=True)
+    q = torch.randn(1, 4, 64, 32, requires_grad=True)
+    mask = torch.zeros(64, 64)
+
+    def step():
+        out = F.layer_norm(x, (256,), x[0], x[1]).sum() + torch.ops.aten._fused_rms_norm(x, [256], x[0], 0.5)[0].sum()
+        (out + F.scaled_dot_product_attention(q, q, q, mask, scale=0.5).sum()).backward()
+        with pytest.raises(RuntimeError):
+            F.layer_norm(x, (5,))
+
+    with xt.kernel_policy(**policy):
+        for _ in range(20):
+            step()
+        gc.collect()
+        before = resident()
+        for _ in range(300):
+            step()
+        gc.collect()
+        assert resident() - before < 24 << 20  # one leaked array of each step alone would be 150 MB
+        argument = torch.randn(4, 8)
+        result = F.layer_norm(argument, (8,))
+        gone = [weakref.ref(argument), weakref.ref(result)]
+        del argument, result
+        gc.collect()
+        assert [one() for one in gone] == [None, None]
+
+
+def test_threads_work_while_one_policy_follows_another():
+    runs = [call(form) for form in ("layer_norm", "layer_norm_backward", "rms_norm", "sdpa", "sdpa masked")]
+    expected = [run() for run in runs]
+    errors = []
+    done = threading.Event()
+
+    def work():
+        try:
+            while not done.is_set():
+                for run, results in zip(runs, expected, strict=True):
+                    found = run()
+                    torch.testing.assert_close(found, results, rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            errors.append(error)
+
+    # What a thread is inside of may not be taken away: what all policies here need together is there from the start.
+    needed = registry.require(OPS)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        threads = [threading.Thread(target=work) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for _ in range(12):
+            with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
+                runs[0]()
+            with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "phase": "train"}, "use": "cpu.reference"}]):
+                runs[0]()
+        done.set()
+        for thread in threads:
+            thread.join()
+    registry.give_back(needed)
+    assert errors == []

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates before norms and attention: PyTorch's own C++ functions serve what is known, and Python is asked else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gated_calls import ELSEWHERE, FORMS, IN_C, OPS, F, call, same  # noqa: E402
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.pytorch import held  # noqa: E402
+from xpuruntime.pytorch.overriding import attention, norm_routes, operator_gates, registry  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+
+@pytest.fixture(autouse=True)
+def _decisions_of_this_test():
+    xrt.clear_decisions()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls that came to Python."""
+    seen = []
+
+    def count(real):
+        def current():
+            seen.append(1)
+            return real()
+
+        return current
+
+    for module in (norm_routes, attention):
+        monkeypatch.setattr(module, "current", count(module.current))
+    return seen
+
+
+@pytest.fixture
+def handled(monkeypatch):
+    """Calls of PyTorch's kernels by way of their handles, of all overrides that are placed meanwhile."""
+    seen = []
+    real = registry.Native.__call__
+
+    def call(self, *args, **kwargs):
+        seen.append(self.name)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(registry.Native, "__call__", call)
+    return seen
+
+
+def test_this_pytorch_has_what_they_need():
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
+        # PyTorch has no kernel of that one on the CPU: what lies below is ours, in Python.
+        assert "not PyTorch's own" in operator_gates.why_not("_fused_rms_norm_backward", "CPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_known_to_be_native_is_pytorchs_own_and_python_is_asked_once(form, dtype, asked, handled):
+    run = call(form, dtype)
+    expected = run()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(4):
+            same(run(), expected)
+        assert len(asked) == 1
+        assert len(handled) == 1
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(asked) == 1  # the route was known
+    assert len(handled) == 1
+
+
+@pytest.mark.parametrize("policy", [{"rules": ELSEWHERE}, {"matmul": "cpu.reference"}])
+def test_training_asks_python_only_in_its_first_step(policy, asked):
+    net = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 4, 16)
+    net(x).square().sum().backward()
+    expected = [one.grad.clone() for one in net.parameters()]
+    # Who needs only products leaves norms and attention to others, here to a session of another policy.
+    others = registry.require(OPS)
+    try:
+        with xt.kernel_policy(**policy):
+            for step in range(3):
+                net.zero_grad()
+                net(x).square().sum().backward()
+                if step == 0:
+                    first = len(asked)
+            assert first > 0
+            assert len(asked) == first
+    finally:
+        registry.give_back(others)
+    for one, grad in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(one.grad, grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["layer_norm", "layer_norm_backward", "rms_norm"])
+def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
+    run = call(form)
+    expected = run()
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
+        for _ in range(4):
+            found = run()
+            for one, other in zip(found, expected, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    assert (one.shape, one.stride()) == (other.shape, other.stride())
+                    torch.testing.assert_close(one, other)
+    assert len(asked) == 1
+    assert sum(one.count for one in xrt.decisions()) == 4
+
+
+def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked):
+    x = torch.randn(6, 8, requires_grad=True)
+    weight, bias = (torch.randn(8, requires_grad=True) for _ in range(2))
+
+    def gradients():
+        normal = torch.autograd.grad(F.layer_norm(x, (8,), weight, bias).square().sum(), (x, weight, bias))
+        return *normal, *torch.autograd.grad(F.rms_norm(x, (8,), weight).square().sum(), (x, weight))
+
+    expected = gradients()
+    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
+        for _ in range(3):
+            for one, other in zip(gradients(), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    # The gradient of the RMS norm has no gate in C on the CPU, and comes to Python each time.
+    assert len(asked) == 3 + 3
+    assert sum(one.count for one in xrt.decisions()) == 4 * 3
+
+
+@pytest.mark.parametrize("form", FORMS[:6])
+def test_another_policy_is_obeyed_at_once(form):
+    run = call(form)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(2):
+            run(), run(), run()
+            assert len(xrt.decisions()) == 0
+            with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
+                run(), run(), run()
+                assert sum(one.count for one in xrt.decisions()) == 3
+            xrt.clear_decisions()
+
+
+def test_pytorchs_other_kernels_of_attention_are_obeyed_at_once():
+    q = torch.randn(2, 4, 5, 8, requires_grad=True)
+
+    def kernel():
+        return type(F.scaled_dot_product_attention(q, q, q).grad_fn).__name__
+
+    flash = kernel()
+    assert "FlashAttention" in flash
+    math = [{"match": {"op": "attention", "dtype": "fp32"}, "use": "torch.math"}]
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert [kernel() for _ in range(3)] == [flash] * 3
+        with xt.kernel_policy(rules=math):
+            assert all("FlashAttention" not in kernel() for _ in range(3))
+        assert [kernel() for _ in range(3)] == [flash] * 3
+
+
+def test_another_shape_to_normalize_over_is_another_call_and_a_wrong_one_pytorchs_to_refuse(capfd):
+    x = torch.randn(4, 8)
+    words = r"Given normalized_shape=\[5\], expected input with shape \[\*, 5\]"
+    for policy in ({"rules": ELSEWHERE}, {"layer_norm": "cpu.reference"}):
+        with xt.kernel_policy(**policy):
+            for _ in range(3):
+                F.layer_norm(x, (8,))
+                F.layer_norm(x, (4, 8))
+                with pytest.raises(RuntimeError, match=words):
+                    F.layer_norm(x, (5,))
+    assert capfd.readouterr().err == ""
+
+
+def test_what_pytorch_refuses_is_refused_in_its_words_each_time(capfd):
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 6)
+    x = torch.randn(4, 8)
+    runs = (
+        lambda: F.scaled_dot_product_attention(q, k, k),
+        lambda: torch.native_layer_norm(x, [8], torch.ones(3), None, 1e-5),
+        lambda: torch.ops.aten._fused_rms_norm(x, [8], torch.ones(3), None),
+    )
+    said = []
+    for run in runs:
+        with pytest.raises(RuntimeError) as refused:
+            run()
+        said.append(str(refused.value))
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            for run, words in zip(runs, said, strict=True):
+                with pytest.raises(RuntimeError) as refused:
+                    run()
+                assert str(refused.value) == words
+    assert capfd.readouterr().err == ""
+
+
+def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch):
+    x = torch.randn(4, 8, requires_grad=True)
+    policy = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"layer_norm": "cuda_raw.layer_norm"}}
+    with xt.kernel_policy(policy):
+        for _ in range(2):
+            with pytest.raises(UnsupportedOperationError, match="layer_norm"):
+                F.layer_norm(x, (8,))
+    made = F.layer_norm(x, (8,)).sum()
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="layer_norm"):
+        made.backward()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(norm_routes, "current", interrupt)
+    with xt.kernel_policy(rules=ELSEWHERE), pytest.raises(KeyboardInterrupt):
+        F.layer_norm(x, (8,))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_a_function_fails_its_trial_python_kernels_do_the_same_and_it_is_said(form, monkeypatch, asked):
+    monkeypatch.setattr(operator_gates, "try_operator", lambda native: f"{native.name} is not to be trusted")
+    monkeypatch.setattr(operator_gates, "_results", {})
+    run = call(form)
+    expected = run()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for name, key in IN_C:
+            assert operator_gates.why_not(name, key) == f"{name} is not to be trusted"
+        for _ in range(3):
+            same(run(), expected)
+        assert len(asked) == 3
+
+
+def test_a_function_that_gives_something_else_fails_its_trial(monkeypatch):
+    from xpuruntime.pytorch.overriding import operator_trials
+
+    real = operator_trials._core.run_operator
+
+    def other(name, key, *args):
+        out, mean, rstd = real(name, key, *args)
+        return out, mean, rstd + 1
+
+    native = registry.Native("native_layer_norm", "CPU", lambda _: None)
+    assert operator_trials.try_operator(native) == ""
+    monkeypatch.setattr(operator_trials._core, "run_operator", other)
+    assert "gives something else than Python's call" in operator_trials.try_operator(native)
+
+
+def test_a_trial_leaves_the_random_numbers_and_what_watches_alone():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    before = torch.get_rng_state()
+    operator_gates._results.clear()
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        with xt.kernel_policy(rules=ELSEWHERE):
+            pass
+        assert counter.get_total_flops() == 0
+    assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_determinism_that_is_switched_on_between_two_calls_is_another_call_of_attention(asked):
+    run = call("sdpa")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        run(), run()
+        assert len(asked) == 1
+        torch.use_deterministic_algorithms(True)
+        try:
+            run(), run()
+            assert len(asked) == 2
+        finally:
+            torch.use_deterministic_algorithms(False)
+        run()
+    assert len(asked) == 2
+
+
+def test_a_route_that_changes_is_taken_note_of(asked):
+    run = call("layer_norm")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        run(), run()
+        now = held.current()
+        ((key, _),) = now.routes.items()
+        now.keep(key, None)
+        run(), run()
+    assert len(asked) == 2
+
+
+def test_native_kernels_are_back_afterwards():
+    run = call("sdpa")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        run()
+        assert set(registry.installed()) >= {f"aten::{name} [{key}]" for name, key in IN_C}
+    assert registry.installed() == ()
+    for name, key in IN_C:
+        assert "xpuruntime" not in torch._C._dispatch_dump(f"aten::{name}"), (name, key)
+
+
+def test_over_another_librarys_override_the_kernel_below_is_called():
+    seen = []
+    native = torch.library.get_kernel("aten::native_layer_norm", "CPU")
+
+    def other(keyset, *args):
+        seen.append(1)
+        return native.call_boxed(keyset, *args)
+
+    registry.be_quiet()
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("native_layer_norm", other, "CPU", with_keyset=True, allow_override=True)
+    run = call("layer_norm")
+    try:
+        with xt.kernel_policy(rules=ELSEWHERE):
+            for _ in range(3):
+                run()
+            assert "not PyTorch's own" in operator_gates.why_not("native_layer_norm", "CPU")
+        assert len(seen) == 3
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize("form", ["sdpa", "sdpa masked", "sdpa causal", "sdpa grouped"])
+def test_attention_by_a_kernel_of_ours_is_without_python_where_nobody_asks_for_its_gradient(form, asked):
+    run = call(form)
+    expected = run()
+    with xt.kernel_policy(attention="cpu.reference"):
+        for _ in range(4):
+            found = run()
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()
+            assert found.grad_fn is None
+        assert len(asked) == 1
+        assert sum(one.count for one in xrt.decisions()) == 4
+        q = torch.randn(2, 4, 5, 8, requires_grad=True)
+        for _ in range(2):
+            assert F.scaled_dot_product_attention(q, q, q).grad_fn is not None
+        with torch.inference_mode():
+            for _ in range(3):
+                assert F.scaled_dot_product_attention(q, q, q).is_inference()
+    assert len(asked) > 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_derivatives_of_attention_are_not_lost_to_a_kernel_of_ours():
+    from torch.autograd import forward_ad
+
+    q, tangent = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
+    math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+
+    def derivative():
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(q, tangent)
+            return forward_ad.unpack_dual(F.scaled_dot_product_attention(dual, q, q)).tangent
+
+    with math:
+        expected = derivative()
+        with xt.kernel_policy(attention="cpu.reference"):
+            for _ in range(3):
+                F.scaled_dot_product_attention(q, q, q)  # by ours
+            with pytest.warns(XpuRuntimeWarning, match="forward-mode"):
+                found = derivative()
+    torch.testing.assert_close(found, expected)

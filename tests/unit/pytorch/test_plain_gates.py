@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates that PyTorch calls as its own kernels are: in use where they may be, and the way before them where not."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime import _core  # noqa: E402
+from xpuruntime.pytorch.overriding import gates, matmul  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+ELSEWHERE = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]
+FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+PLAIN = "xpuruntime: a gate without Python"
+
+
+@pytest.fixture(autouse=True)
+def _decisions_of_this_test():
+    xrt.clear_decisions()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls that came to Python, and were native or not."""
+    seen = []
+    real = matmul._run
+    monkeypatch.setattr(matmul, "_run", lambda native, *args: (seen.append(native.name), real(native, *args))[1])
+    return seen
+
+
+def call(form):
+    packet, _, into = form.partition(".")
+    torch.manual_seed(0)
+    batch = (2,) if packet in ("bmm", "baddbmm") else ()
+    a, b = torch.randn(*batch, 3, 4), torch.randn(*batch, 4, 5)
+    operands = (a, b) if packet in ("mm", "bmm") else (torch.randn(5), a, b)
+    more = {"out": torch.empty(*batch, 3, 5)} if into else {}
+    return lambda: getattr(torch, packet)(*operands, **more)
+
+
+def top(form):
+    """Return what PyTorch says of the kernel that an operator has on the CPU."""
+    table = torch._C._dispatch_dump_table(f"aten::{form}")
+    return next(line for line in table.splitlines() if line.startswith("CPU: "))
+
+
+def test_this_pytorch_has_what_plain_gates_need():
+    assert gates.why_not_plain() == ""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pytorch_calls_the_gate_itself_and_its_own_kernel_afterwards(form):
+    before = top(form)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert PLAIN in top(form)
+    assert top(form) == before
+
+
+@pytest.mark.parametrize("form", ["addmm", "addmm.out", "baddbmm"])
+def test_no_kernel_in_python_is_called_but_for_boxed_values(form, monkeypatch):
+    below = []
+    real = _core.make_direct_gate
+
+    def make(*args):
+        gate = real(*args)
+        return lambda *values, **more: (below.append(args[0]), gate(*values, **more))[1]
+
+    monkeypatch.setattr(_core, "make_direct_gate", make)
+    run = call(form)
+    expected = run().clone()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            assert torch.equal(run(), expected)
+        assert below == []
+        monkeypatch.setattr(gates, "why_not_plain", lambda: "not in this test")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert torch.equal(run(), expected)
+    assert below == [form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_with_boxed_values_go_on_to_the_gate_below(form, asked):
+    run = call(form)
+    expected = run().clone()
+    packet, _, overload = form.partition(".")
+    with xt.kernel_policy(rules=ELSEWHERE):
+        kernel = torch.library.get_kernel(f"aten::{form}", "CPU")
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        torch.manual_seed(0)
+        batch = (2,) if packet in ("bmm", "baddbmm") else ()
+        operands = [torch.randn(*batch, 3, 4), torch.randn(*batch, 4, 5)]
+        if packet in ("addmm", "baddbmm"):
+            operands.insert(0, torch.randn(5))
+        more = {"out": torch.empty(*batch, 3, 5)} if overload else {}
+        for _ in range(3):
+            assert torch.equal(kernel.call_boxed(keys, *operands, **more), expected)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("beta", [2, 0.5, True, 2**40, 1.0])
+def test_numbers_arrive_as_they_were_given(beta, monkeypatch):
+    seen = []
+    real = matmul._run
+    monkeypatch.setattr(matmul, "_run", lambda *args: (seen.append(args[-1]), real(*args))[1])
+    c, a, b = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
+    expected = torch.addmm(c, a, b, beta=beta)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert torch.equal(torch.addmm(c, a, b, beta=beta), expected)
+    assert [(more["beta"], type(more["beta"])) for more in seen] == [(beta, type(beta))]
+
+
+def test_complex_numbers_arrive_too():
+    c, a, b = (torch.randn(3, 3, dtype=torch.complex64) for _ in range(3))
+    expected = torch.addmm(c, a, b, beta=1 + 2j, alpha=-2j)
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert torch.equal(torch.addmm(c, a, b, beta=1 + 2j, alpha=-2j), expected)
+
+
+@pytest.mark.parametrize("form", ["mm", "mm.out", "addmm", "addmm.out"])
+def test_errors_are_pytorchs_own_words_and_types(form):
+    packet, _, into = form.partition(".")
+    a, c = torch.ones(3, 4), torch.ones(4)
+    more = {"out": torch.empty(3, 3)} if into else {}
+    operands = (a, a) if packet == "mm" else (c, a, a)
+
+    def words():
+        with pytest.raises(RuntimeError) as caught:
+            getattr(torch, packet)(*operands, **more)
+        return type(caught.value), str(caught.value)
+
+    expected = words()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert [words() for _ in range(3)] == [expected] * 3
+
+
+def test_an_error_of_the_native_kernel_passes_through_a_gate_as_it_is():
+    c, a = torch.ones(4), torch.ones(3, 4)
+    with pytest.raises(RuntimeError) as expected:
+        torch.addmm(c, a, a)
+    remove = _core.place_trial(lambda *_, **__: None)
+    try:
+        with torch.inference_mode(), pytest.raises(RuntimeError) as found:
+            torch.sspaddmm(*(one.clone() for one in (c, a, a)))
+    finally:
+        remove()
+    assert str(found.value) == str(expected.value)
+    with pytest.raises(RuntimeError, match="sparse"):
+        torch.sspaddmm(c, a, a)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_pytorchs_dispatcher_the_ways_before_it_do_the_same(form, monkeypatch, asked):
+    monkeypatch.setattr(gates, "why_not_plain", lambda: "this PyTorch has no Dispatcher::registerImpl")
+    run = call(form)
+    expected = run().clone()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert PLAIN not in top(form)
+        for _ in range(3):
+            assert torch.equal(run(), expected)
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def untried():
+    gates.why_not_plain.cache_clear()
+    yield
+    gates.why_not_plain.cache_clear()
+
+
+@pytest.mark.usefixtures("untried")
+def test_an_operator_with_other_arguments_is_told(monkeypatch):
+    monkeypatch.setitem(gates._KNOWN, "mm", "(Tensor self, Tensor mat2, int way) -> Tensor")
+    why = gates.why_not_plain()
+    assert "aten::mm(Tensor self, Tensor mat2) -> Tensor" in why
+    assert "int way" in why
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert PLAIN not in top("mm")
+        assert torch.equal(torch.mm(torch.eye(3), torch.eye(3)), torch.eye(3))
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda args, more: args[0] + 1, "does not arrive"),
+        (lambda args, more: (_ for _ in ()).throw(RuntimeError("broken")), "failed in this PyTorch: broken"),
+    ],
+)
+def test_a_trial_that_differs_is_told_and_nothing_is_placed(monkeypatch, wrong, why):
+    real = _core.place_trial
+
+    def place(asked):
+        def other(*args, **more):
+            answer = asked(*args, **more)
+            return answer if answer is None else wrong(args, more)
+
+        return real(other)
+
+    monkeypatch.setattr(_core, "place_trial", place)
+    assert why in gates.why_not_plain()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert PLAIN not in top("addmm")
+
+
+@pytest.mark.usefixtures("untried")
+def test_the_trial_can_be_made_under_modes_and_grads():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(f"{func} was seen")
+
+    with Refusing(), torch.enable_grad(), torch.device("meta"):
+        assert gates.why_not_plain() == ""
+
+
+def test_nothing_leaks_over_many_calls():
+    a, c, out = torch.randn(8, 8), torch.randn(8), torch.empty(8, 8)
+
+    def work(times):
+        for _ in range(times):
+            torch.mm(a, a), torch.addmm(c, a, a), torch.mm(a, a, out=out), torch.addmm(c, a, a, beta=2)
+
+    def blocks():
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    with xt.kernel_policy(rules=ELSEWHERE):
+        work(200)
+        before = blocks(), a._use_count(), c._use_count(), out._use_count()
+        work(2000)
+        after = blocks(), a._use_count(), c._use_count(), out._use_count()
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 500
+    result = torch.mm(a, a)
+    assert result._use_count() == torch.empty(1)._use_count()
+
+
+def test_sixteen_threads_multiply_while_gates_come_and_go():
+    runs = [call(form) for form in FORMS if not form.endswith(".out")]
+    expected = [run() for run in runs]
+    errors = []
+    done = threading.Event()
+
+    def work():
+        try:
+            while not done.is_set():
+                for run, value in zip(runs, expected, strict=True):
+                    torch.testing.assert_close(run(), value)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            with xt.kernel_policy(rules=ELSEWHERE):
+                for run in runs:
+                    run()
+                with xt.kernel_policy(matmul="cpu.reference"):
+                    runs[0]()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
