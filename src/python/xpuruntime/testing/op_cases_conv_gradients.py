@@ -8,7 +8,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.testing import op_references_conv as references
-from xpuruntime.testing.op_cases import DTYPES, Draw, OpCall, OpCase
+from xpuruntime.testing.op_case import DTYPES, Draw, OpCall, OpCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from xpuruntime.testing.op_run import compare
 
 if TYPE_CHECKING:
     from xpuruntime.testing.op_arrays import Arrays
-    from xpuruntime.testing.op_cases import OpCall, OpCase
+    from xpuruntime.testing.op_case import OpCall, OpCase
 
 __all__ = ["find_factors"]
 

@@ -12,7 +12,7 @@ from xpuruntime import ops
 
 if TYPE_CHECKING:
     from xpuruntime.testing.op_arrays import Arrays
-    from xpuruntime.testing.op_cases import OpCall, OpCase
+    from xpuruntime.testing.op_case import OpCall, OpCase
 
 __all__ = ["compare", "run_case"]
 

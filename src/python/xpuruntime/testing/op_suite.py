@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, ClassVar
 from xpuruntime import ops
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.testing.op_arrays import Arrays, NumpyArrays
-from xpuruntime.testing.op_cases import OpCase, op_cases
+from xpuruntime.testing.op_case import OpCase
+from xpuruntime.testing.op_cases import op_cases
 from xpuruntime.testing.op_dropout import find_factors
 from xpuruntime.testing.op_run import run_case
 

@@ -8,21 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.qnn.recorded_units import write_units
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.errors import EngineError
-from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.qnn.settings import Settings
 
-__all__ = ["compile_model", "read_units"]
+__all__ = ["compile_model"]
 
-_MODEL, _UNITS = "model.onnx", "units.json"
+_MODEL = "model.onnx"
 
 
 def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
@@ -53,14 +51,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
             worker.close()
         recorded = read_records(Path(place))
     units, notes, _ = units_of(request, source, recorded, ())
-    (folder / _UNITS).write_bytes(msgspec.json.encode(units))
+    write_units(folder, units)
     others = sorted(path.name for path in folder.iterdir() if path.name != _MODEL)
     node_map = {unit.id: unit.source_nodes for unit in units if unit.source_nodes}
     return Compiled(files=(_MODEL, *others), node_map=node_map, notes=(*log.notes(), *notes))
-
-
-def read_units(request: Request) -> tuple[Unit, ...] | None:
-    """Return the units that were recorded when the artifact of `request` was compiled; ``None`` without an artifact."""
-    if request.artifact is None:
-        return None
-    return msgspec.json.decode((request.artifact.folder / _UNITS).read_bytes(), type=tuple[Unit, ...])

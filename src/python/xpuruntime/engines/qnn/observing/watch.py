@@ -15,10 +15,10 @@ import numpy as np
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.facts import precision_of
 from xpuruntime.engines.onnxruntime.observing.profile import read_profile
-from xpuruntime.engines.qnn.artifact import read_units
 from xpuruntime.engines.qnn.observing.records import instrumented, read_cycles, read_records, settle_cycles
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
+from xpuruntime.engines.qnn.recorded_units import read_units
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import XpuRuntimeError
