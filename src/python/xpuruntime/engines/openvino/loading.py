@@ -89,9 +89,21 @@ class _Opener:
         with kept_signal_stack():  # a plugin can load another one
             return self._open(more)
 
+    def idle(self) -> Any:
+        """Compile a graph without operators, with the same settings and with counters, as the instrumented copy is."""
+        import openvino as ov
+        from openvino import opset8 as opset
+
+        through = opset.parameter(ov.Shape([1]), ov.Type.f32)
+        graph = ov.Model([opset.result(through)], [through], "idle")
+        return self.core.compile_model(graph, self.settings.device, {**self._properties(), "PERF_COUNT": "YES"})
+
+    def _properties(self) -> dict[str, Any]:
+        return {**self.settings.properties, "INFERENCE_PRECISION_HINT": self.settings.hint}
+
     def _open(self, more: Mapping[str, Any]) -> Any:
         settings = self.settings
-        properties: dict[str, Any] = {**settings.properties, "INFERENCE_PRECISION_HINT": settings.hint, **more}
+        properties: dict[str, Any] = {**self._properties(), **more}
         artifact = self.request.artifact
         if artifact is not None:
             data = artifact.entry.read_bytes()
@@ -249,6 +261,6 @@ def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable
         except XpuRuntimeError as error:
             return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
         moment(LOADED)
-        return observe(compiled, feeds, runs, opener.info, request=request, settings=settings)
+        return observe(compiled, feeds, runs, opener.info, request=request, settings=settings, idle=opener.idle)
 
     return observer
