@@ -56,6 +56,35 @@ def test_single_runs_are_told_where_the_counters_are_fine_enough() -> None:
     assert short.sums_of_runs(["a"]) == ()
 
 
+def test_runs_in_which_the_machine_was_away_are_left_out() -> None:
+    """Only where the counters prove that no unit has the time."""
+    counts = {"a": bounded(means([90, 30, 30, 30, 31, 30, 30]), 4)}
+    assert Counted(counts=counts, spent=[40.0, 4_000.0, 41.0, 79.0]).kept(["a"]) == [40.0, 41.0, 79.0]
+    assert Counted(counts=counts, spent=[4_000.0, 4_100.0, 4_200.0, 4_000.0]).kept(["a"]) == [4e3, 4.1e3, 4.2e3, 4e3]
+    inside = {"a": bounded(means([90, 30, 30, 30, 3_980, 30, 30]), 4)}
+    assert Counted(counts=inside, spent=[40.0, 4_000.0, 41.0, 40.0]).kept(["a"]) == [40.0, 4_000.0, 41.0, 40.0]
+
+
+def test_runs_that_are_left_out_are_told(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = counters.count
+
+    def disturbed(*given: Any) -> Counted:
+        found = original(*given)
+        found.spent[1] = min(found.spent) + 50_000.0
+        return found
+
+    monkeypatch.setattr("xpuruntime.engines.openvino.observing.count", disturbed)
+    with xrt.InferenceSession(mlp, device="cpu", engine="openvino") as session:
+        report = session.explain(runs=5)
+    assert report.latency is not None
+    found = report.latency.detail["instrumented"]
+    assert found["run_us"] < 50_000
+    assert found["runs"] < 5
+    told = [note for note in report.notes if "instrumented runs are not in the time of a run" in note]
+    assert len(told) == 1
+    assert told[0].startswith(f"{5 - found['runs']} of 5 ")
+
+
 def explained(path: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> xrt.Report:
     """Explain with `call` around each run of the instrumented copy."""
     original = counters.infer_call

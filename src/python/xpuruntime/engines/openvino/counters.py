@@ -91,6 +91,20 @@ class Counted:
             found.append((least + most) / 2)
         return tuple(found)
 
+    def kept(self, names: Iterable[str]) -> list[float]:
+        """Return the wall times of the runs but for those in which the machine was away: all, where none is left.
+
+        A run is left out that took more than twice as long as the least, and of which these nodes, whatever their
+        counters cut off, have less than half. A thread that the system puts aside mostly waits between nodes.
+        """
+        counts = [self.counts[name] for name in names]
+        found = []
+        for number, spent in enumerate(self.spent):
+            most = sum(one.of_run(number)[1] + 1 for one in counts)
+            if spent <= 2 * min(self.spent) or most >= spent / 2:
+                found.append(spent)
+        return found or self.spent
+
 
 def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]) -> Counted:
     """Run once cold, some times to settle, and `runs` times that count; what goes wrong is noted.

@@ -77,6 +77,7 @@ def observe(
     shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
     joiner = _Units(executed, shares, info, device, settings, counted)
     units = joiner.all()
+    run_us, units_us = joiner.sums()
     notes += joiner.notes
     ran = [one for one in executed if not one.still]
     return Observed(
@@ -85,8 +86,8 @@ def observe(
         effective={**effective(compiled, settings, device, request.policy.execution.shapes), **_overall(units)},
         notes=tuple(notes),
         partial=counted.broken,
-        run_us=() if counted.broken else tuple(counted.spent),
-        units_us=joiner.units_us(),
+        run_us=run_us,
+        units_us=units_us,
         outside_us=outside,
         cut_us=joiner.cut_us,
         live=_live(executed, [(one, unit.id) for one, unit in zip(ran, units, strict=False)]),
@@ -192,12 +193,21 @@ class _Units:
             return None
         return Time(value=self.counted.counts[one.name].low, unit="us", kind="wall", runs=self.runs)
 
-    def units_us(self) -> tuple[float, ...]:
-        """Return what all units together took of each run, or, where single runs are not told apart, of a mean one."""
+    def sums(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return wall times of runs, and what all units took of each, or, where that is too coarse, of a mean one."""
+        if not self.runs or self.counted.broken:
+            return (), ()
         timed = [one.name for one in self.executed if not one.still and self.time(one) is not None]
-        if not self.runs:
-            return ()
-        return self.counted.sums_of_runs(timed) or (sum(self.counted.counts[name].low for name in timed),)
+        each = self.counted.sums_of_runs(timed)
+        if each:
+            return tuple(self.counted.spent), each
+        kept = self.counted.kept(timed)
+        if len(kept) < self.runs:
+            self.notes.append(
+                f"{self.runs - len(kept)} of {self.runs} instrumented runs are not in the time of a run: for most of "
+                "their time the machine did something else, outside of every unit"
+            )
+        return tuple(kept), (sum(self.counted.counts[name].low for name in timed),)
 
     def _unit(self, position: int, one: Executed) -> Unit:
         nodes = self.info.nodes
