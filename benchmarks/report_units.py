@@ -65,6 +65,7 @@ def unit_times(record: dict[str, Any]) -> Section:
         )
         + "\nWhere the sum of `kernel_time` is above the run without a profile, the profiler's own work is in it.\n\n"
         + table(("reports, µs", "run", "units", "call", "between", "cut off, at most", "units of the run"), shown)
+        + "\nUnexplained is what of a run is neither in units, nor in what was measured beside them, nor cut off.\n"
         + f"\n{target_table(checks)}"
     )
     return Section("Times of units", text, tuple(checks))

@@ -68,7 +68,11 @@ def test_engines_on_onnx_models(engine: str, name: str, tmp_path: Path) -> None:
     with xrt.InferenceSession(path, device="cpu", engine=engine) as session:
         report = session.explain(feeds, runs=3)
         found = hold(session, report)
-    assert found["runs"] == 3
+    left_out = [note for note in report.notes if "are not in the time of a run" in note]
+    if engine == "openvino" and left_out:
+        assert left_out[0].startswith(f"{3 - found['runs']} of 3 ")
+    else:
+        assert found["runs"] == 3
     given = feeds or {tensor.name: None for tensor in session.inputs}
     assert report.latency is not None
     assert set(report.latency.detail["inputs"]) == set(given)
