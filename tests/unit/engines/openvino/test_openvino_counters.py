@@ -162,3 +162,27 @@ def test_the_clock_is_that_of_the_runs_that_were_counted(wide: Path) -> None:
             if 0.5 < ratios[-1] < 2:
                 return
     raise AssertionError(f"runs of a report and plain ones take times of another size: {ratios}")
+
+
+def test_several_streams_are_counted_on_one(wide: Path) -> None:
+    """Each stream has counters of its own, and OpenVINO runs a request on any of them."""
+    policy = {
+        "execution": {
+            "engine": "openvino",
+            "device": "cpu",
+            "threads": 2,
+            "provider_options": {"openvino": {"NUM_STREAMS": "2"}},
+        }
+    }
+    with xrt.InferenceSession(wide, policy=policy) as session:
+        report = session.explain(runs=6)
+    assert any(
+        note.startswith("the session has 2 streams; the copy that was counted has one, with 1 ")
+        for note in report.notes
+    )
+    assert report.latency is not None
+    found = report.latency.detail["instrumented"]
+    assert found["cut_us"] > 0
+    assert 0 < found["coverage"] <= 1.1
+    assert report.honoured, "the streams that were asked for are read back, and not those of the copy"
+    assert not [one for one in report.conversions if "NUM_STREAMS" in str(one)]

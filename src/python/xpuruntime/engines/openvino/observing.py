@@ -48,6 +48,7 @@ def observe(
     request: Request,
     settings: Settings,
     idle: Callable[[], Any],
+    whole: Any,
 ) -> Observed:
     """Run a compiled model with counters once cold and `runs` times, and say what ran.
 
@@ -63,6 +64,8 @@ def observe(
     settings : Settings
     idle : callable
         Returns a compiled graph without operators, to learn what a request itself costs.
+    whole : openvino.CompiledModel
+        The model with all settings of the session, which are read back from it.
     """
     device = request.device
     notes: list[str] = []
@@ -83,7 +86,7 @@ def observe(
     return Observed(
         units=tuple(units),
         boundaries=_boundaries(executed, joiner),
-        effective={**effective(compiled, settings, device, request.policy.execution.shapes), **_overall(units)},
+        effective={**effective(whole, settings, device, request.policy.execution.shapes), **_overall(units)},
         notes=tuple(notes),
         partial=counted.broken,
         run_us=run_us,
