@@ -22,6 +22,7 @@ from report_profile import PROFILE_SECTIONS
 from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_torch import torch_sessions
+from report_units import unit_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -215,6 +216,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "openvino_overhead": openvino,
     "qnn_overhead": qnn,
     "torch_overhead": torch_sessions,
+    "unit_times": unit_times,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,

@@ -19,6 +19,7 @@ PLAN = {
         ["bench_dispatch.py", "--device", "cpu"],
         ["bench_ort_custom_ops.py", "--device", "cpu"],
         ["bench_openvino_overhead.py"],
+        ["bench_unit_times.py"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],

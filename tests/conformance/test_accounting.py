@@ -53,6 +53,7 @@ def hold(session: xrt.InferenceSession, report: xrt.Report) -> dict[str, Any]:
     times = [unit.time for unit in report.units if unit.time is not None]
     assert found["units"] == len(times)
     assert {(t.unit, t.kind) for t in times} == {("us", "wall")}
+    assert found["outside_us"] >= 0
     near = abs(found["coverage"] - 1) <= 0.1
     assert any("of an instrumented run" in note for note in report.notes) is not near
     assert 0 < found["coverage"] <= 1.1, found
@@ -67,7 +68,11 @@ def test_engines_on_onnx_models(engine: str, name: str, tmp_path: Path) -> None:
     with xrt.InferenceSession(path, device="cpu", engine=engine) as session:
         report = session.explain(feeds, runs=3)
         found = hold(session, report)
-    assert found["runs"] == 3
+    left_out = [note for note in report.notes if "are not in the time of a run" in note]
+    if engine == "openvino" and left_out:
+        assert left_out[0].startswith(f"{3 - found['runs']} of 3 ")
+    else:
+        assert found["runs"] == 3
     given = feeds or {tensor.name: None for tensor in session.inputs}
     assert report.latency is not None
     assert set(report.latency.detail["inputs"]) == set(given)
@@ -122,6 +127,30 @@ def large_products(path: Path) -> Path:
     graph = helper.make_graph(nodes, "large", *sides, weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
+
+
+def closed(found: dict[str, Any], engine: str) -> bool:
+    """Whether units and what was measured outside of them are the run, to a tenth, within what counters cut off."""
+    told = found["units_us"] + sum(found["outside"].values())
+    if engine == "onnxruntime":  # its profile has it all
+        return bool(abs(told / found["run_us"] - 1) <= 0.1)
+    return bool(told <= 1.1 * found["run_us"] and told + found["cut_us"] >= 0.9 * found["run_us"])
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_small_operators_and_what_goes_by_outside_of_them_are_the_run(engine: str) -> None:
+    """Of them alone the units do not explain a run; the best of several tries, on a machine that is busy."""
+    needs(engine)
+    tries = []
+    with xrt.InferenceSession(exported("convnet"), device="cpu", engine=engine) as session:
+        for _ in range(8):
+            tries.append(hold(session, session.explain(example("convnet"), runs=10)))
+            assert set(tries[-1]["outside"]) == {"onnxruntime": {"call", "between"}, "openvino": {"call"}}[engine]
+            assert min(tries[-1]["outside"].values()) > 0
+            assert tries[-1]["cut_us"] >= tries[-1]["units"]
+            if closed(tries[-1], engine):
+                return
+    raise AssertionError(f"units and what was measured outside of them are not the runs: {tries}")
 
 
 def near(session: xrt.InferenceSession, feeds: Any) -> None:

@@ -191,3 +191,40 @@ def test_a_file_that_would_be_left_out_is_an_error(made, capsys, record, problem
     (made.folder / "odd.json").write_text(json.dumps(record))
     assert made()[0] == 1
     assert problem in capsys.readouterr().out
+
+
+def test_times_of_units(made, monkeypatch):
+    """A run that is not explained is a missed target; of small operators units alone need not be the run."""
+    large = {"run_us": 2000.0, "units_us": 1900.0, "coverage": 0.95, "outside": {"call": 6.0}, "cut_us": 4.0}
+    small = {
+        "run_us": 60.0,
+        "units_us": 30.0,
+        "coverage": 0.5,
+        "outside": {"call": 4.0, "between": 20.0},
+        "cut_us": 3.0,
+    }
+    lost = {"run_us": 60.0, "units_us": 10.0, "coverage": 1 / 6, "outside": {}}
+    openvino = {"own": 20.0, "called": 24.0}
+    counted = {**openvino, "counted": 8.0, "nodes": 5, "mean": 22.0}
+    ort = {"called": 14.0, "watched": 80.0, "model_run": 70.0, "kernel_time": 35.0, "nodes": 11}
+    models = {
+        name: {
+            "openvino": {"without counters": openvino, "with counters": counted},
+            "onnxruntime": ort,
+            "reports": {"openvino": found},
+        }
+        for name, found in (("large", large), ("small", small), ("lost", lost))
+    }
+    chains = {"0": {"own": 7.0, "called": 9.5}, "1": {**counted, "own": 8.0}, "101": {**counted, "own": 58.0}}
+    body = {"openvino": "2026.4", "runs": 200, "tries": 9, "target": 0.1, "models": models, "softmaxes": chains}
+    monkeypatch.setitem(BODIES, "unit_times", body)
+    text = made("unit_times")[1]
+    assert "101 softmaxes of 16 numbers take 0.500 µs each" in text
+    assert "takes OpenVINO 7.00 µs, and its Python layer 2.50 µs more" in text
+    assert "| small | 14.0 | 70.0 | 35.0 | 11 | 50% |" in text
+    assert "| openvino, lost | 60.0 | 10.0 | - | - | - | 17% |" in text
+    assert "openvino, large, unexplained | 4.50 % |" in text
+    assert "openvino, large, units alone against the run | 5.00 % |" in text
+    assert "openvino, small, unexplained | 5.00 % | ≤ 10.0 % | met" in text
+    assert "openvino, small, units alone" not in text
+    assert "openvino, lost, unexplained | 83.3 % | ≤ 10.0 % | **missed**" in text

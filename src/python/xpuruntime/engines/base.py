@@ -112,6 +112,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     units_us : tuple of float
         What all units together took of each of these runs, or, where only means are known, of a mean one; empty where
         the units have no wall times.
+    outside_us : dict of str to float
+        What was measured of a run outside of its units, microseconds: ``"call"`` for what a run costs before its first
+        unit and after its last, ``"between"`` for what goes by between units.
+    cut_us : float
+        How much more than `units_us` the units may have taken of a run, because the engine counts whole microseconds
+        and cuts off the rest; 0 where it counts finely, or nobody knows.
     decisions : tuple of KernelDecision
         Which kernels of ours were considered for the calls of the pass, and of no others.
     live : tuple of LiveBytes
@@ -127,6 +133,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, KeySeen] = {}
     run_us: tuple[float, ...] = ()
     units_us: tuple[float, ...] = ()
+    outside_us: dict[str, float] = {}
+    cut_us: float = 0.0
     decisions: tuple[KernelDecision, ...] = ()
     live: tuple[LiveBytes, ...] = ()
 

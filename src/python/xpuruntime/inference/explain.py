@@ -13,7 +13,7 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.book import PROBED
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Latency, SourceNode, build_report
-from xpuruntime.evidence.making.coverage import coverage_note, instrumented
+from xpuruntime.evidence.making.coverage import coverage_note, instrumented, watching_note
 from xpuruntime.evidence.making.environment import environment_facts, machine_facts
 from xpuruntime.evidence.moments import moment, watching_moments
 from xpuruntime.evidence.sections.graph_blockers import graph_status
@@ -70,12 +70,16 @@ def explain_session(
         tell(lambda: laid_out(observed.units, began))
     watch("after the pass")
     notes.extend(watch.notes)
-    within = instrumented(observed.run_us, observed.units_us, sum(u.time is not None for u in observed.units))
+    within = instrumented(
+        observed.run_us,
+        observed.units_us,
+        sum(u.time is not None for u in observed.units),
+        outside_us=observed.outside_us,
+        cut_us=observed.cut_us,
+    )
     detail = {"inputs": _described(feeds), "instrumented": within}
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
-    unexplained = coverage_note(within)
-    if unexplained is not None:
-        notes.append(unexplained)
+    notes.extend(note for note in (coverage_note(within), watching_note(within, latency.p90_us)) if note is not None)
     if session._proof is not None:  # out of tolerance, the session would have been refused
         checked = dict.fromkeys(_ACCURACY, PROBED)
         observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})

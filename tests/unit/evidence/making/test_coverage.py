@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from xpuruntime.evidence.making.coverage import coverage_note, instrumented
+from xpuruntime.evidence.making.coverage import coverage_note, instrumented, watching_note
+from xpuruntime.evidence.text.tables import outside_text
 
 
 def test_the_median_of_the_shares_of_single_runs():
@@ -19,6 +20,7 @@ def test_the_median_of_the_shares_of_single_runs():
         "units_us": 96.0,
         "units": 12,
         "coverage": pytest.approx(0.95),
+        "outside_us": 5.0,
     }
     assert coverage_note(found) is None
 
@@ -47,3 +49,32 @@ def test_what_is_told():
     assert note.startswith("the units explain 60% of an instrumented run, 60.0 of 100.0 us (median): ")
     assert "5.0 us for each of 8" in note
     assert "side by side" in coverage_note(instrumented((100.0,), (160.0,), 8))
+
+
+def test_what_was_measured_outside_of_units():
+    found = instrumented((100.0,), (60.0,), 8, outside_us={"call": 6.25, "between": 16.0}, cut_us=12.0)
+    assert (found["outside_us"], found["outside"], found["cut_us"]) == (40.0, {"call": 6.25, "between": 16.0}, 12.0)
+    assert outside_text(found) == "outside of units (call 6.2, between units 16.0, cut off at most 12.0)"
+    assert coverage_note(found) == (
+        "the units explain 60% of an instrumented run, 60.0 of 100.0 us (median): outside of them, 6.2 us is the call "
+        "itself; 16.0 us goes by between units, 2.0 for each of 8, in dispatch and the profiler's own work; up to 12.0 "
+        "us is cut off, because the engine counts whole microseconds; the rest is whatever else engine and machine did"
+    )
+
+
+def test_what_was_not_measured_outside_of_units_is_not_there():
+    found = instrumented((100.0,), (95.0,), 8)
+    assert found["outside_us"] == 5.0
+    assert not {"outside", "cut_us"} & set(found)
+    assert outside_text(found) == "outside of units"
+    assert instrumented((100.0,), (120.0,), 8)["outside_us"] == 0.0
+    assert "outside_us" not in instrumented((100.0,), (), 0, outside_us={"call": 1.0}, cut_us=1.0)
+
+
+def test_units_that_took_longer_than_a_run_that_nobody_watched():
+    found = instrumented((100.0,), (60.0,), 8)
+    assert watching_note(found, 55.0) is None
+    note = watching_note(found, 23.5)
+    assert note.startswith("the units together took 60.0 us of a run that was watched")
+    assert "at most 23.5" in note
+    assert watching_note({}, 23.5) is None

@@ -9,6 +9,7 @@ import zlib
 
 import msgspec
 import pytest
+from evidence_records import LATENCY
 from page_models import HOSTILE, hostile_model, long_named_model
 from test_page import hostile
 
@@ -240,11 +241,25 @@ def test_the_keyboard_goes_everywhere(show, mixed):
 def test_times_of_different_kinds_are_apart(show, mixed):
     browser = show(mixed)
     assert texts(browser, "#time .body > h3") == [
-        "120.0 µs, wall time in 4 units, median of 5 instrumented runs",
-        "5,000,000 cycles in 1 unit, median of 3 instrumented runs",
+        "120.0 µs, wall time in 4 units, of 5 instrumented runs",
+        "5,000,000 cycles in 1 unit, of 3 instrumented runs",
     ]
     assert browser.evaluate("document.querySelectorAll('#timeline svg').length") == 2
     assert "end to end" in browser.evaluate("document.querySelector('#timeline .lead').textContent")
+
+
+def test_the_time_that_no_unit_has(show, mixed):
+    """It is shown beside wall times alone: of other kinds, it is no rest."""
+    run = {"run_us": 200.0, "runs": 5, "coverage": 0.6, "outside_us": 80.0, "outside": {"call": 6.0}, "cut_us": 9.0}
+    latency = msgspec.structs.replace(LATENCY, detail={"instrumented": run})
+    both = msgspec.structs.replace(mixed, latency=latency)
+    assert show(both).evaluate("document.querySelectorAll('#outside').length") == 0
+    wall = tuple(u for u in mixed.units if u.time is None or u.time.kind == "wall")
+    browser = show(msgspec.structs.replace(both, units=wall))
+    row = browser.evaluate("document.querySelector('#outside').innerText")
+    assert row.split("\n")[0].startswith("outside of units")
+    assert "(call 6.0, cut off at most 9.0)" in row
+    assert "80.0 µs" in row
 
 
 def test_every_part_of_the_report_is_there(show, mixed):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
 from rich.console import Console
@@ -53,7 +54,7 @@ def test_what_it_tells(report):
         "kernels.attention",
         "substituted: execution.precision:",
         "unsupported: kernels.matmul: there is no switch for it",
-        "where the time goes: 650.0 (us, wall time; median of 5 instrumented runs)",
+        "where the time goes: 650.0 (us, wall time; of 5 instrumented runs)",
         "conv + 2 more",
         "a step of",
         "16 others",
@@ -69,6 +70,14 @@ def test_what_it_tells(report):
         "27 source nodes: 23 exact, 3 fused into 1, 1 folded, 2 units inserted",
     ):
         assert words in text or words in plain_text(report, 200), words
+
+
+def test_the_time_that_no_unit_has(report):
+    assert "outside of units" not in plain_text(report, 200)
+    detail = {"instrumented": {"run_us": 700.0, "runs": 5, "coverage": 0.93, "outside_us": 48.75}}
+    known = msgspec.structs.replace(report, latency=msgspec.structs.replace(LATENCY, detail=detail))
+    row = next(line for line in plain_text(known, 200).splitlines() if "outside of units" in line)
+    assert row.split() == ["outside", "of", "units", "48.8"]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

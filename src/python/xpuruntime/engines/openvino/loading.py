@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.model.shapes import with_shapes
@@ -33,6 +35,7 @@ __all__ = ["BLOB", "compile_model", "load_model"]
 BLOB = "model.blob"
 #: A protobuf message holds less than this.
 _LARGEST = 2**31 - 1
+_COUNTERS = {"PERF_COUNT": "YES"}
 
 
 def load_model(request: Request, settings: Settings) -> LoadedModel:
@@ -80,6 +83,8 @@ class _Opener:
         self.info: ModelInfo = with_shapes(request.model, request.policy)
         self._quantised: Source | None = None
         self._told = False
+        #: What the copy that is counted has on top, where the session has several streams.
+        self.one_stream: dict[str, str] = {}
         with kept_signal_stack():
             self.core = _core(request.device)
             _there(self.core, settings.device, request.device)
@@ -89,9 +94,41 @@ class _Opener:
         with kept_signal_stack():  # a plugin can load another one
             return self._open(more)
 
+    def counted(self) -> tuple[Any, Any, list[str]]:
+        """Compile the model with counters. Return the copy to count, one with all settings to read back, and notes.
+
+        OpenVINO runs a request on any of its streams, and each counts for itself; so the copy that is counted has one,
+        with the threads that one of several has.
+        """
+        compiled = self.open(_COUNTERS)
+        streams = _whole(compiled, "NUM_STREAMS") if self.settings.device == "CPU" else 1
+        if streams <= 1:
+            return compiled, compiled, []
+        threads = max(1, _whole(compiled, "INFERENCE_NUM_THREADS") // streams)
+        self.one_stream = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads)}
+        note = (
+            f"the session has {streams} streams; the copy that was counted has one, with {threads} of their threads, "
+            "because OpenVINO counts each stream for itself"
+        )
+        return self.open({**_COUNTERS, **self.one_stream}), compiled, [note]
+
+    def idle(self) -> Any:
+        """Compile a graph without operators, with the same settings as the copy that is counted."""
+        import openvino as ov
+        from openvino import opset8 as opset
+
+        through = opset.parameter(ov.Shape([1]), ov.Type.f32)
+        graph = ov.Model([opset.result(through)], [through], "idle")
+        return self.core.compile_model(
+            graph, self.settings.device, {**self._properties(), **_COUNTERS, **self.one_stream}
+        )
+
+    def _properties(self) -> dict[str, Any]:
+        return {**self.settings.properties, "INFERENCE_PRECISION_HINT": self.settings.hint}
+
     def _open(self, more: Mapping[str, Any]) -> Any:
         settings = self.settings
-        properties: dict[str, Any] = {**settings.properties, "INFERENCE_PRECISION_HINT": settings.hint, **more}
+        properties: dict[str, Any] = {**self._properties(), **more}
         artifact = self.request.artifact
         if artifact is not None:
             data = artifact.entry.read_bytes()
@@ -107,7 +144,7 @@ class _Opener:
             except Exception as error:
                 doing = f"compiling {self.request.model.path}"
                 raise translate(error, doing=doing, device=self.request.device) from None
-        self._verify(compiled)
+        self._verify(compiled, more)
         return compiled
 
     def _graph(self) -> Any:
@@ -159,7 +196,7 @@ class _Opener:
         if shapes:
             graph.reshape(shapes)
 
-    def _verify(self, compiled: Any) -> None:
+    def _verify(self, compiled: Any, more: Mapping[str, Any]) -> None:
         """Refuse a compiled model that reads back another precision or device than was asked for."""
         settings, device = self.settings, self.request.device
         path = self.request.model.path
@@ -175,7 +212,7 @@ class _Opener:
         if not all(one.partition(".")[0] == settings.device.partition(".")[0] for one in ran):
             msg = f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}"
             raise EngineError(msg, engine="openvino", device=device)
-        for name, value in settings.properties.items():
+        for name, value in {**settings.properties, **more}.items():
             got = read_back(compiled, name)
             if got is not None and got != value and (name, got) != ("PERFORMANCE_HINT", ""):
                 self.log.add(f"OpenVINO took {name}={got}", f"{name}={value} was asked")
@@ -192,6 +229,14 @@ def _core(device: str) -> Any:
             '(or pip install "xpuruntime[openvino]")'
         )
         raise EngineError(msg, engine="openvino", device=device) from None
+
+
+def _whole(compiled: Any, name: str) -> int:
+    """Return a property that is a number; 1 where it does not say."""
+    try:
+        return int(str(compiled.get_property(name)))
+    except (RuntimeError, ValueError):
+        return 1
 
 
 def _there(core: Any, word_: str, device: str) -> None:
@@ -245,10 +290,13 @@ def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable
         from xpuruntime.evidence.moments import LOADED, moment
 
         try:
-            compiled = opener.open({"PERF_COUNT": "YES"})
+            counted, whole, notes = opener.counted()
         except XpuRuntimeError as error:
             return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
         moment(LOADED)
-        return observe(compiled, feeds, runs, opener.info, request=request, settings=settings)
+        found = observe(
+            counted, feeds, runs, opener.info, request=request, settings=settings, idle=opener.idle, whole=whole
+        )
+        return msgspec.structs.replace(found, notes=(*notes, *found.notes))
 
     return observer

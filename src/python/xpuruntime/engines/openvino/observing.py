@@ -4,27 +4,23 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from xpuruntime.engines.base import Observed
+from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
 from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
 from xpuruntime.engines.openvino.joining import Shares, precision_asked, share_out
 from xpuruntime.engines.openvino.naming import plain_name
 from xpuruntime.engines.openvino.readback import effective
-from xpuruntime.engines.openvino.slots import infer_call, port_order, share
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.quantisation.style import HEAVY
 from xpuruntime.engines.units import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.evidence.live_bytes import Step, live_bytes
-from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
@@ -35,13 +31,24 @@ __all__ = ["observe"]
 
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
 _ONCE = "it ran in the first run alone: a constant prepared then, and kept"
-_TIMES = "times of units are means in whole microseconds, as OpenVINO counts them; the first, cold run is left out"
+_TIMES = (
+    "times of units are means, as OpenVINO counts them: of each run it cuts off what is less than a microsecond. The "
+    "first, cold run is left out"
+)
 _EIGHT_BITS = frozenset({"int8", "uint8"})
 _INTEGER = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
 
 
 def observe(
-    compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, *, request: Request, settings: Settings
+    compiled: Any,
+    feeds: Mapping[str, Any],
+    runs: int,
+    info: ModelInfo,
+    *,
+    request: Request,
+    settings: Settings,
+    idle: Callable[[], Any],
+    whole: Any,
 ) -> Observed:
     """Run a compiled model with counters once cold and `runs` times, and say what ran.
 
@@ -55,10 +62,15 @@ def observe(
     info : ModelInfo
     request : Request
     settings : Settings
+    idle : callable
+        Returns a compiled graph without operators, to learn what a request itself costs.
+    whole : openvino.CompiledModel
+        The model with all settings of the session, which are read back from it.
     """
     device = request.device
     notes: list[str] = []
-    cold, spent, once, broken = _run(compiled, feeds, max(1, runs), info, notes)
+    counted = count(compiled, feeds, max(1, runs), info, notes)
+    outside = {} if counted.broken else _outside(idle, notes)
     try:
         executed = read_graph(compiled)
     except RuntimeError as error:
@@ -66,18 +78,21 @@ def observe(
         return Observed(partial=True, notes=(*notes, f"OpenVINO gives no executed graph here: {text}"))
     names = [tensor.name for tensor in info.inputs]
     shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
-    joiner = _Units(executed, shares, info, device, settings, cold, once, max(1, runs))
+    joiner = _Units(executed, shares, info, device, settings, counted)
     units = joiner.all()
+    run_us, units_us = joiner.sums()
     notes += joiner.notes
     ran = [one for one in executed if not one.still]
     return Observed(
         units=tuple(units),
         boundaries=_boundaries(executed, joiner),
-        effective={**effective(compiled, settings, device, request.policy.execution.shapes), **_overall(units)},
+        effective={**effective(whole, settings, device, request.policy.execution.shapes), **_overall(units)},
         notes=tuple(notes),
-        partial=broken,
-        run_us=tuple(spent),
-        units_us=(sum(unit.time.value for unit in units if unit.time is not None),) if spent else (),
+        partial=counted.broken,
+        run_us=run_us,
+        units_us=units_us,
+        outside_us=outside,
+        cut_us=joiner.cut_us,
         live=_live(executed, [(one, unit.id) for one, unit in zip(ran, units, strict=False)]),
     )
 
@@ -96,46 +111,14 @@ def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> 
     return live_bytes(steps, outputs)
 
 
-def _run(
-    compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]
-) -> tuple[dict[str, int], list[float], set[str], bool]:
-    """Run. Return times of the cold run by executed node, wall times of the others, and what ran in the cold one alone.
-
-    That is what OpenVINO does not count among the nodes of a request.
-    """
-    request = compiled.create_infer_request()
-    kept = []
-    cold: dict[str, int] = {}
-    spent: list[float] = []
-    once: set[str] = set()
+def _outside(idle: Callable[[], Any], notes: list[str]) -> dict[str, float]:
+    """Return what a request costs beside its operators."""
     try:
-        for port, index in enumerate(port_order(compiled, info)):
-            array, kind = _border(feeds[info.inputs[index].name])
-            kept.append(array)
-            request.set_input_tensor(port, share(array, kind))
-        call = infer_call(request)
-        for number in range(runs + 1):
-            start = time.perf_counter()
-            call({}, True, False)
-            if number:
-                spent.append((time.perf_counter() - start) * 1e6)
-            else:
-                cold = {one.name: one.time_us for one in read_graph(compiled) if one.time_us is not None}
-            if number in (0, runs):
-                moment(COUNTED if number else COLD)
-        once = set(cold) - {one.node_name for one in request.get_profiling_info()}
+        return {"call": idle_call_us(idle())}
     except RuntimeError as error:
-        notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
-        return cold, spent, once, True
-    return cold, spent, once, False
-
-
-def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
-    if isinstance(array, np.ndarray):
-        return array, None
-    from xpuruntime.engines.openvino.extended import borders
-
-    return borders(array)
+        text = " ".join(str(error).split())[:300]
+        notes.append(f"what a request itself costs is not known, a graph without operators does not run here: {text}")
+        return {}
 
 
 class _Units:
@@ -148,12 +131,13 @@ class _Units:
         info: ModelInfo,
         device: str,
         settings: Settings,
-        cold: Mapping[str, int],
-        once: Set[str],
-        runs: int,
+        counted: Counted,
     ) -> None:
         self.executed, self.shares, self.info = executed, shares, info
-        self.device, self.settings, self.cold, self.once, self.runs = device, settings, cold, once, runs
+        self.device, self.settings, self.counted = device, settings, counted
+        self.runs = len(counted.spent)
+        #: How much more the units may have taken of a run than their times tell.
+        self.cut_us = 0.0
         self.types = model_precisions(info.named_proto()) if _has_source(info) else {}
         self.read = self.types | _types_of_sources(info) if self.types else {}
         self.makers = {name: node.op for node in info.nodes for name in node.outputs if name}
@@ -177,22 +161,56 @@ class _Units:
                 f"OpenVINO says two precisions of {len(apart)} unit(s), such as {plain_name(one.name)!r}: "
                 f"{one.node_precision}, and the kernel {one.kernel}; the kernel's is reported"
             )
-        self.notes.append(_TIMES)
+        self._cut()
         if not self.types:
             self.notes.append("the source model is not here, so the types it states are not known")
         return units
+
+    def _cut(self) -> None:
+        """Sum up what whole microseconds hide, and say what has no time for that reason."""
+        self.notes.append(_TIMES)
+        counted = [(one, self.counted.counts[one.name]) for one in self.executed if self._counts(one)]
+        self.cut_us = float(sum(found.high - found.low + 1 for _, found in counted))
+        short = [one.name for one, _ in counted if self.time(one) is None]
+        if short:
+            self.notes.append(
+                f"{len(short)} unit(s), such as {plain_name(short[0])!r}, have no time: they took less than a "
+                "microsecond, which OpenVINO does not tell from nothing"
+            )
+
+    def _counts(self, one: Executed) -> bool:
+        """Whether a node is one that works in every run, as far as the executed graph tells."""
+        return not one.still and bool(one.time_us or one.kernel) and one.name in self.counted.counts
+
+    def _once(self, one: Executed) -> bool:
+        """Whether a node ran in the first run alone: OpenVINO does not count it among those of a request."""
+        return one.time_us is not None and bool(self.counted.counts) and one.name not in self.counted.counts
 
     def inserted(self, position: int) -> bool:
         """Whether an executed node stands for no source node."""
         return not self.shares.owned.get(position) and not self.shares.serves.get(position)
 
     def time(self, one: Executed) -> Time | None:
-        """Return the mean of the warm runs; ``None`` where it was in none of them."""
-        if one.time_us is None or one.name in self.once:
+        """Return the mean of the counted runs, at least; ``None`` where nothing was counted in any run."""
+        if not self._counts(one) or one.name not in self.counted.seen:
             return None
-        first = self.cold.get(one.name, one.time_us)
-        value = max(0.0, (one.time_us * (self.runs + 1) - first) / self.runs)
-        return Time(value=value, unit="us", kind="wall", runs=self.runs)
+        return Time(value=self.counted.counts[one.name].low, unit="us", kind="wall", runs=self.runs)
+
+    def sums(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return wall times of runs, and what all units took of each, or, where that is too coarse, of a mean one."""
+        if not self.runs or self.counted.broken:
+            return (), ()
+        timed = [one.name for one in self.executed if not one.still and self.time(one) is not None]
+        each = self.counted.sums_of_runs(timed)
+        if each:
+            return tuple(self.counted.spent), each
+        kept = self.counted.kept(timed)
+        if len(kept) < self.runs:
+            self.notes.append(
+                f"{self.runs - len(kept)} of {self.runs} instrumented runs are not in the time of a run: for most of "
+                "their time the machine did something else, outside of every unit"
+            )
+        return tuple(kept), (sum(self.counted.counts[name].low for name in timed),)
 
     def _unit(self, position: int, one: Executed) -> Unit:
         nodes = self.info.nodes
@@ -224,8 +242,8 @@ class _Units:
             precision_run=ran,
             layout=one.layout,
             time=self.time(one),
-            placement_reason=_IDLE if idle else _ONCE if one.name in self.once else None,
-            placement_source="rule" if idle or one.name in self.once else "none",
+            placement_reason=_IDLE if idle else _ONCE if self._once(one) else None,
+            placement_source="rule" if idle or self._once(one) else "none",
             status="substituted" if deviates else "honoured",
         )
 

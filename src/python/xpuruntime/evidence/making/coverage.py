@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["coverage_note", "instrumented"]
+__all__ = ["coverage_note", "instrumented", "watching_note"]
 
 #: The units explain a run when their sum is within this share of it.
 _NEAR = 0.10
 
 
-def instrumented(run_us: Sequence[float], units_us: Sequence[float], units: int) -> dict[str, Any]:
+def instrumented(
+    run_us: Sequence[float],
+    units_us: Sequence[float],
+    units: int,
+    *,
+    outside_us: Mapping[str, float] | None = None,
+    cut_us: float = 0.0,
+) -> dict[str, Any]:
     """Return the wall time of the instrumented runs, and which share of it the units explain.
 
     Parameters
@@ -25,6 +32,8 @@ def instrumented(run_us: Sequence[float], units_us: Sequence[float], units: int)
         As in `Observed`.
     units : int
         How many units have a time.
+    outside_us, cut_us : mapping of str to float, float
+        As in `Observed`.
 
     Returns
     -------
@@ -32,7 +41,9 @@ def instrumented(run_us: Sequence[float], units_us: Sequence[float], units: int)
         ``run_us``, the time of one run, ``runs``, and ``statistic``: ``"median"``, or ``"mean"`` where the engine
         counts only means. Where the units have wall times, also ``units_us``, what all of them took of one run,
         ``units``, how many have a time, and ``coverage``: the share of a run that they explain, the median of the
-        shares of the single runs where these are known. Empty where the runs were not timed.
+        shares of the single runs where these are known; ``outside_us``, the rest of a run; ``outside``, what was
+        measured of that rest; and ``cut_us``, where the engine counts whole microseconds. Empty where the runs were not
+        timed.
     """
     if not run_us:
         return {}
@@ -48,6 +59,13 @@ def instrumented(run_us: Sequence[float], units_us: Sequence[float], units: int)
         found |= {"units_us": float(middle(units_us)), "units": units}
         shares = [inside / whole for inside, whole in zip(units_us, run_us, strict=False)]
         found["coverage"] = float(statistics.median(shares)) if single else found["units_us"] / found["run_us"]
+        rests = [whole - inside for inside, whole in zip(units_us, run_us, strict=False)]
+        rest = statistics.median(rests) if single else found["run_us"] - found["units_us"]
+        found["outside_us"] = float(max(0.0, rest))
+        if outside_us:
+            found["outside"] = dict(outside_us)
+        if cut_us:
+            found["cut_us"] = float(cut_us)
     return found
 
 
@@ -60,8 +78,39 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
     told = f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({found['statistic']})"
     if share > 1:
         return f"{told}: units that run side by side count each for itself"
+    measured = found.get("outside", {})
+    parts = [f"{measured['call']:,.1f} us is the call itself"] if "call" in measured else []
+    if "between" in measured:
+        parts.append(
+            f"{measured['between']:,.1f} us goes by between units, {measured['between'] / count:,.1f} for each of "
+            f"{count}, in dispatch and the profiler's own work"
+        )
+    if "cut_us" in found:
+        parts.append(f"up to {found['cut_us']:,.1f} us is cut off, because the engine counts whole microseconds")
+    if parts:
+        return f"{told}: outside of them, {'; '.join(parts)}; the rest is whatever else engine and machine did"
     between = max(0.0, run - units) / count
     return (
         f"{told}: the rest goes by between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
         "own work, the call itself, and whatever else the machine did"
+    )
+
+
+def watching_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
+    """Return a sentence where the units together took longer than whole runs that nobody watched.
+
+    Parameters
+    ----------
+    found : mapping
+        What `instrumented` returned.
+    unwatched_us : float
+        Wall time of a slow run of the session itself.
+    """
+    units = found.get("units_us", 0.0)
+    if units <= unwatched_us * (1 + _NEAR):
+        return None
+    return (
+        f"the units together took {units:,.1f} us of a run that was watched, and nine of ten whole runs of the session "
+        f"at most {unwatched_us:,.1f}: times of units hold work of the profiler, or the machine was busy. Read them as "
+        "shares"
     )

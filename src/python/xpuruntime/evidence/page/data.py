@@ -17,6 +17,7 @@ from xpuruntime.evidence.sections.graph_status import status_text
 from xpuruntime.evidence.sections.memory_over_time import most_by_owner
 from xpuruntime.evidence.text.decision_tables import why_text
 from xpuruntime.evidence.text.section_tables import graph_rows, shape_rows
+from xpuruntime.evidence.text.tables import outside_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,6 +56,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "policy_source": plan.get("policy_source"),
         "verdicts": plan.get("verdicts") or [],
         "latency": None if report.latency is None else msgspec.to_builtins(report.latency),
+        "outside": _outside(report),
         "observations": [msgspec.to_builtins(o) for o in ordered(report.observations)],
         "kinds": _kinds(report),
         "units": _units(report, names),
@@ -85,6 +87,14 @@ def model_name(report: Report) -> str:
     model = report.plan.get("model")
     path = str(model.get("path") or "") if isinstance(model, dict) else ""
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a model"
+
+
+def _outside(report: Report) -> dict[str, Any] | None:
+    """Return what no unit has of an instrumented run: what it is called, and its microseconds."""
+    run = {} if report.latency is None else report.latency.detail.get("instrumented", {})
+    if "outside_us" not in run:
+        return None
+    return {"text": outside_text(run), "us": run["outside_us"]}
 
 
 class _Names:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import html
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["arrow_text", "bytes_text", "plain", "preformatted", "table", "time_text"]
+__all__ = ["arrow_text", "bytes_text", "outside_text", "plain", "preformatted", "table", "time_text"]
 
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
@@ -94,3 +94,14 @@ def bytes_text(value: int | None) -> str:
 def time_text(value: Time | None) -> str:
     """Return a time with its unit; ``?`` where it is not known."""
     return "?" if value is None else f"{value.value:,.1f} {value.unit}"
+
+
+def outside_text(found: Mapping[str, Any]) -> str:
+    """Return what a table calls the time that no unit has."""
+    measured = found.get("outside", {})
+    parts = [f"call {measured['call']:,.1f}"] if "call" in measured else []
+    if "between" in measured:
+        parts.append(f"between units {measured['between']:,.1f}")
+    if "cut_us" in found:
+        parts.append(f"cut off at most {found['cut_us']:,.1f}")
+    return f"outside of units ({', '.join(parts)})" if parts else "outside of units"

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
 from xpuruntime.evidence.text.decision_tables import decision_tables
@@ -48,7 +48,7 @@ def render(report: Report) -> RenderableType:
         parts += [_policy(report), *_reasons(report)]
     timed = [u for u in report.units if u.time is not None]
     if timed:
-        parts.append(_hot_units(timed))
+        parts.append(_hot_units(timed, _instrumented(report)))
         if len(timed) > _MANY:
             parts.append(by_operator(timed))
         parts.append(_precisions(timed))
@@ -126,13 +126,20 @@ def _reasons(report: Report) -> list[RenderableType]:
     return lines
 
 
-def _hot_units(units: list[Unit]) -> RenderableType:
+def _instrumented(report: Report) -> dict[str, Any]:
+    """Return the instrumented runs, as `instrumented` made them; empty in reports without."""
+    found: dict[str, Any] = (report.latency.detail if report.latency else {}).get("instrumented", {})
+    return found
+
+
+def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     times = [u.time for u in units if u.time is not None]
     total = sum(t.value for t in times)
     kinds = ", ".join(sorted({f"{t.unit}, {t.kind} time" for t in times}))
-    title = f"where the time goes: {total:,.1f} ({kinds}; median of {max(t.runs for t in times)} instrumented runs)"
+    runs = max(t.runs for t in times)
+    title = f"where the time goes: {total:,.1f} ({kinds}; of {runs} instrumented runs)"
     table = _table(title, ("unit", "op", "stands for", "ran in", "on", ">time", ">share", ""))
     order = sorted(units, key=lambda u: -(u.time.value if u.time else 0.0))
     for unit in order[:_TOP]:
@@ -160,6 +167,8 @@ def _hot_units(units: list[Unit]) -> RenderableType:
             f"{rest / total if total else 0:.0%}",
             "",
         )
+    if "outside_us" in run:
+        table.add_row("outside of units", "", "", "", "", f"{run['outside_us']:,.1f}", "", "")
     return table
 
 
@@ -222,7 +231,7 @@ def _accounting(report: Report) -> RenderableType:
         elif count[relation]:
             words.append(f"{nodes[relation]} {relation}")
     text = f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}"
-    run = (report.latency.detail if report.latency else {}).get("instrumented", {})
+    run = _instrumented(report)
     if "coverage" in run:
         text += f"; their times are {run['coverage']:.0%} of an instrumented run ({run['run_us']:,.1f} us)"
     return Text(text)

@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
+from xpuruntime.engines.onnxruntime.observing.outside import outside
 from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import EngineError
@@ -168,6 +169,8 @@ def observe(
         partial=broken or lost or profile.partial or joined.partial,
         run_us=profile.run_us,
         units_us=() if away else profile.nodes_us,
+        outside_us={} if away else outside(profile.windows, profile.spans),
+        cut_us=0.0 if away or not profile.run_us else len(profile.spans) / len(profile.run_us),
         live=joined.live,
     )
 

@@ -23,7 +23,7 @@ function showTime() {
     return;
   }
   for (const kind of KINDS) {
-    const runs = kind.runs ? `, median of ${count(kind.runs, "instrumented run")}` : "";
+    const runs = kind.runs ? `, of ${count(kind.runs, "instrumented run")}` : "";
     body.append(
       make("h3", { text: `${amount(kind.total)} ${kind.label} in ${count(kind.units.length, "unit")}${runs}` }),
       make("div", { class: "two" },
@@ -35,6 +35,11 @@ function showTime() {
     const wanted = unit === null ? null : String(unit.index);
     for (const button of body.querySelectorAll("[data-unit]")) button.classList.toggle("on", button.dataset.unit === wanted);
   });
+}
+
+/** What no unit has of an instrumented run; of wall times alone. */
+function outsideOf(kind) {
+  return kind.kind === "wall" && KINDS.length === 1 ? DATA.outside : null;
 }
 
 function opBars(kind) {
@@ -66,6 +71,12 @@ function unitBars(kind) {
       barCells(words, unit.time, kind, most, colourOfOp(unit.op), `${unit.id}, ${unit.op}`)));
   });
   if (all.length > TOP) shown.push(rest(all.slice(TOP), kind, 0, "other unit"));
+  const outside = outsideOf(kind);
+  if (outside) {
+    const cells = barCells(["outside of units", outside.text.slice("outside of units".length)], outside.us, kind, 0, "k7", outside.text);
+    cells[3] = make("span", { class: "num dim", text: "" }); // shares are shares of what the units took
+    shown.push(make("li", { class: "dim", id: "outside" }, cells));
+  }
   return make("ul", { class: "bars" }, shown);
 }
 
