@@ -218,10 +218,13 @@ def test_inside_of_compiled_functions():
         warnings.simplefilter("ignore", DeprecationWarning)
         for function in (called, decorated):
             assert torch.compile(function, backend="eager", fullgraph=True)(A).dtype is torch.bfloat16
-        # PyTorch 2.11 cannot trace the raising of it, and shows the line instead.
-        with pytest.raises(
-            Exception, match=r"call autocast\(\.\.\.\) in the compiled function|raise InputError\(_MADE"
-        ):
-            torch.compile(entered, backend="eager")(A)
+        if torch.__version__ >= (2, 15):  # it leaves such a function to Python
+            assert torch.compile(entered, backend="eager")(A).dtype is torch.bfloat16
+        else:
+            # PyTorch 2.11 cannot trace the raising of it, and shows the line instead.
+            with pytest.raises(
+                Exception, match=r"call autocast\(\.\.\.\) in the compiled function|raise InputError\(_MADE"
+            ):
+                torch.compile(entered, backend="eager")(A)
     torch.compiler.reset()
     assert product() is torch.float32

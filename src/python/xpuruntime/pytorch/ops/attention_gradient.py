@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch.held import current
@@ -124,19 +125,19 @@ def _say_that_math_serves(dropout_p: float, kernel: str) -> None:
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
-class _Recorded(torch.autograd.Function):  # type: ignore[misc]
+class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
     """What an operator leaves with autograd, also inside the transforms of ``torch.func``.
 
     These hand a level of theirs to the operator as they do to PyTorch's own, whose nodes know nothing of them; so does
-    this one, by not going through ``Function.apply``, which takes it for a function that the user calls.
+    this one, which therefore is no ``torch.autograd.Function``: that is taken for a function that the user calls.
     """
 
     @classmethod
     def record(cls, *args: Any) -> Any:
         if not torch._C._are_functorch_transforms_active():
-            return super(torch.autograd.Function, cls).apply(*args)
+            return cls.apply(*args)
         with enable_single_level_autograd_function():
-            return super(torch.autograd.Function, cls).apply(*args)
+            return cls.apply(*args)
 
 
 class _Attention(_Recorded):
