@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding import gates
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["DTYPES", "Recorder", "arch_of", "call_key", "capturing", "phase", "recorder", "watch"]
+__all__ = ["DTYPES", "Recorder", "arch_of", "call_key", "capturing", "has_tangent", "phase", "recorder", "watch"]
 
 #: Types of PyTorch by the names that policies use.
 DTYPES: dict[torch.dtype, str] = {
@@ -63,6 +64,11 @@ def arch_of(device: torch.device) -> str | None:
     if found is None:
         found = _archs[index] = "sm{}{}".format(*torch.cuda.get_device_capability(index))
     return found
+
+
+def has_tangent(x: Any) -> bool:
+    """Say whether a tensor carries a derivative in forward mode; not whether one does that it wraps."""
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 class Recorder(Protocol):
