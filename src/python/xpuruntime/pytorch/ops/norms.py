@@ -14,7 +14,7 @@ from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.calls import has_tangent
+from xpuruntime.pytorch.calls import has_tangent, say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
 from xpuruntime.pytorch.overriding.norms import rms_eps
@@ -85,7 +85,7 @@ def fused_layernorm(
     _check_parameters(input, shape, residual=residual, weight=weight, bias=bias)
     word = _word(kernel, "layer_norm")
     input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
-    if _is_pytorchs_own(word, input, residual, weight, bias):
+    if _is_pytorchs_own("fused_layernorm", word, input, residual, weight, bias):
         total = input if residual is None else input + residual
         out = functional.layer_norm(total, shape, weight, bias, eps)
         return out if residual is None else (out, total)
@@ -134,7 +134,7 @@ def fused_rms_norm(
     _check_parameters(input, shape, residual=residual, weight=weight)
     word = _word(kernel, "rms_norm")
     input, residual, weight, _ = _as_autocast(input, residual, weight, None)
-    if _is_pytorchs_own(word, input, residual, weight):
+    if _is_pytorchs_own("fused_rms_norm", word, input, residual, weight):
         total = input if residual is None else input + residual
         wide = total if weight is None else total.to(weight.dtype)  # PyTorch's takes one type
         out = functional.rms_norm(wide, shape, weight, rms_eps(input.dtype, eps)).to(input.dtype)
@@ -154,13 +154,16 @@ def _leaves_to_dispatcher(op: str) -> bool:
     return held is not None and op in held.ops
 
 
-def _is_pytorchs_own(word: str, *operands: Tensor | None) -> bool:
-    """Say whether derivatives may be asked for that PyTorch's own norms alone have.
+def _is_pytorchs_own(function: str, word: str, *operands: Tensor | None) -> bool:
+    """Say whether a call is to be made of PyTorch's own operators: for derivatives that ours lack, and for ONNX models.
 
-    They are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code all of
-    ``torch.func``, where a call that names one is left uncompiled.
+    Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code
+    all of ``torch.func``, where a call that names one is left uncompiled.
     """
     if torch.compiler.is_compiling():
+        if traced_for_onnx():
+            say_that_onnx_drops(function, word)
+            return True
         if not torch._C._are_functorch_transforms_active():
             return False
         if word:
