@@ -57,6 +57,8 @@ class Held:
         no switch settles.
     attention_words : frozenset of str
         All that it asks for in attention, in its short form and its rules.
+    source : str
+        What asks for the kernels, where that is a call and not a key of the policy.
     strict : bool
     by_phase, by_module : bool
         Whether some rule asks for it; otherwise nobody needs to find it out.
@@ -66,10 +68,11 @@ class Held:
         From a key that an override makes of its arguments to the route; read without a lock.
     """
 
-    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None) -> None:
+    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None, *, source: str = "") -> None:
         kernels = policy.kernels
         self.policy = policy
         self.log = log
+        self.source = source
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -90,7 +93,7 @@ class Held:
 
         What this one has warned of is not said again.
         """
-        other = Held(self.policy, log)
+        other = Held(self.policy, log, source=self.source)
         other._warned, other._lock = self._warned, self._lock
         return other
 
@@ -181,6 +184,7 @@ class Held:
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
+        source = self.source or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None
