@@ -202,6 +202,19 @@ def test_inputs_of_another_kind(exported: Path) -> None:
             xt.parity(model, "language.pt2", ids)  # type: ignore[arg-type]
 
 
+def test_types_that_numpy_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="export to ONNX needs onnxscript, which comes with xpuruntime[torch]")
+    pytest.importorskip("openvino", reason="it takes bfloat16 on the CPU: `make engines`")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).bfloat16().eval()
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    xt.export(model, x, tmp_path / "model.onnx")
+    with xrt.InferenceSession(tmp_path / "model.onnx", device="cpu", engine="openvino") as session:
+        found = xt.parity(model, session, x)
+    assert found.agreed, str(found)
+    assert modules(found) == ["0", "1", "2", ""]
+    assert found.rtol == 4e-2
+
+
 def test_values_that_are_not_finite() -> None:
     class Odd(torch.nn.Module):
         def __init__(self, last: float) -> None:

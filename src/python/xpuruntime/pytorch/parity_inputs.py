@@ -79,10 +79,14 @@ def _place(parameter: str, names: Sequence[str]) -> int:
 
 
 def for_session(value: torch.Tensor, session: Any) -> Any:
-    """Return an input as a session takes it: PyTorch's own has types that NumPy lacks."""
+    """Return an input as a session takes it: PyTorch's has types that NumPy lacks, such as bfloat16."""
     if session.plan.engine == "torch":
         return value.detach().to(session.plan.device)
-    return value.detach().cpu().numpy()
+    value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except TypeError:
+        return value
 
 
 def _is_array(value: Any) -> bool:
