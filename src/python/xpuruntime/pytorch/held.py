@@ -59,6 +59,8 @@ class Held:
         All that it asks for in attention, in its short form and its rules.
     source : str
         What asks for the kernels, where that is a call and not a key of the policy.
+    keys : dict of str to str
+        What messages call a key of this policy, where it was made of another one.
     strict : bool
     by_phase, by_module : bool
         Whether some rule asks for it; otherwise nobody needs to find it out.
@@ -73,6 +75,7 @@ class Held:
         self.policy = policy
         self.log = log
         self.source = source
+        self.keys: dict[str, str] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -94,7 +97,7 @@ class Held:
         What this one has warned of is not said again.
         """
         other = Held(self.policy, log, source=self.source)
-        other._warned, other._lock = self._warned, self._lock
+        other._warned, other._lock, other.keys = self._warned, self._lock, self.keys
         return other
 
     def _decides(self, op: str) -> bool:
@@ -202,7 +205,7 @@ class Held:
         if found is None:
             found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
-                raise refuse(found, doing or op)
+                raise refuse(found, doing or op, self.keys)
             self._warn(found, doing)
         self.keep(key, found)
         return found
@@ -294,8 +297,9 @@ class Held:
             if mark in self._warned:
                 return
             self._warned.add(mark)
+        key = self.keys.get(route.source, route.source)
         msg = (
-            f"{doing or route.op} runs by {route.kernel}, though {route.source} asks for {', '.join(route.asked)}: "
+            f"{doing or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "
             f"{route.reasons}"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

@@ -13,7 +13,7 @@ from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.policies import Policy
 
@@ -204,10 +204,11 @@ def bare_reason(text: str, word: str) -> str:
     return after.partition(". Fix: ")[0] if before and mark else text
 
 
-def refuse(route: Route, doing: str) -> UnsupportedOperationError:
-    """Return the error for a call that nothing a strict policy asks for can serve."""
+def refuse(route: Route, doing: str, keys: Mapping[str, str]) -> UnsupportedOperationError:
+    """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `Held`."""
     fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
     if route.source == BY_CALL:
         fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
-    msg = f"{doing}: {route.source} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
+    key = keys.get(route.source, route.source)
+    msg = f"{doing}: {key} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
     return UnsupportedOperationError(msg, engine="torch")
