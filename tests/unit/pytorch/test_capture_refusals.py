@@ -15,6 +15,7 @@ from recorded_steps import captured  # noqa: E402 - needs torch
 from trained_net import batches, loss_of, make, train_eagerly  # noqa: E402
 
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.pytorch import capture_graph  # noqa: E402
 
 
 def test_a_failed_capture_runs_eagerly_and_says_why():
@@ -75,6 +76,23 @@ def test_functions_that_return_no_loss(fn, message):
     step, _ = captured(fn(net), optimizer=own)
     with pytest.raises(InputError, match=message):
         step(*batches(1)[0])
+
+
+def test_a_function_that_runs_backward_itself_beside_an_optimizer():
+    net, own = make()
+
+    def whole_step(x, y):
+        loss = loss_of(net)(x, y)
+        loss.backward()
+        return loss
+
+    step, _ = captured(whole_step, optimizer=own)
+    with pytest.raises(InputError, match=r"fn has run backward already.*leave optimizer= out"):
+        step(*batches(1)[0])
+    with pytest.warns(XpuRuntimeWarning, match="has no CUDA graphs"):
+        eager = capture_graph(whole_step, optimizer=own)
+    with pytest.raises(InputError, match="fn has run backward already"):
+        eager(*batches(1)[0])
 
 
 def test_one_thread_at_a_time():

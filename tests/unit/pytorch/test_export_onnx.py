@@ -21,6 +21,7 @@ import onnx  # noqa: E402
 from torch_models import batch, convnet, language  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.pytorch.ops import fused_attention, fused_layernorm, fused_rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.torch
 needs_operators = pytest.mark.skipif(
@@ -207,6 +208,70 @@ class TestFiles:
         assert list(tmp_path.iterdir()) == [target]
 
 
+class Counting(torch.nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+
+class TestState:
+    def test_what_is_lost_is_said(self, tmp_path: Path) -> None:
+        with pytest.warns(xrt.XpuRuntimeWarning, match=r"<Counting> changes 'calls' when it runs.*keeps no state"):
+            made = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.onnx")
+        assert "changes 'calls'" in "".join(made.notes)
+        with pytest.warns(xrt.XpuRuntimeWarning, match="changes 'calls' when it runs, and no session opens"):
+            made = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.pt2")
+        assert "changes 'calls'" in "".join(made.notes)
+        with pytest.raises(xrt.ModelError, match="it changes 'calls' when it runs"):
+            xrt.InferenceSession(made.path, device="cpu")
+
+
+class Fused(torch.nn.Module):
+    """Calls our own operators, with kernels named or not."""
+
+    def __init__(self, norm: str | None, attention: str | None) -> None:
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.rand(16)) for _ in range(2))
+        self.norm, self.attention = norm, attention
+
+    def forward(self, x: Any) -> Any:
+        out, total = fused_layernorm(x, 16, self.weight, self.bias, residual=x, kernel=self.norm)
+        heads = out.unflatten(-1, (2, 8)).transpose(1, 2)
+        mixed = fused_attention(heads, heads, heads, is_causal=True, kernel=self.attention)
+        return mixed.transpose(1, 2).flatten(2) + fused_rms_norm(total, 16, self.weight, kernel=self.norm)
+
+
+class TestOurOperators:
+    POLICY = xrt.Policy(
+        kernels={"layer_norm": "cpu.vectorised", "rms_norm": "cpu.vectorised", "attention": "cpu.reference"}
+    )
+
+    def test_they_become_nodes_of_onnx(self, tmp_path: Path) -> None:
+        model, x = torch.nn.Sequential(Fused(None, None)).eval(), torch.randn(2, 6, 16)
+        made = xt.export(model, x, tmp_path / "model.onnx", policy=self.POLICY)
+        kinds = [node.op_type for node in onnx.load(made.path).graph.node]
+        assert {"LayerNormalization", "Attention", "RMSNormalization"} <= set(kinds)
+        with xrt.InferenceSession(made.path, device="cpu", engine="onnxruntime", policy={}) as session:
+            assert xt.parity(model, session, x).agreed
+
+    def test_a_kernel_that_a_call_names_is_said_to_be_lost(self, tmp_path: Path) -> None:
+        model, x = Fused("cpu.vectorised", "cpu.reference").eval(), torch.randn(2, 6, 16)
+        with pytest.warns(xrt.XpuRuntimeWarning) as caught:
+            xt.export(model, x, tmp_path / "model.onnx")
+        said = [str(one.message).partition(" is exported")[0] for one in caught]
+        assert said == [
+            "fused_layernorm(kernel='cpu.vectorised')",
+            "fused_attention(kernel='cpu.reference')",
+            "fused_rms_norm(kernel='cpu.vectorised')",
+        ]
+
+
 class TestRefusals:
     def test_training_mode(self, tmp_path: Path) -> None:
         model, images = convnet()
@@ -225,6 +290,10 @@ class TestRefusals:
             ("model.pt2", {"input_names": ["x"]}, "input_names has no meaning"),
             ("model.onnx", {"policy": {"kernels": {"matmul": "fastest"}}}, "fastest"),
             ("model.onnx", {"precision": "fp12"}, "fp12"),
+            ("model.onnx", {"input_names": ["a", "b"]}, "has 1 inputs, and input_names has 2"),
+            ("model.onnx", {"output_names": ["a", "b"]}, "has 1 outputs, and output_names has 2"),
+            ("model.onnx", {"output_names": "y"}, "output_names is 'y'; pass a list of names"),
+            ("model.onnx", {"input_names": ["x"], "output_names": ["x"]}, "'x' is twice among input_names"),
         ],
     )
     def test_arguments(self, tmp_path: Path, path: str, options: dict[str, Any], message: str) -> None:

@@ -294,6 +294,23 @@ class TestPlan:
             op: set(words) for op, words in NATIVE_WORDS.items()
         }
 
+    @pytest.mark.parametrize("mode", ["strict", "prefer"])
+    def test_messages_name_keys_of_the_policy_that_was_stated(self, done: Any, mode: str) -> None:
+        rules = [{"match": {"module": "head"}, "use": "torch"}]
+        policy = {"mode": mode, "execution": {"precision": "bf16"}, "kernels": {"matmul": "cpu.blas", "rules": rules}}
+        wanted = r"kernels\.matmul asks for cpu\.blas"
+
+        def run() -> None:
+            with xrt.InferenceSession(done.path, device="cpu", policy=policy) as session:
+                session.run({"ids": language()[1]})
+
+        if mode == "strict":
+            with pytest.raises(xrt.UnsupportedOperationError, match=wanted):
+                run()
+        else:
+            with pytest.warns(xrt.XpuRuntimeWarning, match=wanted):
+                run()
+
     def test_strict_refuses_the_rest(self, done: Any) -> None:
         with pytest.raises(xrt.UnsupportedOperationError, match="does not run on cpu"):
             xrt.plan(done.path, policy={"mode": "strict", "kernels": {"matmul": "cublasLt"}})

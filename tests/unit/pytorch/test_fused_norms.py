@@ -10,6 +10,8 @@ import xpuruntime as xrt
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
+from torch.autograd import forward_ad  # noqa: E402 - it needs PyTorch
+
 F = torch.nn.functional
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
@@ -198,6 +200,52 @@ def test_forward_mode_with_a_kernel_named():
         torch.func.jvp(lambda one: fused_layernorm(one, [8], kernel="cpu.reference"), (x,), (x,))
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["inferring", "training"])
+@pytest.mark.parametrize("held", [None, "cpu.reference"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_forward_mode_with_a_residual(rms, held, recorded):
+    x, more, weight, tangent = torch.randn(2, 5), torch.randn(2, 5), torch.randn(5), torch.randn(2, 5)
+    weight.requires_grad_(recorded)
+    fused, norm = (fused_rms_norm, F.rms_norm) if rms else (fused_layernorm, F.layer_norm)
+    with forward_ad.dual_level(), xt.kernel_policy(layer_norm=held, rms_norm=held):
+        dual = forward_ad.make_dual(x, tangent)
+        found = fused(dual, [5], weight, residual=more)
+        expected = (norm(dual + more, [5], weight), dual + more)
+        for ours, theirs in zip(found, expected, strict=True):
+            close(forward_ad.unpack_dual(ours).tangent, forward_ad.unpack_dual(theirs).tangent)
+
+
+@pytest.mark.parametrize("kernel", ["cpu.reference", "torch"])
+@pytest.mark.parametrize("fused", [fused_layernorm, fused_rms_norm])
+def test_a_kernel_that_is_named_loses_no_forward_derivative(fused, kernel):
+    x, weight = torch.randn(2, 5), torch.randn(5)
+    with forward_ad.dual_level():
+        for given in ((forward_ad.make_dual(x, x), [5], weight), (x, [5], forward_ad.make_dual(weight, weight))):
+            with pytest.raises(UnsupportedOperationError, match="leave kernel= out"):
+                fused(*given, kernel=kernel)
+        close(fused(x, [5], weight, kernel=kernel), fused(x, [5], weight, kernel="torch"))
+
+
+@pytest.mark.parametrize("kernel", [None, "cpu.reference"])
+@pytest.mark.parametrize("fused", [fused_layernorm, fused_rms_norm])
+def test_transforms_in_compiled_code(fused, kernel):
+    torch._dynamo.reset()
+    x = torch.randn(4, 3, 8)
+
+    def derived(x):
+        def loss(x):
+            out, total = fused(x, [8], residual=x, kernel=kernel)
+            return (out * total).sum()
+
+        return torch.vmap(torch.func.grad(loss))(x)
+
+    close(torch.compile(derived, backend="aot_eager", fullgraph=kernel is None)(x), derived(x))
+    if kernel is not None:
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="leave kernel= out"):
+            torch.compile(derived, backend="aot_eager", fullgraph=True)(x)
+
+
 def test_vmap_of_a_backward():
     x, weight, grads = leaf(3, 8), leaf(8), torch.randn(5, 3, 8)
     out = fused_layernorm(x, [8], weight, kernel="cpu.reference")
@@ -307,6 +355,7 @@ WRONG = {
     "integers": (lambda: fused_layernorm(X.int(), [8]), InputError, "input is torch.int32; expected float64, float32"),
     "no shape": (lambda: fused_layernorm(X, []), InputError, "normalized_shape is empty"),
     "shape": (lambda: fused_rms_norm(X, [7]), InputError, r"input is \[3, 8\] and normalized_shape \[7\]"),
+    "no sizes": (lambda: fused_layernorm(X, 8.0), InputError, "normalized_shape is 8.0; expected a size"),
     "long shape": (lambda: fused_rms_norm(X, [1, 3, 8]), InputError, r"normalized_shape \[1, 3, 8\]"),
     "weight": (lambda: fused_layernorm(X, [8], X), InputError, r"weight is \[3, 8\]; expected \[8\]"),
     "bias": (lambda: fused_layernorm(X, [8], X[0], 1.0), InputError, "bias is float"),

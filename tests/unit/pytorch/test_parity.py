@@ -162,6 +162,59 @@ class TestModules:
                 xt.parity(language()[0].train(), session, ids)
 
 
+class Many(torch.nn.Module):
+    """Takes a list, a number and a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, xs: Any, times: int = 1, *, more: Any = None) -> Any:
+        out = self.first(xs[0]) - times * self.second(xs[1])
+        return {"out": out if more is None else out + 3 * more, "pair": (out, None)}
+
+
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_inputs_as_export_takes_them(tmp_path: Path, ending: str, by_name: bool) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxscript", reason="export to ONNX needs onnxscript, which comes with xpuruntime[torch]")
+    model = Many().eval()
+    xs = [torch.randn(2, 4), torch.randn(2, 4)]
+    inputs = {"more": torch.randn(2, 4), "times": 2, "xs": xs} if by_name else (xs, 3)
+    xt.export(model, inputs, tmp_path / f"model.{ending}")
+    with xrt.InferenceSession(tmp_path / f"model.{ending}", device="cpu") as session:
+        assert len(session.inputs) == 2 + by_name
+        found = xt.parity(model, session, inputs)
+        assert found.agreed, str(found)
+        assert {"first", "second", ""} <= set(modules(found))
+        with pytest.raises(xrt.InputError, match="1 inputs are given, and the session takes"):
+            xt.parity(model, session, (xs[:1], 2))
+
+
+def test_inputs_of_another_kind(exported: Path) -> None:
+    model, ids = language()
+    with xrt.InferenceSession(exported / "language.pt2", device="cpu") as session:
+        assert xt.parity(model, session, ids.numpy()).agreed
+        with pytest.raises(xrt.InputError, match="inputs is a NoneType; pass a tensor"):
+            xt.parity(model, session, None)
+        with pytest.raises(xrt.InputError, match="takes an InferenceSession, got a str"):
+            xt.parity(model, "language.pt2", ids)  # type: ignore[arg-type]
+
+
+def test_types_that_numpy_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="export to ONNX needs onnxscript, which comes with xpuruntime[torch]")
+    pytest.importorskip("openvino", reason="it takes bfloat16 on the CPU: `make engines`")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).bfloat16().eval()
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    xt.export(model, x, tmp_path / "model.onnx")
+    with xrt.InferenceSession(tmp_path / "model.onnx", device="cpu", engine="openvino") as session:
+        found = xt.parity(model, session, x)
+    assert found.agreed, str(found)
+    assert modules(found) == ["0", "1", "2", ""]
+    assert found.rtol == 4e-2
+
+
 def test_values_that_are_not_finite() -> None:
     class Odd(torch.nn.Module):
         def __init__(self, last: float) -> None:

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xpuruntime.pytorch.attention_calls import four
+from xpuruntime.pytorch.calls import has_tangent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +24,13 @@ _stack = torch._C._functorch.get_interpreter_stack
 _KIND = torch._C._functorch.TransformType
 
 
-def transforms() -> tuple[Any, ...]:
-    """Return the transforms of ``torch.func`` that are in force, outermost first, and whether forward AD is on."""
+def transforms(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
+    """Return the transforms of ``torch.func`` in force, outermost first, and which tensors have forward derivatives."""
     stack = _stack()
     level = forward_ad._current_level
     if stack is None and level < 0:
         return ()
-    return (level, *(one.key() for one in stack or ()))
+    return (level, *(has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack or ()))
 
 
 def reason_against_all_of_ours(call: AttentionCall) -> str:
@@ -59,7 +60,7 @@ def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> st
     kinds = [one.key() for one in _stack() or ()]
     if _KIND.Jvp in kinds:
         return "our kernels have no forward-mode derivative"
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if forward_ad._current_level >= 0 and any(has_tangent(x) for x in (*tensors, call.mask)):
         return "our kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"

@@ -57,6 +57,10 @@ class Held:
         no switch settles.
     attention_words : frozenset of str
         All that it asks for in attention, in its short form and its rules.
+    source : str
+        What asks for the kernels, where that is a call and not a key of the policy.
+    keys : dict of str to str
+        What messages call a key of this policy, where it was made of another one.
     strict : bool
     by_phase, by_module : bool
         Whether some rule asks for it; otherwise nobody needs to find it out.
@@ -66,10 +70,12 @@ class Held:
         From a key that an override makes of its arguments to the route; read without a lock.
     """
 
-    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None) -> None:
+    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None, *, source: str = "") -> None:
         kernels = policy.kernels
         self.policy = policy
         self.log = log
+        self.source = source
+        self.keys: dict[str, str] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -90,8 +96,8 @@ class Held:
 
         What this one has warned of is not said again.
         """
-        other = Held(self.policy, log)
-        other._warned, other._lock = self._warned, self._lock
+        other = Held(self.policy, log, source=self.source)
+        other._warned, other._lock, other.keys = self._warned, self._lock, self.keys
         return other
 
     def _decides(self, op: str) -> bool:
@@ -181,6 +187,7 @@ class Held:
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
+        source = self.source or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None
@@ -198,7 +205,7 @@ class Held:
         if found is None:
             found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
-                raise refuse(found, doing or op)
+                raise refuse(found, doing or op, self.keys)
             self._warn(found, doing)
         self.keep(key, found)
         return found
@@ -290,8 +297,9 @@ class Held:
             if mark in self._warned:
                 return
             self._warned.add(mark)
+        key = self.keys.get(route.source, route.source)
         msg = (
-            f"{doing or route.op} runs by {route.kernel}, though {route.source} asks for {', '.join(route.asked)}: "
+            f"{doing or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "
             f"{route.reasons}"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,9 +11,10 @@ import torch
 
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.pytorch.module_outputs import ModuleOutputs
+from xpuruntime.pytorch.parity_inputs import feeds_and_call, for_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["LayerParity", "Parity", "parity"]
 
@@ -170,7 +169,8 @@ def parity(
     session : InferenceSession
         Of the same model: of the file that `export` wrote, or of the module itself.
     inputs : tensor, sequence, or mapping of str to tensor
-        By position, or by the names of the session's inputs. On the module's device.
+        What `model` is called with, as `export` takes it: by position, or by the names of ``forward``'s parameters or
+        of the session's inputs.
     rtol, atol : float, optional
         The largest difference allowed in a result is ``atol + rtol * max(abs(result of the module))``. Default: by the
         lower of the two precisions, such as 1e-4 and 1e-5 for fp32 and 1e-2 and 1e-3 for fp16.
@@ -202,17 +202,20 @@ def parity(
     ...     xrt_torch.parity(model, session, x).agreed
     True
     """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"parity takes a torch.nn.Module, got a {type(model).__name__}")
+    if not hasattr(session, "intermediates"):
+        raise InputError(f"parity takes an InferenceSession, got a {type(session).__name__}: open one of the model")
     what = f"<{type(model).__qualname__}>"
     training = next((name for name, part in model.named_modules() if part.training), None)
     if training is not None:
         raise ModelError(f"{what} is in training mode: its results are random or change it. Fix: call model.eval()")
     names = [info.name for info in session.model.inputs]
-    feeds = _feeds(inputs, names, what)
-    args, kwargs = _call_of(model, feeds)
+    feeds, args, kwargs = feeds_and_call(model, inputs, names, what)
     seen = _Hooks(model)
     with seen.watching(), torch.no_grad():
         model(*args, **kwargs)
-    arrays = {name: _for_session(value, session) for name, value in feeds.items()}
+    arrays = {name: for_session(value, session) for name, value in feeds.items()}
     outputs = ModuleOutputs(session.model)
     pairs, skipped = _pairs(seen, outputs)
     wanted = dict.fromkeys(tensor for *_, tensor in pairs)
@@ -243,37 +246,6 @@ def parity(
         layers=tuple(one for one in layers if one is not None),
         skipped=skipped,
     )
-
-
-def _for_session(value: torch.Tensor, session: Session) -> Any:
-    """Return an input as a session takes it: PyTorch's own has types that NumPy lacks."""
-    if session.plan.engine == "torch":
-        return value.detach().to(session.plan.device)
-    return value.detach().cpu().numpy()
-
-
-def _feeds(inputs: Any, names: Sequence[str], what: str) -> dict[str, torch.Tensor]:
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    if not isinstance(inputs, Mapping):
-        if len(inputs) != len(names):
-            raise InputError(f"{what}: {len(inputs)} inputs are given, and the session takes {', '.join(names)}")
-        inputs = dict(zip(names, inputs, strict=True))
-    if set(inputs) != set(names):
-        raise InputError(
-            f"{what}: inputs {', '.join(map(str, inputs))} are given, and the session takes {', '.join(names)}"
-        )
-    return {name: torch.as_tensor(inputs[name]) for name in names}
-
-
-def _call_of(model: torch.nn.Module, feeds: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how `forward` is called: by the names of its parameters where they are those of the session, in order."""
-    device = next((p.device for p in model.parameters()), None)
-    moved = {name: value if device is None else value.to(device) for name, value in feeds.items()}
-    parameters = inspect.signature(model.forward).parameters
-    if all(name in parameters for name in moved):
-        return (), moved
-    return tuple(moved.values()), {}
 
 
 @dataclass

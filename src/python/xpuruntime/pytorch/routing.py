@@ -13,11 +13,11 @@ from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.policies import Policy
 
-__all__ = ["NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
+__all__ = ["BY_CALL", "NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_WORDS: dict[str, dict[str, str]] = {
@@ -38,6 +38,8 @@ NATIVE_WORDS: dict[str, dict[str, str]] = {
     "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
     "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
 }
+#: The source of kernels that a call itself names.
+BY_CALL = "kernel="
 _REFUSED = ", which cannot serve it: "
 #: What PyTorch runs where a policy leaves the choice.
 DEFAULT_ID = {
@@ -202,10 +204,11 @@ def bare_reason(text: str, word: str) -> str:
     return after.partition(". Fix: ")[0] if before and mark else text
 
 
-def refuse(route: Route, doing: str) -> UnsupportedOperationError:
-    """Return the error for a call that nothing a strict policy asks for can serve."""
-    msg = (
-        f"{doing}: {route.source} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. "
-        "Fix: add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
-    )
+def refuse(route: Route, doing: str, keys: Mapping[str, str]) -> UnsupportedOperationError:
+    """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `Held`."""
+    fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
+    if route.source == BY_CALL:
+        fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
+    key = keys.get(route.source, route.source)
+    msg = f"{doing}: {key} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
     return UnsupportedOperationError(msg, engine="torch")

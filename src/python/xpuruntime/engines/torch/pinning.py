@@ -113,6 +113,7 @@ class Pins:
         held_rules = tuple(rule.replace(use="auto") if key in without else rule for rule, key in rules)
         kernels = KernelPolicy(rules=held_rules, auto_strategy=policy.kernels.auto_strategy)
         held = holds.Held(Policy(mode=policy.mode, kernels=kernels))
+        held.keys = self.keys
         try:
             if held.by_module:
                 module_paths.require()

@@ -83,13 +83,13 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     import torch
     from torch.utils import _pytree as pytree
 
-    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest
+    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest, written_state
 
     signature = program.graph_signature
-    changed = _changed(program)
-    if changed is not None:
+    changed = written_state(program)
+    if changed:
         fix = "export the module without in-place state"
-        raise refuse(path, f"it changes {changed!r} when it runs, so two runs at once would disturb each other", fix)
+        raise refuse(path, f"it changes {changed[0]!r} when it runs, so two runs at once would disturb each other", fix)
     placed = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
     for spec in signature.input_specs:
@@ -133,20 +133,6 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
         metadata=metadata,
         weights_digest=program_digest(program) if LOCK_KEY in metadata else None,
     )
-
-
-def _changed(program: Any) -> str | None:
-    """Return the buffer or input that the program writes to, if there is one."""
-    signature = program.graph_signature
-    told = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
-    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
-    for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and getattr(value, "op", None) == "placeholder":
-                told[value.name] = names.get(value.name, value.name)
-    return next(iter(told.values()), None)
 
 
 def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None) -> ModelInfo:

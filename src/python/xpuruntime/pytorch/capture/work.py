@@ -59,7 +59,7 @@ class Work:
         result = self.fn(*args, **kwargs)
         if self.optimizer is not None:
             loss = _loss_of(result)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            _differentiate(loss if self.scaler is None else self.scaler.scale(loss))
             if self.steps_inside:
                 self.update()
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), result)
@@ -111,6 +111,20 @@ def _loss_of(result: Any) -> Any:
         )
         raise InputError(msg)
     return loss
+
+
+def _differentiate(loss: Any) -> None:
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        msg = (
+            "capture_graph: with optimizer=, the step itself runs backward and the optimizer, and fn has run backward "
+            "already. Take backward and the optimizer's calls out of fn, or do the whole step in fn and leave "
+            "optimizer= out"
+        )
+        raise InputError(msg) from error
 
 
 @contextlib.contextmanager

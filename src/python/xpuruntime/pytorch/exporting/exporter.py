@@ -140,6 +140,7 @@ def export(
     _check_mode(model, training)
     stated = _policy(policy, precision)
     args, kwargs = _arguments(example_inputs)
+    _check_names(input_names, output_names)
     if target.suffix == ".pt2":
         from xpuruntime.pytorch.exporting.torch_program import write_program
 
@@ -212,6 +213,19 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"example_inputs is a {type(example).__name__}; pass a tensor, a tuple of what forward takes, or a mapping by "
         "the names of its parameters"
     )
+
+
+def _check_names(inputs: Any, outputs: Any) -> None:
+    given: list[str] = []
+    for argument, names in (("input_names", inputs), ("output_names", outputs)):
+        if names is None:
+            continue
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise InputError(f"{argument} is {names!r}; pass a list of names, one for each")
+        given += names
+    twice = next((name for name in given if given.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice!r} is twice among input_names and output_names; each names one tensor of the graph")
 
 
 def _refuse_for_pt2(**given: Any) -> None:

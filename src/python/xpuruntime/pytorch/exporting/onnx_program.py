@@ -17,6 +17,7 @@ from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import OPSET, Exported
 from xpuruntime.pytorch.exporting.naming import name_nodes
+from xpuruntime.pytorch.exporting.torch_program import say_that_state_changes, written_state
 from xpuruntime.pytorch.exporting.writing import appearing
 
 if TYPE_CHECKING:
@@ -52,11 +53,14 @@ def write_onnx(
 ) -> Exported:
     """Export a module and write it; see `export`."""
     _need("onnx", "onnxscript")
-    proto = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names)
+    proto, changed = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names)
     modules = name_nodes(proto.graph, {path for path, _ in model.named_modules()})
     nodes = {node.name: node for node in proto.graph.node}
     carried, notes = translate(policy, nodes, modules, by_node=True)
     notes += _about_attention(proto, carried, opset)
+    if changed:
+        lost = "an ONNX model keeps no state: each run begins with the values that are exported"
+        notes.append(say_that_state_changes(model, changed, lost))
     pinned = {}
     for name, node in nodes.items():
         _drop(node)
@@ -102,7 +106,7 @@ def _traced(
     dynamic_shapes: Any,
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
-) -> onnx.ModelProto:
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     what = f"<{type(model).__qualname__}>"
     with held.holding(None), quiet():
         try:
@@ -120,15 +124,19 @@ def _traced(
             proto: onnx.ModelProto = program.model_proto
         except Exception as error:
             raise ModelError(f"torch.onnx cannot export {what}: {_reason(error)}. Fix: {_FIX}") from error
-    if input_names is not None and len(input_names) != len(proto.graph.input):
-        raise InputError(f"{what} has {len(proto.graph.input)} inputs, and input_names has {len(input_names)}")
+    for kind, names, found in (
+        ("input", input_names, proto.graph.input),
+        ("output", output_names, proto.graph.output),
+    ):
+        if names is not None and len(names) != len(found):
+            raise InputError(f"{what} has {len(found)} {kind}s, and {kind}_names has {len(names)}")
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if version != opset:
         raise ModelError(
             f"torch.onnx wrote {what} in opset {version} where {opset} was asked for. Fix: ask for opset={version}, or "
             "upgrade onnxscript"
         )
-    return proto
+    return proto, written_state(program.exported_program)
 
 
 _FIX = "what PyTorch says of it stands above; torch.export.export(model, args) alone tells whether it can be traced"

@@ -12,6 +12,7 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch.attention_calls import held_of_ours
+from xpuruntime.pytorch.calls import say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.held import holding
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
 from xpuruntime.pytorch.overriding.attention import attend
@@ -142,9 +143,13 @@ def fused_attention(
     >>> fused_attention(q, q, q, is_causal=True, kernel="cpu.reference")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    return _operator(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=_joined(kernel)
-    )
+    words = _joined(kernel)
+    if traced_for_onnx():
+        say_that_onnx_drops("fused_attention", words)
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return _operator(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=words)
 
 
 def _joined(kernel: Any) -> str:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["layer_norm", "register", "rms_norm"]
+__all__ = ["NO_FORWARD_MODE", "layer_norm", "register", "rms_norm"]
+
+NO_FORWARD_MODE = (
+    "forward mode (torch.func.jvp, jacfwd, hessian, torch.autograd.forward_ad) is PyTorch's for its own norms alone: "
+    "leave kernel= out and put the kernel into a policy, or differentiate in reverse mode"
+)
 
 
 def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -129,10 +134,7 @@ def rms_norm(*args: Any) -> Any:
 
 def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
     del ctx, tangents
-    raise UnsupportedOperationError(
-        "forward mode (torch.func.jvp, jacfwd, hessian) is PyTorch's for its own norms alone: leave kernel= out and "
-        "put the kernel into a policy, or differentiate in reverse mode"
-    )
+    raise UnsupportedOperationError(NO_FORWARD_MODE)
 
 
 class _LayerNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves its type open

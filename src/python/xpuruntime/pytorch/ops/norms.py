@@ -7,14 +7,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
-from xpuruntime.errors import InputError, PolicyError
+from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.calls import has_tangent, say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
+from xpuruntime.pytorch.overriding.norms import rms_eps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["fused_layernorm", "fused_rms_norm"]
+
+_COMPILED_TRANSFORM = (
+    "fused_layernorm and fused_rms_norm with kernel= run uncompiled under torch.func; leave kernel= out to have "
+    "PyTorch's own compiled, or leave fullgraph=True out"
+)
 
 
 def fused_layernorm(
@@ -77,6 +85,10 @@ def fused_layernorm(
     _check_parameters(input, shape, residual=residual, weight=weight, bias=bias)
     word = _word(kernel, "layer_norm")
     input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
+    if _is_pytorchs_own("fused_layernorm", word, input, residual, weight, bias):
+        total = input if residual is None else input + residual
+        out = functional.layer_norm(total, shape, weight, bias, eps)
+        return out if residual is None else (out, total)
     if residual is None and not word and _leaves_to_dispatcher("layer_norm"):
         return functional.layer_norm(input, shape, weight, bias, eps)
     out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, word, _phase())
@@ -122,6 +134,11 @@ def fused_rms_norm(
     _check_parameters(input, shape, residual=residual, weight=weight)
     word = _word(kernel, "rms_norm")
     input, residual, weight, _ = _as_autocast(input, residual, weight, None)
+    if _is_pytorchs_own("fused_rms_norm", word, input, residual, weight):
+        total = input if residual is None else input + residual
+        wide = total if weight is None else total.to(weight.dtype)  # PyTorch's takes one type
+        out = functional.rms_norm(wide, shape, weight, rms_eps(input.dtype, eps)).to(input.dtype)
+        return out if residual is None else (out, total)
     same = weight is None or weight.dtype == input.dtype
     if residual is None and not word and same and _leaves_to_dispatcher("rms_norm"):
         return functional.rms_norm(input, shape, weight, eps)
@@ -130,13 +147,32 @@ def fused_rms_norm(
 
 
 def _leaves_to_dispatcher(op: str) -> bool:
-    """Say whether PyTorch's own operator is to be called: where a policy replaces its kernel, or for forward mode."""
+    """Say whether PyTorch's own operator is to be called: where a policy replaces its kernel."""
     if torch.compiler.is_compiling():
         return False
     held = current()
-    if held is not None and op in held.ops:
-        return True
-    return bool(torch.autograd.forward_ad._current_level >= 0)
+    return held is not None and op in held.ops
+
+
+def _is_pytorchs_own(function: str, word: str, *operands: Tensor | None) -> bool:
+    """Say whether a call is to be made of PyTorch's own operators: for derivatives that ours lack, and for ONNX models.
+
+    Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code
+    all of ``torch.func``, where a call that names one is left uncompiled.
+    """
+    if torch.compiler.is_compiling():
+        if traced_for_onnx():
+            say_that_onnx_drops(function, word)
+            return True
+        if not torch._C._are_functorch_transforms_active():
+            return False
+        if word:
+            torch._dynamo.graph_break(msg=_COMPILED_TRANSFORM)
+    elif forward_ad._current_level < 0:
+        return False
+    elif word and any(has_tangent(one) for one in operands):
+        raise UnsupportedOperationError(norm_autograd.NO_FORWARD_MODE)
+    return not word
 
 
 def _phase() -> str:
@@ -150,7 +186,10 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
         raise InputError(f"input is {type(input).__name__}; expected a torch.Tensor")
     if not input.is_floating_point():
         raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
-    shape = [normalized_shape] if isinstance(normalized_shape, (int, torch.SymInt)) else list(normalized_shape)
+    try:
+        shape = [normalized_shape] if isinstance(normalized_shape, (int, torch.SymInt)) else list(normalized_shape)
+    except TypeError:
+        raise InputError(f"normalized_shape is {normalized_shape!r}; expected a size, or a list of sizes") from None
     if not shape:
         raise InputError("normalized_shape is empty; name the sizes of the last dimensions of input, at least one")
     if len(shape) > input.dim() or list(input.shape[-len(shape) :]) != shape:

@@ -182,8 +182,8 @@ def _key_of(
     learns = records and mask is not None and mask.requires_grad
     kind = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
     flags = kind | is_causal << 2 | enable_gqa << 3 | needs_grad << 4 | learns << 5 | _is_deterministic() << 6
-    layers = transforms()
     tensors = (query, key, value, mask)
+    layers = transforms(tensors)
     plain = not layers and not _modes() and all(type(x) in _PLAIN for x in tensors)
     known: Any = call_key(f"sdpa;{flags}", *tensors) if plain else None
     if known is None:
