@@ -95,8 +95,10 @@ void OperatorCall::read(std::size_t at, TorchValue value) {
   argument.given = true;
   switch (kind) {
     case 't':
-    case 'o':
       argument.tensor = pointer<void>(value);
+      return;
+    case 'o':
+      read_optional(at, pointer<void>(value));
       return;
     case 'f':
     case 'g':
@@ -108,6 +110,16 @@ void OperatorCall::read(std::size_t at, TorchValue value) {
     default:
       read_list(at, value, kind == 'm');
   }
+}
+
+// Autograd hands over one that was not given as a tensor that is not defined.
+void OperatorCall::read_optional(std::size_t at, TorchTensor tensor) {
+  bool defined = false;
+  arguments_[at].tensor = tensor;
+  check(functions.is_defined(tensor, &defined), "whether a tensor is defined");
+  if (defined) return;
+  torch_shim()->drop(tensor);
+  arguments_[at] = {};
 }
 
 void OperatorCall::read_list(std::size_t at, TorchValue value, bool bools) {

@@ -48,7 +48,7 @@ class OperatorCall {
 
   const OperatorSignature& signature() const noexcept { return *signature_; }
   std::size_t size() const noexcept { return signature_->arguments.size(); }
-  /// Null where an optional one is not given.
+  /// Null where an optional one is not given, or is a tensor that is not defined.
   TorchTensor tensor(std::size_t at) const noexcept { return arguments_[at].tensor; }
   std::span<const std::int64_t> integers() const noexcept { return integers_; }
   double number(std::size_t at) const noexcept { return arguments_[at].number; }
@@ -78,6 +78,7 @@ class OperatorCall {
   };
 
   void read(std::size_t at, TorchValue value);
+  void read_optional(std::size_t at, TorchTensor tensor);
   void read_list(std::size_t at, TorchValue value, bool bools);
   void read(std::size_t at, const pybind11::handle& value);
   TorchTensor handle_of(const pybind11::handle& object) const;
