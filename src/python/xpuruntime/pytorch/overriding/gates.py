@@ -20,10 +20,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.native import ALIASES
+from xpuruntime.pytorch.overriding.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +128,8 @@ def is_own(native: Native) -> bool:
 
 def why_not_direct() -> str:
     """Return why no gate calls PyTorch's C functions in this process; empty where they do."""
-    return _core.open_torch()
+    with undisturbed():
+        return _core.open_torch()
 
 
 @functools.cache
@@ -141,7 +142,8 @@ def why_not_in_c() -> str:
     if remove is None:
         return "this PyTorch takes no kernel in C"
     try:
-        torch.ops._xpuruntime_probe.raises(torch.empty(0))
+        with undisturbed():
+            torch.ops._xpuruntime_probe.raises(torch.empty(0, device="cpu"))
     except LookupError:
         return ""
     except RuntimeError:
@@ -212,7 +214,7 @@ def _why_not_tried() -> str:
 
 def _try_out(seen: list[tuple[tuple[Any, ...], dict[str, Any]]], answer: list[Any]) -> str:
     # Tensors without gradients go to the kernel for their device at once.
-    with torch.inference_mode(), _disable_current_modes(), torch._C.DisableTorchFunction():
+    with undisturbed(), torch.inference_mode():
         c, a, b = (torch.arange(float(size), device="cpu") for size in (2, 6, 6))
         a, b = a.reshape(2, 3), b.reshape(3, 2)
         for more in ({}, {"beta": 2}, {"alpha": 0.5}, {"beta": True, "alpha": -3}, {"beta": 2.5, "alpha": 2**62}):
