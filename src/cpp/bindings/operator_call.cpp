@@ -65,12 +65,13 @@ OperatorCall::OperatorCall(const OperatorSignature& signature, const py::args& a
 
 OperatorCall::~OperatorCall() {
   const TorchShim& torch = *torch_shim();
-  if (values_ == nullptr) {
-    for (TorchTensor made : results_) {
-      if (made != nullptr) torch.drop(made);
+  // PyTorch looks at no result of a call that has failed.
+  if (values_ == nullptr || std::uncaught_exceptions() > errors_) {
+    for (TorchTensor& made : results_) {
+      if (made != nullptr) torch.drop(std::exchange(made, nullptr));
     }
-    return;
   }
+  if (values_ == nullptr) return;
   for (std::size_t i = 0; i < size(); ++i) {
     if (is_tensor(signature_->arguments[i]) && tensor(i) != nullptr) torch.drop(tensor(i));
   }

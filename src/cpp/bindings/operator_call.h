@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,8 +37,9 @@ class OperatorCall {
  public:
   static constexpr std::size_t kMost = 9;
 
-  /// Takes over what `values` hold; the destructor puts the results there. Needs no GIL. Throws
-  /// std::runtime_error where PyTorch's functions fail.
+  /// Takes over what `values` hold; the destructor puts the results there, or drops them where an
+  /// error has ended the call. Needs no GIL. Throws std::runtime_error where PyTorch's functions
+  /// fail.
   OperatorCall(const OperatorSignature& signature, TorchValue* values);
   /// Borrows the tensors of Python's objects; all arguments are by place. With the GIL. Throws
   /// TypeError.
@@ -85,6 +87,7 @@ class OperatorCall {
 
   const OperatorSignature* signature_;
   TorchValue* values_;  // null where Python has the arguments
+  int errors_ = std::uncaught_exceptions();
   std::array<Argument, kMost> arguments_{};
   std::array<TorchTensor, 3> results_{};
   std::vector<std::int64_t> integers_;
