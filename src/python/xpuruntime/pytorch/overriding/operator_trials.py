@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.gates import keyset_of
-from xpuruntime.pytorch.overriding.undisturbed import undisturbed
+from xpuruntime.pytorch.overriding.undisturbed import find_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,20 +33,23 @@ def try_operator(native: Native) -> str:
     str
         Why it is not to be called; empty where it may be.
     """
+    return find_out(lambda: _compare(native))
+
+
+def _compare(native: Native) -> str:
     device = "cuda" if native.key == "CUDA" else "cpu"
     keyset = keyset_of(native.key)
     names = _NAMES.get(native.name, ())
-    with undisturbed():
-        for args in _CASES[native.name](device):
-            place = args[: len(args) - len(names)]
-            expected = native(keyset, *place, **dict(zip(names, args[len(place) :], strict=True)))
-            try:
-                found = _core.run_operator(native.name, native.key, *args)
-            except Exception as error:
-                return f"PyTorch's C++ function of aten::{native.name} raised in its trial: {error}"
-            pairs = [(found, expected)] if len(names) else list(zip(found, expected, strict=True))
-            if not all(_same(one, other) for one, other in pairs):
-                return f"PyTorch's C++ function of aten::{native.name} gives something else than Python's call"
+    for args in _CASES[native.name](device):
+        place = args[: len(args) - len(names)]
+        expected = native(keyset, *place, **dict(zip(names, args[len(place) :], strict=True)))
+        try:
+            found = _core.run_operator(native.name, native.key, *args)
+        except Exception as error:
+            return f"PyTorch's C++ function of aten::{native.name} raised in its trial: {error}"
+        pairs = [(found, expected)] if len(names) else list(zip(found, expected, strict=True))
+        if not all(_same(one, other) for one, other in pairs):
+            return f"PyTorch's C++ function of aten::{native.name} gives something else than Python's call"
     return ""
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`undisturbed`: for trials, whose outcome is kept for as long as the process lives, wherever they are made."""
+"""Where trials are made, whose outcome is kept for as long as the process lives: `undisturbed`, `find_out`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["undisturbed"]
+__all__ = ["find_out", "undisturbed"]
 
 
 @contextlib.contextmanager
@@ -37,3 +37,12 @@ def undisturbed() -> Iterator[None]:
             yield
     finally:
         torch._C._set_tracing_state(traced)
+
+
+def find_out(trial: Callable[[], str]) -> str:
+    """Return what a trial finds against a part of PyTorch's; an error in it is a finding, too."""
+    try:
+        with undisturbed():
+            return trial()
+    except Exception as error:
+        return f"this PyTorch failed in a trial: {type(error).__name__}: {error}"
