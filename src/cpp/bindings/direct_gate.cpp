@@ -207,6 +207,7 @@ PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* n
   const py::object slow = slow_;
   const py::object native = native_;
   py::object place;
+  const std::uint64_t number = state_number();
   const Verdict verdict = judge(name_.ptr(), values, count, names, &place);
   if (verdict == Verdict::kQuick) {
     if (PyObject* const done = run_ours(place.ptr(), values, count, names)) return done;
@@ -222,13 +223,11 @@ PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* n
     if (PyObject* const done = native_object(tensors, into_ ? values[count] : nullptr)) return done;
   }
   PyObject* const done = call_native(native.ptr(), with.data(), size + 1, names);
-  // What PyTorch has refused is asked again. Another policy may hold by now.
+  // What PyTorch has refused is asked again.
   if (done == nullptr || !seen || !looks_made(done, tensors)) return done;
-  const auto kept = py::reinterpret_steal<py::object>(done);
-  if (judge(name_.ptr(), values, count, names) == Verdict::kAlways) {
-    native_calls().keep(facts.words());
-  }
-  return py::object(kept).release().ptr();
+  auto kept = py::reinterpret_steal<py::object>(done);
+  keep_native_call(facts.words(), number);
+  return kept.release().ptr();
 }
 
 }  // namespace xpuruntime::bindings

@@ -87,14 +87,21 @@ void forget_native_calls() noexcept { state().number.fetch_add(1, std::memory_or
 
 bool arrays_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
 
+std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }
+
 CallTable& native_calls() {
   thread_local Known known;
-  const std::uint64_t number = state().number.load(std::memory_order_acquire);
+  const std::uint64_t number = state_number();
   if (known.number != number) {
     known.calls.clear();
     known.number = number;
   }
   return known.calls;
+}
+
+void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number) {
+  // Nothing gives the GIL away between the two.
+  if (state_number() == number) native_calls().keep(call);
 }
 
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <span>
 
 #include "core/call_table.h"
 
@@ -30,6 +31,11 @@ void forget_native_calls() noexcept;
 bool arrays_decide() noexcept;
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
+/// Another one whenever what threads know is void. Without the GIL, too.
+std::uint64_t state_number() noexcept;
+/// Keeps a call that was judged to be kAlways since `number` was read, unless another state holds
+/// by now. With the GIL.
+void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number);
 
 /// `names` as of a vectorcall. With the GIL. `place`, where it is given, becomes the Place of a
 /// kernel of ours that is quick; where it is not, Python is asked for these. `phase`: of every call

@@ -65,12 +65,13 @@ OperatorCall::OperatorCall(const OperatorSignature& signature, const py::args& a
 
 OperatorCall::~OperatorCall() {
   const TorchShim& torch = *torch_shim();
-  if (values_ == nullptr) {
-    for (TorchTensor made : results_) {
-      if (made != nullptr) torch.drop(made);
+  // PyTorch looks at no result of a call that has failed.
+  if (values_ == nullptr || std::uncaught_exceptions() > errors_) {
+    for (TorchTensor& made : results_) {
+      if (made != nullptr) torch.drop(std::exchange(made, nullptr));
     }
-    return;
   }
+  if (values_ == nullptr) return;
   for (std::size_t i = 0; i < size(); ++i) {
     if (is_tensor(signature_->arguments[i]) && tensor(i) != nullptr) torch.drop(tensor(i));
   }
@@ -95,8 +96,10 @@ void OperatorCall::read(std::size_t at, TorchValue value) {
   argument.given = true;
   switch (kind) {
     case 't':
-    case 'o':
       argument.tensor = pointer<void>(value);
+      return;
+    case 'o':
+      read_optional(at, pointer<void>(value));
       return;
     case 'f':
     case 'g':
@@ -108,6 +111,16 @@ void OperatorCall::read(std::size_t at, TorchValue value) {
     default:
       read_list(at, value, kind == 'm');
   }
+}
+
+// Autograd hands over one that was not given as a tensor that is not defined.
+void OperatorCall::read_optional(std::size_t at, TorchTensor tensor) {
+  bool defined = false;
+  arguments_[at].tensor = tensor;
+  check(functions.is_defined(tensor, &defined), "whether a tensor is defined");
+  if (defined) return;
+  torch_shim()->drop(tensor);
+  arguments_[at] = {};
 }
 
 void OperatorCall::read_list(std::size_t at, TorchValue value, bool bools) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,8 +37,9 @@ class OperatorCall {
  public:
   static constexpr std::size_t kMost = 9;
 
-  /// Takes over what `values` hold; the destructor puts the results there. Needs no GIL. Throws
-  /// std::runtime_error where PyTorch's functions fail.
+  /// Takes over what `values` hold; the destructor puts the results there, or drops them where an
+  /// error has ended the call. Needs no GIL. Throws std::runtime_error where PyTorch's functions
+  /// fail.
   OperatorCall(const OperatorSignature& signature, TorchValue* values);
   /// Borrows the tensors of Python's objects; all arguments are by place. With the GIL. Throws
   /// TypeError.
@@ -48,7 +50,7 @@ class OperatorCall {
 
   const OperatorSignature& signature() const noexcept { return *signature_; }
   std::size_t size() const noexcept { return signature_->arguments.size(); }
-  /// Null where an optional one is not given.
+  /// Null where an optional one is not given, or is a tensor that is not defined.
   TorchTensor tensor(std::size_t at) const noexcept { return arguments_[at].tensor; }
   std::span<const std::int64_t> integers() const noexcept { return integers_; }
   double number(std::size_t at) const noexcept { return arguments_[at].number; }
@@ -78,12 +80,14 @@ class OperatorCall {
   };
 
   void read(std::size_t at, TorchValue value);
+  void read_optional(std::size_t at, TorchTensor tensor);
   void read_list(std::size_t at, TorchValue value, bool bools);
   void read(std::size_t at, const pybind11::handle& value);
   TorchTensor handle_of(const pybind11::handle& object) const;
 
   const OperatorSignature* signature_;
   TorchValue* values_;  // null where Python has the arguments
+  int errors_ = std::uncaught_exceptions();
   std::array<Argument, kMost> arguments_{};
   std::array<TorchTensor, 3> results_{};
   std::vector<std::int64_t> integers_;

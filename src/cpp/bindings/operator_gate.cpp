@@ -69,6 +69,7 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
                           std::span<const py::object> given) {
   const bool has_ours = kind_.run_ours != nullptr;
   py::object place;
+  const std::uint64_t number = state_number();
   Verdict verdict = judge_call(call, given, has_ours ? &place : nullptr);
   if (verdict == Verdict::kAlways && tried_.load() == Trial::kOpen) {
     try_function();
@@ -80,8 +81,7 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
     const py::gil_scoped_release unlocked;
     run(call);
   }
-  // Another policy may hold by now.
-  if (judge_call(call, given, nullptr) == Verdict::kAlways) native_calls().keep(facts.words());
+  keep_native_call(facts.words(), number);
   return true;
 }
 

@@ -145,11 +145,14 @@ std::pair<const char*, std::uint64_t> keys_of(const py::handle& tensor) {
 
 // Tensors of several kinds, each with other keys.
 py::list samples(const py::module_& torch) {
-  const py::object plain = torch.attr("ones")(2, 3);
+  const auto ones = [&torch](const char* device) -> py::object {
+    return torch.attr("ones")(2, 3, py::arg("device") = device);
+  };
+  const py::object plain = ones("cpu");
   py::list made;
   made.append(plain);
-  made.append(torch.attr("ones")(2, 3).attr("requires_grad_")());
-  made.append(torch.attr("ones")(2, 3, py::arg("device") = "meta"));
+  made.append(ones("cpu").attr("requires_grad_")());
+  made.append(ones("meta"));
   made.append(plain.attr("to_sparse")());
   made.append(plain.attr("to")(torch.attr("complex64")).attr("conj")());
   return made;

@@ -19,7 +19,7 @@ from gated_calls import ELSEWHERE, OPS, F, call, same  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.overriding import registry  # noqa: E402
+from xpuruntime.pytorch.overriding import norm_routes, registry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
@@ -138,6 +138,25 @@ def test_checkpoints_and_second_derivatives_are_right():
             out = torch.utils.checkpoint.checkpoint(step, x, w, use_reentrant=False)
             for one, other in zip(torch.autograd.grad(out, (x, w)), expected, strict=True):
                 assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("columns", [(True, False), (False, False)])
+def test_gradients_without_columns_ask_python_only_in_the_first_step(columns, monkeypatch):
+    x = torch.randn(4, 8, requires_grad=True)
+    weight, bias = (torch.randn(8, requires_grad=True) if one else None for one in columns)
+    given = [one for one in (x, weight, bias) if one is not None]
+    asked = []
+    real = norm_routes.current
+    monkeypatch.setattr(norm_routes, "current", lambda: (asked.append(1), real())[1])
+
+    def gradients():
+        return torch.autograd.grad(F.layer_norm(x, (8,), weight, bias).square().sum(), given)
+
+    expected = gradients()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(gradients(), expected)
+        assert len(asked) == 2
 
 
 def test_modes_and_subclasses_see_the_parts_of_attention():

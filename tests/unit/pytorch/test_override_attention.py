@@ -117,6 +117,67 @@ def test_a_mask_learns_by_pytorch():
     assert counts() == {"attention": 1}
 
 
+def negated(x):
+    """Return the same numbers, of which PyTorch holds the opposite."""
+    return torch._neg_view(-x.detach()).requires_grad_()
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask", "all"])
+def test_numbers_that_pytorch_has_yet_to_negate_are_right(which):
+    torch.manual_seed(1)
+    q, k, v = operands()
+    given = {"query": q, "key": k, "value": v, "attn_mask": torch.randn(5, 7)}
+    lazy = {name: negated(x) if which in (name, "all") else x for name, x in given.items()}
+    if lazy["attn_mask"].is_neg():
+        lazy["attn_mask"] = lazy["attn_mask"].detach()
+    expected = gradients(q, k, v, attn_mask=given["attn_mask"])
+    with xt.kernel_policy(strict("cpu.reference")):
+        for _ in range(3):
+            found = gradients(lazy["query"], lazy["key"], lazy["value"], attn_mask=lazy["attn_mask"])
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            with torch.no_grad():
+                torch.testing.assert_close(sdpa(**lazy), expected[0], rtol=1e-5, atol=1e-5)
+                sdpa(**given)  # then a gate knows calls that look like these
+
+
+def test_a_gradient_that_pytorch_has_yet_to_negate_is_right():
+    torch.manual_seed(1)
+    q, k, v = (x.requires_grad_() for x in operands())
+    weights = torch.randn(2, 4, 5, 8)
+
+    def found():
+        out = sdpa(q, k, v)
+        return torch.autograd.grad(out, (q, k, v), torch._neg_view(-weights))
+
+    expected = found()
+    with xt.kernel_policy(strict("cpu.reference")):
+        torch.testing.assert_close(found(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_that_pytorch_does_not_keep_are_zeros():
+    zeros = torch._efficientzerotensor((2, 4, 5, 8))
+    with xt.kernel_policy(strict("cpu.reference")):
+        for _ in range(3):
+            assert not sdpa(zeros, zeros, zeros).any()
+            assert not sdpa(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), zeros).any()
+            sdpa(*operands(q_length=5, kv_length=5))
+
+
+def test_nested_tensors_with_strides_stay_pytorchs_and_it_is_said_once():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")
+        q = torch.nested.nested_tensor([torch.randn(4, 3, 8), torch.randn(4, 5, 8)])
+        expected = sdpa(q, q, q).to_padded_tensor(0)
+        with xt.kernel_policy(strict(rules=[rule(["cpu.reference", "torch"])])):
+            for _ in range(2):
+                torch.testing.assert_close(sdpa(q, q, q).to_padded_tensor(0), expected)
+        with xt.kernel_policy(attention="cpu.reference"):
+            with pytest.warns(XpuRuntimeWarning, match=r"\[2, 4, 0, 8\].*nested tensors are PyTorch's own"):
+                sdpa(q, q, q)
+            torch.testing.assert_close(sdpa(q, q, q).to_padded_tensor(0), expected)
+    assert counts() == {}
+
+
 def test_nested_tensors_stay_pytorchs():
     rows = torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=torch.jagged)
     q = rows.transpose(1, 2)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.ambient import Place
 
-__all__ = ["AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "traits", "whole"]
+__all__ = [
+    "AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "sizes_of", "traits",
+]  # fmt: skip
 
 #: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
 DEFAULT_WORDS = ("cuda_raw.flash_attention_v2", "torch")
@@ -67,7 +69,7 @@ class AttentionCall(NamedTuple):
     module: str = ""
 
     def __str__(self) -> str:
-        sizes = ", ".join(str([whole(n) for n in x.shape]) for x in (self.q, self.k, self.v))
+        sizes = ", ".join(map(str, map(sizes_of, (self.q, self.k, self.v))))
         extras = [name for name, there in (("causal", self.is_causal), ("mask", self.mask is not None)) if there]
         if self.dropout_p > 0:
             extras.append("dropout")
@@ -76,11 +78,21 @@ class AttentionCall(NamedTuple):
         return f"{what} of {sizes} {calls.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
 
 
+def sizes_of(x: Tensor) -> list[int]:
+    """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
+    if not (x.is_nested and x.layout is torch.strided):
+        return [whole(n) for n in x.shape]
+    parts = x._nested_tensor_size().tolist()  # such a tensor has no shape
+    return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
+
+
 def traits(x: Tensor | None) -> Any:
     """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
     if x is None:
         return None
-    return (x.dtype, x.device, _sizes(x.shape), None if x.is_nested else _sizes(x.stride()))
+    if x.is_nested:  # one with strides has no shape; what a kernel depends on is PyTorch's alone
+        return (x.dtype, x.device, x.layout, x.dim())
+    return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
 
 
 def _sizes(sizes: Any) -> Any:
@@ -171,7 +183,7 @@ def find_route(
     while True:
         route = held.route(
             key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
-            phase=call.phase, module=call.module, doing=str(call), head_dim=whole(call.q.shape[-1]),
+            phase=call.phase, module=call.module, doing=str(call), head_dim=sizes_of(call.q)[-1],
         )  # fmt: skip
         if route.open:
             return _settle(held, key, route, call, natively, exact, {word for word, _ in skip})

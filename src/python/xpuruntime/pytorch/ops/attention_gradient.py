@@ -36,13 +36,25 @@ def _watched() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active())
 
 
+def _put_off(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Say whether the memory of a tensor does not hold its numbers: PyTorch negates later, and keeps no zeros.
+
+    The dispatcher sees to that before it calls a kernel.
+    """
+    return any(x is not None and (x.is_neg() or x._is_zerotensor()) for x in tensors)
+
+
 def attention(*args: Any) -> tuple[Tensor, Tensor | None]:
     """Call ``xpuruntime::attention`` on tensors that are nothing but tensors, where no mode and no transform looks on.
 
     All arguments by place. What the operator would do, without the dispatcher, which costs more than the rest.
     """
+    found: tuple[Tensor, Tensor | None]
+    if _put_off(args[:4]):
+        found = _forward_op(*args)
+        return found
     if args[9]:
-        found: tuple[Tensor, Tensor] = _Attention.record(None, *args)
+        found = _Attention.record(None, *args)
         return found
     return operator.run_forward(*args)
 
@@ -64,6 +76,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Any) -> tuple[Any, ..
     query, key, value, out, lse, mask, rng = ctx.saved_tensors
     # Where nothing looks on, without a detour through the dispatcher.
     plain = not (torch.is_grad_enabled() or type(grad_out) is not torch.Tensor or _mapped(grad_out) or _watched())
+    plain = plain and not _put_off((grad_out, query, key, value, mask))
     run = operator.run_backward if plain else _backward_op
     gradients = run(grad_out, query, key, value, out, lse, mask, rng, *ctx.options)
     return (*gradients, *(None,) * 9)

@@ -18,7 +18,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_calls import AttentionCall, find_route, four, traits, whole
+from xpuruntime.pytorch.attention_calls import AttentionCall, find_route, four, sizes_of, traits
 from xpuruntime.pytorch.attention_limits import reason_against_all_of_ours, transforms
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
@@ -248,7 +248,7 @@ def _one_kernel_for_both(held: Held, route: Route, known: Any, call: AttentionCa
     if mark in held.routes:
         return
     facts: dict[str, Any] = {"device": call.q.device, "dtype": call.q.dtype, "phase": "backward"}
-    facts.update(module=call.module, doing=str(call._replace(backward=True)), head_dim=whole(call.q.shape[-1]))
+    facts.update(module=call.module, doing=str(call._replace(backward=True)), head_dim=sizes_of(call.q)[-1])
     asked = held.route(mark, "attention", **facts)
     if asked.kernel in (route.kernel, DEFAULT_ID["attention"]):
         return

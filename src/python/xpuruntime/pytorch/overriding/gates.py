@@ -20,10 +20,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.native import ALIASES
+from xpuruntime.pytorch.overriding.undisturbed import find_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,12 +128,16 @@ def is_own(native: Native) -> bool:
 
 def why_not_direct() -> str:
     """Return why no gate calls PyTorch's C functions in this process; empty where they do."""
-    return _core.open_torch()
+    return find_out(_core.open_torch)
 
 
 @functools.cache
 def why_not_in_c() -> str:
     """Return why no kernel in C can be placed, found by placing one: whether Python's errors pass through PyTorch."""
+    return find_out(_why_not_raised)
+
+
+def _why_not_raised() -> str:
     space, name = "_xpuruntime_probe", "raises"
     library = torch.library.Library(space, "DEF")
     library.define(f"{name}(Tensor x) -> Tensor")
@@ -141,7 +145,7 @@ def why_not_in_c() -> str:
     if remove is None:
         return "this PyTorch takes no kernel in C"
     try:
-        torch.ops._xpuruntime_probe.raises(torch.empty(0))
+        torch.ops._xpuruntime_probe.raises(torch.empty(0, device="cpu"))
     except LookupError:
         return ""
     except RuntimeError:
@@ -155,8 +159,8 @@ def why_not_in_c() -> str:
 @functools.cache
 def why_not_plain() -> str:
     """Return why no gate stands in PyTorch's dispatcher as its own kernels do in this process; empty where they do."""
-    why = why_not_direct() or _core.open_torch_dispatcher() or _why_not_as_known()
-    return why or _why_not_tried()
+    why = why_not_direct() or find_out(_core.open_torch_dispatcher) or find_out(_why_not_as_known)
+    return why or find_out(_why_not_tried)
 
 
 #: The operators that gates are written for, as PyTorch says them.
@@ -212,7 +216,7 @@ def _why_not_tried() -> str:
 
 def _try_out(seen: list[tuple[tuple[Any, ...], dict[str, Any]]], answer: list[Any]) -> str:
     # Tensors without gradients go to the kernel for their device at once.
-    with torch.inference_mode(), _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch.inference_mode():
         c, a, b = (torch.arange(float(size), device="cpu") for size in (2, 6, 6))
         a, b = a.reshape(2, 3), b.reshape(3, 2)
         for more in ({}, {"beta": 2}, {"alpha": 0.5}, {"beta": True, "alpha": -3}, {"beta": 2.5, "alpha": 2**62}):

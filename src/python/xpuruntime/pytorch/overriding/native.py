@@ -19,6 +19,7 @@ __all__ = [
     "TRACING",
     "Native",
     "Override",
+    "leave_alone",
     "native_kernel",
     "never_compiled",
     "qualified",
@@ -53,13 +54,17 @@ def never_compiled(make: Callable[..., Any]) -> None:
     PyTorch's dispatcher calls them. After a graph break `torch.compile` follows whatever runs in Python, functions
     behind an operator included. A PyTorch without this switch of Dynamo's warns where it does so.
     """
-    frames = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):
-        return
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     for code in make.__code__.co_consts:
         if isinstance(code, CodeType):
-            frames.set_code_exec_strategy(code, skip)
+            leave_alone(code)
+
+
+def leave_alone(code: CodeType) -> None:
+    """Have Dynamo leave alone one function, by its code, and all that it calls, as far as this PyTorch can."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(code, skip)
 
 
 class Native:

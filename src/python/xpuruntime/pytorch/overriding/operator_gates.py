@@ -17,6 +17,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.gates import Kernel, is_own, keyset_of, why_not_direct, why_not_in_c
 from xpuruntime.pytorch.overriding.operator_trials import try_operator
+from xpuruntime.pytorch.overriding.undisturbed import find_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,25 +101,30 @@ def _tried(name: str, key: str, native: Native) -> str | None:
 
 @functools.cache
 def _why_not_state() -> str:
-    keys = functools.reduce(lambda one, other: one | other, map(keyset_of, _PLAIN_KEYS))
-    return _core.open_torch_state(int(keys.raw_repr()))
+    """Return why it is not known what tells plain tensors, and threads that a mode looks on, from others."""
+
+    def opened() -> str:
+        keys = functools.reduce(lambda one, other: one | other, map(keyset_of, _PLAIN_KEYS))
+        return _core.open_torch_state(int(keys.raw_repr()))
+
+    return find_out(opened)
 
 
 @functools.cache
 def _why_not_values() -> str:
     """Return why PyTorch's way to hand arguments to a kernel in C is not understood, found by handing some over."""
-    reason = _core.open_torch_values()
-    if reason:
-        return reason
+    return find_out(lambda: _core.open_torch_values() or _why_not_passed())
+
+
+def _why_not_passed() -> str:
     space = "_xpuruntime_values"
     library = torch.library.Library(space, "DEF")
     library.define(
         "passes(Tensor a, Tensor? b, Tensor? c, SymInt[] d, float e, float? f, float? g, bool h, bool[3] i)"
         " -> (Tensor, Tensor, Tensor)"
     )
-    given: tuple[Any, ...] = (
-        torch.ones(2), None, torch.zeros(3), [5, 7], 0.5, None, 0.25, True, [True, False, True],
-    )  # fmt: skip
+    a, c = torch.ones(2, device="cpu"), torch.zeros(3, device="cpu")
+    given: tuple[Any, ...] = (a, None, c, [5, 7], 0.5, None, 0.25, True, [True, False, True])
     seen: list[tuple[Any, ...]] = []
 
     def kernel(_: Any, *args: Any) -> tuple[Any, ...]:

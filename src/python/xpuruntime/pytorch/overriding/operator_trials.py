@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.gates import keyset_of
+from xpuruntime.pytorch.overriding.undisturbed import find_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,28 +33,24 @@ def try_operator(native: Native) -> str:
     str
         Why it is not to be called; empty where it may be.
     """
+    return find_out(lambda: _compare(native))
+
+
+def _compare(native: Native) -> str:
     device = "cuda" if native.key == "CUDA" else "cpu"
     keyset = keyset_of(native.key)
     names = _NAMES.get(native.name, ())
-    with _undisturbed():
-        for args in _CASES[native.name](device):
-            place = args[: len(args) - len(names)]
-            expected = native(keyset, *place, **dict(zip(names, args[len(place) :], strict=True)))
-            try:
-                found = _core.run_operator(native.name, native.key, *args)
-            except Exception as error:
-                return f"PyTorch's C++ function of aten::{native.name} raised in its trial: {error}"
-            pairs = [(found, expected)] if len(names) else list(zip(found, expected, strict=True))
-            if not all(_same(one, other) for one, other in pairs):
-                return f"PyTorch's C++ function of aten::{native.name} gives something else than Python's call"
+    for args in _CASES[native.name](device):
+        place = args[: len(args) - len(names)]
+        expected = native(keyset, *place, **dict(zip(names, args[len(place) :], strict=True)))
+        try:
+            found = _core.run_operator(native.name, native.key, *args)
+        except Exception as error:
+            return f"PyTorch's C++ function of aten::{native.name} raised in its trial: {error}"
+        pairs = [(found, expected)] if len(names) else list(zip(found, expected, strict=True))
+        if not all(_same(one, other) for one, other in pairs):
+            return f"PyTorch's C++ function of aten::{native.name} gives something else than Python's call"
     return ""
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Have what runs inside be real, whatever the caller traces or records."""
-    with _disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
-        yield
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -22,6 +22,7 @@ from xpuruntime.pytorch.overriding.native import (
     TRACING,
     Native,
     Override,
+    leave_alone,
     native_kernel,
     never_compiled,
     qualified,
@@ -165,6 +166,10 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
             give_back(done)
             raise
     return wanted
+
+
+# Where a policy is put in force inside of code that is being compiled: what is tried is to run, and not to be traced.
+leave_alone(require.__code__)
 
 
 def give_back(ops: Iterable[str]) -> None:

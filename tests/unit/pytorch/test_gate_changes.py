@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A policy that comes while a gate is still looking at a call, as another thread may bring it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gated_calls import call  # noqa: E402
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.pytorch import held  # noqa: E402
+from xpuruntime.pytorch.overriding import gates  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+OURS = {"matmul": "cpu.reference", "layer_norm": "cpu.reference", "rms_norm": "cpu.reference"}
+BACKWARD = [{"match": {"op": op, "phase": "backward"}, "use": "cpu.reference"} for op in OURS]
+
+
+def product():
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    return lambda: torch.mm(a, b)
+
+
+RUNS = {"mm": product, "layer_norm": lambda: call("layer_norm"), "rms_norm": lambda: call("rms_norm")}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("form", RUNS)
+@pytest.mark.parametrize("at", range(1, 8))
+def test_it_is_obeyed_by_the_next_call(form, at, plain, monkeypatch):
+    if not plain:
+        monkeypatch.setattr(gates, "why_not_plain", lambda: "not in this test")
+    run = RUNS[form]()
+    asked = []
+    real = held.Held.circumstances
+
+    def circumstances(self):  # what a gate asks for while it looks
+        asked.append(1)
+        if len(asked) == at:
+            held.set_global(ours)
+        return real(self)
+
+    monkeypatch.setattr(held.Held, "circumstances", circumstances)
+    with torch.no_grad(), xt.kernel_policy(**OURS):
+        ours = held.current()
+        with xt.kernel_policy(rules=BACKWARD):
+            while held.current() is not ours:
+                run()
+            for _ in range(3):
+                xrt.clear_decisions()
+                run()
+                assert [one.kernel for one in xrt.decisions()] == ["cpu.reference"]
