@@ -12,7 +12,7 @@ from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.explaining.asking import means_more
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xpuruntime.policies import KernelPolicy, Policy
     from xpuruntime.pytorch.held import Held
@@ -47,6 +47,12 @@ _STATIC = "code in C++ calls PyTorch's own kernel directly, past its dispatcher"
 _STATIC_OPS = {"matmul": "matrix products", "conv": "convolutions"}
 _NO_KERNEL = (torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _NO_CONVOLUTION = "this library has no kernel for convolutions of three dimensions and for transposed ones"
+#: Types that oneDNN has an LSTM for, each with what says whether this processor does.
+_IN_ONEDNN: dict[torch.dtype, Callable[[], bool]] = {
+    torch.float32: lambda: True,
+    torch.bfloat16: lambda: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    torch.float16: lambda: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+}
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
 
@@ -139,7 +145,9 @@ def _is_one_kernel(part: torch.nn.RNNBase) -> bool:
     weight = next(part.parameters(), None)
     if weight is None or weight.device.type != "cpu":
         return True
-    return isinstance(part, torch.nn.LSTM) and weight.dtype != torch.float64 and torch.backends.mkldnn.is_available()
+    if not isinstance(part, torch.nn.LSTM) or part.proj_size or not torch._C._get_mkldnn_enabled():
+        return False
+    return torch.backends.mkldnn.is_available() and weight.dtype in _IN_ONEDNN and _IN_ONEDNN[weight.dtype]()
 
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
