@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
-_ENTRIES = frozenset(("flex_attention", "flex_options", "varlen_attn"))
+_ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
 _FREE = frozenset(("auto", "torch", "torch.sdpa"))
 
 
