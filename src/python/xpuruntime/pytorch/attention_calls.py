@@ -14,7 +14,7 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.held import Held, current
-from xpuruntime.pytorch.routing import NATIVE_WORDS, Route, bare_reason
+from xpuruntime.pytorch.routing import ARGUMENT, NATIVE_WORDS, Route, bare_reason
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against, whole
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def held_for(kernel: str, under: Held | None) -> Held:
     if found is None:
         kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
-        mode = base.mode if kernel.endswith("?") else "strict"
-        found = Held(base.replace(kernels=kernels, mode=mode), None if under is None else under.log)
+        mode, argument = (base.mode, "") if kernel.endswith("?") else ("strict", ARGUMENT)
+        found = Held(base.replace(kernels=kernels, mode=mode), None if under is None else under.log, argument)
         with _pins_lock:
             if len(_pins) >= _MOST:
                 _pins.clear()

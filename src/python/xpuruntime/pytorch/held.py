@@ -44,6 +44,8 @@ class Held:
     policy : Policy
     log : DecisionLog, optional
         Where the core records what it decides under it, instead of the log of the process.
+    argument : str
+        What asks for its kernels, where it stands for an argument of a call: ``"kernel="``.
 
     Attributes
     ----------
@@ -66,10 +68,11 @@ class Held:
         From a key that an override makes of its arguments to the route; read without a lock.
     """
 
-    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None) -> None:
+    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None, argument: str = "") -> None:
         kernels = policy.kernels
         self.policy = policy
         self.log = log
+        self._argument = argument
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         rules = [rule for rule in kernels.rules if rule.use is not None]
@@ -181,6 +184,8 @@ class Held:
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
+        if source != "default":
+            source = self._argument or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None

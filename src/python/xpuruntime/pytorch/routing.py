@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
+__all__ = ["ARGUMENT", "NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_WORDS: dict[str, dict[str, str]] = {
@@ -38,6 +38,8 @@ NATIVE_WORDS: dict[str, dict[str, str]] = {
     "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
     "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
 }
+#: What asks for a kernel where the call itself does, by its argument.
+ARGUMENT = "kernel="
 _REFUSED = ", which cannot serve it: "
 #: What PyTorch runs where a policy leaves the choice.
 DEFAULT_ID = {
@@ -59,7 +61,7 @@ class Route:
     asked : tuple of str
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     source : str
-        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``.
+        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``; or `ARGUMENT`.
     kernel : str
         What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or a family of ours of which the core chooses one.
     place : Place or None
@@ -203,9 +205,9 @@ def bare_reason(text: str, word: str) -> str:
 
 
 def refuse(route: Route, doing: str) -> UnsupportedOperationError:
-    """Return the error for a call that nothing a strict policy asks for can serve."""
-    msg = (
-        f"{doing}: {route.source} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. "
-        "Fix: add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
-    )
+    """Return the error for a call that nothing a strict policy, or the call itself, asks for can serve."""
+    fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
+    if route.source == ARGUMENT:
+        fix = "name a kernel that can serve, put 'torch' last, or leave the argument out"
+    msg = f"{doing}: {route.source} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
     return UnsupportedOperationError(msg, engine="torch")
