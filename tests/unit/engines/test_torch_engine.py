@@ -314,6 +314,27 @@ class TestSwitches:
             assert session.explain(runs=1).honoured
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
+    def test_attention_of_modules_runs_where_a_policy_reaches_it(self) -> None:
+        """Without gradients such a layer runs one kernel of its own, but not while it is watched."""
+        layer, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(), torch.randn(2, 4, 8)
+        fast = torch.backends.mha.get_fastpath_enabled
+
+        def ran(kernels: Any) -> set[str]:
+            policy = {"mode": "strict", "kernels": kernels}
+            with xrt.InferenceSession(layer, example_inputs=(x,), policy=policy, device="cpu") as session:
+                with torch.profiler.profile() as seen:
+                    session.run({session.inputs[0].name: x})
+                with xrt.InferenceSession(layer, example_inputs=(x,), policy=policy, device="cpu"):
+                    assert fast() is ("attention" not in kernels)
+                assert fast() is ("attention" not in kernels)
+            assert fast()
+            return {event.name for event in seen.events()}
+
+        assert "aten::_transformer_encoder_layer_fwd" in ran({"layer_norm": "cpu.vectorised"})
+        found = ran({"attention": "cpu.reference"})
+        assert "aten::scaled_dot_product_attention" in found
+        assert "aten::_transformer_encoder_layer_fwd" not in found
+
     def test_two_sessions_cannot_hold_two_values(self, program: Path) -> None:
         with xrt.InferenceSession(program, policy={"execution": {"threads": 1}}):
             with pytest.raises(xrt.EngineError, match=r"num_threads is one for the whole process.*holds it at 1"):

@@ -141,6 +141,20 @@ def test_what_is_no_kernel_is_named(kernel):
         fused_attention(*operands(), kernel=kernel)
 
 
+def test_what_asks_is_named():
+    q, k, v = operands()
+    argument = r": kernel= asks for cudnn.sdpa, which .* Fix: name a kernel that can serve, put 'torch' last"
+    with xt.kernel_policy(strict("cuda_raw.flash_attention_v2")):
+        with pytest.raises(UnsupportedOperationError, match=argument):
+            fused_attention(q, k, v, kernel="cudnn.sdpa")
+        with pytest.raises(UnsupportedOperationError, match=r": kernels.attention asks for cuda_raw.* mode: prefer"):
+            fused_attention(q, k, v)
+    with xt.explain() as found:
+        fused_attention(q, k, v, kernel=REFERENCE)
+    assert [row.source for row in found.rows if row.op == "attention"] == ["kernel="]
+    assert {one.asked_by for one in xrt.decisions()} == {"kernel="}
+
+
 def test_wrong_arguments_are_refused_in_pytorchs_words():
     q, k, v = operands()
     for kernel in (None, [REFERENCE, "torch"]):

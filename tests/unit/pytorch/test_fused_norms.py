@@ -380,3 +380,15 @@ def test_errors(name):
     call, kind, text = WRONG[name]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_a_refusal_by_a_policy_names_the_operator():
+    x = torch.randn(3, 8)
+    policy = xrt.Policy(mode="strict", kernels={"layer_norm": "cuda_raw.layer_norm"})
+    with xt.kernel_policy(policy):
+        with pytest.raises(
+            UnsupportedOperationError, match=r"^xpuruntime::layer_norm of .*: kernels.layer_norm asks for"
+        ):
+            fused_layernorm(x, [8], residual=x)
+        with pytest.raises(UnsupportedOperationError, match=r"as kernel= demands"):
+            fused_layernorm(x, [8], kernel="cuda_raw.layer_norm")

@@ -76,6 +76,19 @@ def test_layers_that_multiply_step_by_step_obey():
     assert xt.escapes(strict(matmul="cpu.reference"), module=layer) == ()
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")  # by oneDNN, says PyTorch
+@pytest.mark.parametrize("kind", ["plain", "projecting", "fp64", "fp16", "bf16"])
+def test_what_is_said_before_is_what_runs(kind):
+    """An LSTM of a type that oneDNN has no kernel for, or with projections, multiplies step by step."""
+    dtype = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32)
+    layer = torch.nn.LSTM(8, 8, proj_size=4 if kind == "projecting" else 0, dtype=dtype)
+    said = [one.what for one in xt.escapes(xrt.KernelPolicy(matmul="cpu.reference"), module=layer)]
+    with warnings.catch_warnings(record=True) as seen, torch.no_grad(), xt.kernel_policy(matmul="cpu.reference"):
+        warnings.simplefilter("always")
+        layer(torch.randn(3, 2, 8, dtype=dtype))
+    assert said == ["LSTM"] * sum("recurrent layer" in str(one.message) for one in seen)
+
+
 def test_dynamo_does_not_follow_what_stands_behind_an_operator():
     """An LSTM breaks the graph, and what it calls in Python is no code of the user's to be compiled."""
     model, x = lstm()

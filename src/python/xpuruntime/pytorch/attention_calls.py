@@ -25,15 +25,29 @@ if TYPE_CHECKING:
     from xpuruntime.ops.ambient import Place
 
 __all__ = [
-    "AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "sizes_of", "traits",
+    "Arguments", "AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "sizes_of",
+    "traits",
 ]  # fmt: skip
 
 #: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
 DEFAULT_WORDS = ("cuda_raw.flash_attention_v2", "torch")
 
 
+class Arguments(NamedTuple):
+    """Those of ``scaled_dot_product_attention`` in one call, as the caller gave them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
 class AttentionCall(NamedTuple):
-    """The arguments of one call, as the caller gave them.
+    """One call: its `Arguments`, and what else a route depends on.
 
     Attributes
     ----------

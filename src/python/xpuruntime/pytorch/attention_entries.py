@@ -13,7 +13,7 @@ from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FLEX", "SDPA", "VARLEN", "EntryPoint", "left"]
+__all__ = ["FAST_PATH", "FLEX", "SDPA", "VARLEN", "WITH_WEIGHTS", "EntryPoint", "left"]
 
 
 class EntryPoint(NamedTuple):
@@ -85,6 +85,18 @@ VARLEN = EntryPoint(
     "varlen_attn stays PyTorch's because this one has no form for sequences that are packed into one tensor",
 )
 _ENTRIES = (SDPA, FLEX, VARLEN)
+WITH_WEIGHTS = EntryPoint(
+    "nn.MultiheadAttention with need_weights=True",
+    dict.fromkeys(("torch", "torch.sdpa", "math", "torch.math"), "torch.math"),
+    "torch.math",
+    "it multiplies and takes a softmax, so that it can return the weights; state need_weights=False",
+)
+FAST_PATH = EntryPoint(
+    "the fast path of nn.MultiheadAttention",
+    dict.fromkeys(("torch", "torch.sdpa"), "torch.mha"),
+    "torch.mha",
+    "it has an attention of its own; torch.backends.mha.set_fastpath_enabled(False) turns it off",
+)
 
 
 def left(entry: EntryPoint, kernel: str = "") -> Route:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.attention_entries import WITH_WEIGHTS
 from xpuruntime.pytorch.explaining.asking import means_more
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xpuruntime.policies import KernelPolicy, Policy
     from xpuruntime.pytorch.held import Held
@@ -47,7 +48,17 @@ _STATIC = "code in C++ calls PyTorch's own kernel directly, past its dispatcher"
 _STATIC_OPS = {"matmul": "matrix products", "conv": "convolutions"}
 _NO_KERNEL = (torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _NO_CONVOLUTION = "this library has no kernel for convolutions of three dimensions and for transposed ones"
+#: Types that oneDNN has an LSTM for, each with what says whether this processor does.
+_IN_ONEDNN: dict[torch.dtype, Callable[[], bool]] = {
+    torch.float32: lambda: True,
+    torch.bfloat16: lambda: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    torch.float16: lambda: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+}
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
+#: The function that computes its attention, as a stack names it.
+_MULTI_HEAD = "in multi_head_attention_forward"
+_SOFTMAX = "with need_weights=True, nn.MultiheadAttention multiplies and takes a softmax instead of calling attention"
+_NO_WEIGHTS = "state need_weights=False, or add a rule for this module with use: torch"
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
 
 
@@ -123,15 +134,18 @@ def _asks(held: Held, op: str, path: str, part: torch.nn.Module) -> bool:
     """Say whether a policy asks, in some phase, for more than PyTorch's own choice in a module."""
     if op not in held.ops:
         return False
-    weight = next(part.parameters(), None)
-    plain = module_paths.plain(path) or None
-    facts: dict[str, Any] = {"module": plain, "node": plain}
-    if weight is not None:
-        device = weight.device
+    asked = _asked(held, op, module_paths.plain(path), next(part.parameters(), None))
+    return any(means_more(op, words) for words in asked)
+
+
+def _asked(held: Held, op: str, module: str, like: torch.Tensor | None) -> list[tuple[str, ...]]:
+    """Return what a policy asks for in each phase, in a module, for tensors of the device and dtype of `like`."""
+    facts: dict[str, Any] = {"module": module or None, "node": module or None}
+    if like is not None:
+        device = like.device
         facts["device"] = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
-        facts.update(dtype=calls.DTYPES.get(weight.dtype), arch=calls.arch_of(device))
-    used = (held.policy.kernels.choose(op, phase=phase, **facts)[0] for phase in ("train", "infer", "backward"))
-    return any(means_more(op, words) for words in used)
+        facts.update(dtype=calls.DTYPES.get(like.dtype), arch=calls.arch_of(device))
+    return [held.policy.kernels.choose(op, phase=phase, **facts)[0] for phase in ("train", "infer", "backward")]
 
 
 def _is_one_kernel(part: torch.nn.RNNBase) -> bool:
@@ -139,7 +153,9 @@ def _is_one_kernel(part: torch.nn.RNNBase) -> bool:
     weight = next(part.parameters(), None)
     if weight is None or weight.device.type != "cpu":
         return True
-    return isinstance(part, torch.nn.LSTM) and weight.dtype != torch.float64 and torch.backends.mkldnn.is_available()
+    if not isinstance(part, torch.nn.LSTM) or part.proj_size or not torch._C._get_mkldnn_enabled():
+        return False
+    return torch.backends.mkldnn.is_available() and weight.dtype in _IN_ONEDNN and _IN_ONEDNN[weight.dtype]()
 
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
@@ -151,11 +167,26 @@ def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
         if flex and name == "flex_attention":
             fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
             found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
+        if name == "softmax" and (refused := _with_weights(held, node)) is not None:
+            found.append(refused)
         if "matmul" not in held.ops:
             continue
         if name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell"):
             found.append(_recurrent(str(node.name)))
     return found
+
+
+def _with_weights(held: Held, node: Any) -> Escape | None:
+    """Return the escape of attention whose softmax this is, in ``nn.MultiheadAttention`` that returns its weights."""
+    # Dynamo keeps of each operation which functions called it.
+    if "multi_head_attention" not in held.overrides or _MULTI_HEAD not in (node.stack_trace or ""):
+        return None
+    stack = node.meta.get("nn_module_stack")
+    module = module_paths.of_stack(stack) if stack else module_paths.running()
+    for words in _asked(held, "attention", module, node.meta.get("example_value")):
+        if all(WITH_WEIGHTS.reason_against(word) for word in words):
+            return Escape("attention", module or str(node.name), _SOFTMAX, _NO_WEIGHTS)
+    return None
 
 
 def flex_options_are_ours() -> bool:

@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
-_ENTRIES = frozenset(("flex_attention", "flex_options", "varlen_attn"))
+_ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
 _FREE = frozenset(("auto", "torch", "torch.sdpa"))
 
 
@@ -44,6 +44,8 @@ class Held:
     policy : Policy
     log : DecisionLog, optional
         Where the core records what it decides under it, instead of the log of the process.
+    argument : str
+        What asks for its kernels, where it stands for an argument of a call: ``"kernel="``.
 
     Attributes
     ----------
@@ -187,7 +189,8 @@ class Held:
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
-        source = self.source or source
+        if source != "default":
+            source = self.source or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None

@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "in_dynamo", "inside", "plain", "require", "running", "traced"]
+__all__ = ["current", "give_back", "in_dynamo", "inside", "of_stack", "plain", "require", "running", "traced"]
 
 #: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
 _MOST = 1 << 17
@@ -102,7 +102,7 @@ def traced() -> str:
     Named from the outermost module that is running or traced.
     """
     stack = traceback.get_current_meta().get("nn_module_stack") if traceback.has_preserved_node_meta() else None
-    return _traced(stack) if stack else ""
+    return of_stack(stack) if stack else ""
 
 
 def in_dynamo() -> str:
@@ -113,10 +113,11 @@ def in_dynamo() -> str:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     stack = InstructionTranslator.current_tx().output.current_tx.nn_module_stack
-    return _traced(stack) if stack else running()
+    return of_stack(stack) if stack else running()
 
 
-def _traced(stack: Mapping[str, Any]) -> str:
+def of_stack(stack: Mapping[str, Any]) -> str:
+    """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced."""
     first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)

@@ -61,7 +61,7 @@ class Route:
     asked : tuple of str
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     source : str
-        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``.
+        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``; or `BY_CALL`.
     kernel : str
         What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or a family of ours of which the core chooses one.
     place : Place or None

@@ -11,7 +11,7 @@ import torch
 from torch.nn import attention as torch_attention
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch import sdpa_backends
+from xpuruntime.pytorch import sdpa_backends, switch_board
 from xpuruntime.pytorch.routing import NATIVE_WORDS
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, Settings
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["attention_settled", "attention_switch"]
+__all__ = ["attention_settled", "attention_switch", "names_kernels"]
 
 _FREE = ("auto", "torch", "torch.sdpa")
 _OVERRIDEABLE = 4
@@ -72,9 +72,8 @@ def attention_switch(policy: Policy) -> Callable[[], Any] | None:
     try:
         if attention_settled(policy):
             _settle(policy, undo)
-        if _names_kernels(policy) and torch.backends.mha.get_fastpath_enabled():
-            torch.backends.mha.set_fastpath_enabled(False)
-            undo.append(lambda: torch.backends.mha.set_fastpath_enabled(True))
+        if names_kernels(policy):
+            undo.append(switch_board.hold({"mha.fastpath": False}).release)
     except BaseException:
         release()
         raise
@@ -88,7 +87,7 @@ def _words(policy: Policy) -> tuple[str, ...]:
     return (words,) if isinstance(words, str) else tuple(words)
 
 
-def _names_kernels(policy: Policy) -> bool:
+def names_kernels(policy: Policy) -> bool:
     """Say whether a policy asks for any kernel of attention by name, in its short form or in a rule."""
     asked = list(_words(policy))
     for rule in policy.kernels.rules:

@@ -233,4 +233,5 @@ SWITCHES: dict[str, Switch] = {
     "matmul.bf16_reduction": _reduction("allow_bf16_reduced_precision_reduction"),
     "matmul.fp16_accumulation": _reduction("allow_fp16_accumulation"),
     "blas_library": _plain(_blas, _set_blas),
+    "mha.fastpath": _plain(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.engines.torch.recurrent import hidden_products
 from xpuruntime.policies.kernel_ids import OPS
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.book import Book
+    from xpuruntime.engines.torch.recurrent import Hidden
     from xpuruntime.policies.kernel_rule import KernelRule
 
 __all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
@@ -21,6 +23,7 @@ __all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
 _REMOVE = "remove the key, or use mode: prefer"
+_TO_TORCH = "put a rule for its module with use: torch first, write the cell with nn.Linear, or use mode: prefer"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
 #: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.routing.NATIVE_WORDS`, which needs PyTorch: a plan
@@ -59,12 +62,13 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
     policy = request.policy.kernels
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
+    hidden = hidden_products(request)
     for op, words in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
             book.add(key, ABSENT, "enforced", f"the model has no {op}: nothing to choose")
         else:
-            _add(book, key, (op,), _tuple(words), cuda=cuda, compiled=compiled)
+            _add(book, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
     for index, rule in enumerate(policy.rules):
         key = f"kernels.rules[{index}]"
@@ -76,7 +80,7 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
             book.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
             continue
-        _add(book, key, _ops_of(rule, present), _tuple(rule.use), cuda=cuda, compiled=compiled)
+        _add(book, key, _ops_of(rule, present), _tuple(rule.use), hidden.get(key), cuda=cuda, compiled=compiled)
     if policy.auto_strategy == "best_performance":
         book.add(
             "kernels.auto_strategy",
@@ -94,7 +98,16 @@ def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
     return tuple(op for op in OPS if op in present) or OPS
 
 
-def _add(book: Book, key: str, ops: Sequence[str], words: tuple[str, ...], *, cuda: bool, compiled: bool) -> None:
+def _add(
+    book: Book,
+    key: str,
+    ops: Sequence[str],
+    words: tuple[str, ...],
+    hidden: Hidden | None,
+    *,
+    cuda: bool,
+    compiled: bool,
+) -> None:
     if words[0] == "auto":
         book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
         return
@@ -109,17 +122,29 @@ def _add(book: Book, key: str, ops: Sequence[str], words: tuple[str, ...], *, cu
     if not served:
         text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
         book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them), or use mode: prefer")
+    elif hidden is not None and hidden.alone:
+        book.add(key, "-", "unsupported", _hidden(hidden), _TO_TORCH)
     elif compiled:
         reason = (
             "calls of the compiled program are decided one by one, but what the compiler fuses, such as norms, is no "
             "call any more"
         )
+        if hidden is not None:
+            reason += f"; and {_hidden(hidden)}"
         book.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
+    elif hidden is not None:
+        reason = f"each other call is served by it, but {_hidden(hidden)}"
+        book.add(key, ", ".join(served), "advisory", reason, _TO_TORCH)
     else:
         reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
         if reasons:
             reason += f". Not here: {'; '.join(f'{word}: {text}' for word, text in reasons.items())}"
         book.add(key, ", ".join(served), "enforced", reason)
+
+
+def _hidden(hidden: Hidden) -> str:
+    more = f" and {len(hidden.nodes) - 1} more" if len(hidden.nodes) > 1 else ""
+    return f"PyTorch runs {hidden.nodes[0]!r}{more} by one kernel, inside which none can be chosen for a product"
 
 
 def why_not(op: str, word: str, *, cuda: bool) -> str:

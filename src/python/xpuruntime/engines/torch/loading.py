@@ -32,7 +32,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
         See `TorchEngine.load`.
     """
     log = ConversionLog()
-    switches = hold(settings)
+    switches = hold(settings, request)
     pins: Pins | None = None
     try:
         pins = Pins(request.policy, request.model.nodes, _not_held(request))

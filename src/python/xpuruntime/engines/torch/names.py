@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's words for types and operators, in ours."""
+"""PyTorch's words for types and operators, in ours, and what it calls recurrent layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.precision.names import precision_name
 
-__all__ = ["op_name", "torch_dtype", "torch_precision"]
+__all__ = ["CELLS", "RECURRENT", "RECURRENT_KERNELS", "op_name", "torch_dtype", "torch_precision"]
+
+#: Recurrent layers of a program. PyTorch runs some by one kernel, and others product by product.
+RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+#: These kernels, where a program names them itself.
+RECURRENT_KERNELS = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"))
+#: One step of such layers, which runs product by product.
+CELLS = frozenset(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"))
 
 _TYPES = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 

@@ -10,6 +10,7 @@ import threading
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
 from xpuruntime.evidence.carried.policy import OP_OF_TORCH, literally, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Pins", "operation_of", "placed_rules", "words_of"]
 
 
+#: Operators that are made of products, and of what no policy speaks of.
+_OF_PRODUCTS = RECURRENT | RECURRENT_KERNELS | CELLS
+
+
 def operation_of(node: NodeInfo) -> str | None:
-    """Return the operation of a `KernelPolicy` that an operator of PyTorch is, or ``None``."""
-    return OP_OF_TORCH.get(node.op.rpartition(".")[2])
+    """Return the operation of a `KernelPolicy` that an operator of PyTorch is, or is made of, or ``None``."""
+    name = node.op.rpartition(".")[2]
+    return "matmul" if name in _OF_PRODUCTS else OP_OF_TORCH.get(name)
 
 
 def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple[KernelRule, str], ...]:

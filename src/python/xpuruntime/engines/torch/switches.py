@@ -12,6 +12,7 @@ from xpuruntime.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.settings import Settings
     from xpuruntime.pytorch.switch_board import HeldSwitches
 
@@ -20,8 +21,8 @@ __all__ = ["hold", "read_back"]
 _TF32 = ("matmul.allow_tf32", "cudnn.allow_tf32")
 
 
-def hold(settings: Settings) -> HeldSwitches:
-    """Set the switches that `settings` ask for.
+def hold(settings: Settings, request: Request) -> HeldSwitches:
+    """Set the switches that `settings` ask for, and the one that keeps attention in a module where a policy reaches it.
 
     Raises
     ------
@@ -45,6 +46,8 @@ def hold(settings: Settings) -> HeldSwitches:
         wanted |= {"deterministic_algorithms": True, "cudnn.benchmark": False}
     if settings.threads is not None:
         wanted["num_threads"] = settings.threads
+    if _has_fast_path(request):
+        wanted["mha.fastpath"] = False
     try:
         return switch_board.hold(wanted)
     except switch_board.SwitchTakenError as error:
@@ -72,6 +75,19 @@ def read_back(settings: Settings, values: Mapping[str, Any]) -> dict[str, str]:
     if "num_threads" in values:
         found["execution.threads"] = str(values["num_threads"])
     return found
+
+
+def _has_fast_path(request: Request) -> bool:
+    """Say whether a policy names kernels for attention, and modules would run one of their own without gradients."""
+    import torch
+
+    from xpuruntime.pytorch.sdpa_switch import names_kernels
+
+    if request.model.format != "torch" or not names_kernels(request.policy):
+        return False
+    has_one = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+    source: Any = request.model.source
+    return any(isinstance(part, has_one) for part in source.module.modules())
 
 
 def _cuda_started() -> bool:

@@ -11,7 +11,7 @@ import torch
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch.attention_calls import held_of_ours
+from xpuruntime.pytorch.attention_calls import Arguments, held_of_ours
 from xpuruntime.pytorch.calls import say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.held import holding
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
@@ -51,7 +51,8 @@ def _fused_attention(
             )
 
     held = held_of_ours(kernel)
-    return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kernel)
+    given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend(held, natively, given, kernel)
 
 
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_calls import AttentionCall, find_route, four, sizes_of, traits
+from xpuruntime.pytorch.attention_calls import Arguments, AttentionCall, find_route, four, sizes_of, traits
 from xpuruntime.pytorch.attention_limits import reason_against_all_of_ours, transforms
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
@@ -65,29 +65,17 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | Kernel
             )
 
         held = current()
-        if held is None:
-            return _natively(None, natively, not _modes(), (query, key, value))
-        if "attention" not in held.ops:
-            _leave(held, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-            return _natively(None, natively, not _modes(), (query, key, value))
-        return attend(held, natively, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if held is not None:
+            given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if "attention" in held.ops:
+                return attend(held, natively, given)
+            _leave(held, given)
+        return _natively(None, natively, not _modes(), (query, key, value))
 
     return operator_gate(native, scaled_dot_product_attention)
 
 
-def attend(
-    held: Held,
-    natively: Callable[[], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    kernel: str = "",
-) -> Tensor:
+def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel: str = "") -> Tensor:
     """Return scaled dot product attention by the kernel that a policy gives it.
 
     Parameters
@@ -95,8 +83,8 @@ def attend(
     held : Held
     natively : callable
         Does the call by PyTorch's own choice.
-    query, key, value, mask, dropout_p, is_causal, scale, enable_gqa
-        As for ``scaled_dot_product_attention``.
+    given : Arguments
+        Of ``scaled_dot_product_attention``.
     kernel : str
         What the call itself asks for, as for ``xpuruntime::attention``; `held` is the policy that says so.
 
@@ -107,25 +95,18 @@ def attend(
     """
     phase = calls.phase() if held.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if held.by_module else ""
-    known, plain, needs_grad = _key_of(held, query, key, value, mask, dropout_p, is_causal, enable_gqa, phase, module)
+    known, plain, needs_grad = _key_of(held, given, phase, module)
+    query, key, value, mask, dropout_p, is_causal, scale, _ = given
     route = held.routes.get(known)
     call: AttentionCall | None = None
     if route is None or held.by_phase:
-        call = AttentionCall(
-            query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
-        )
-    if route is None:
-        assert call is not None
+        call = AttentionCall(*given, needs_grad, phase=phase, module=module)
         call = call._replace(unfit=reason_against_all_of_ours(call))
-        route = find_route(held, known, call, natively)
-    elif call is not None and held.by_phase:
-        call = call._replace(unfit=reason_against_all_of_ours(call))
+        if route is None:
+            route = find_route(held, known, call, natively)
+    four_already = query.dim() == 4
     while True:
-        if held.by_phase and needs_grad:
-            assert call is not None
-            apart = _gradient_is_apart(held, route, known, call)
-        else:
-            apart = False
+        apart = needs_grad and held.by_phase and call is not None and _gradient_is_apart(held, route, known, call)
         if route.place is None and not apart:
             return _natively(route, natively, plain, (query, key, value))
         rng = None
@@ -136,11 +117,9 @@ def attend(
             # The backward has to drop what the forward has dropped.
             name = route.kernel if kernel else f"{route.kernel}?"
         run = attention if plain else _operator
+        q, k, v = (query, key, value) if four_already else (four(query), four(key), four(value))
         try:
-            out = run(
-                four(query), four(key), four(value), mask, rng, dropout_p, is_causal, scale, name, needs_grad, phase,
-                module,
-            )[0]  # fmt: skip
+            out = run(q, k, v, mask, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
         except (UnsupportedOperationError, InputError) as error:
             if route.place is None:
                 raise
@@ -149,34 +128,22 @@ def attend(
             if isinstance(error, InputError):
                 served = _natively(route, natively, plain, (query, key, value))
             skip = (*route.passed_over, (route.kernel, str(error)))
-            call = AttentionCall(
-                query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, needs_grad, phase=phase, module=module
-            )
+            call = AttentionCall(*given, needs_grad, phase=phase, module=module)
             route = find_route(held, known, call, natively, skip=skip)
             if served is not None:
                 return served
             continue
         # Then the gate in C may hand over the arrays by itself.
-        route.quick = plain and not kernel and not needs_grad and rng is None and not held.by_call and query.dim() == 4
-        return out if query.dim() == 4 else out.reshape(query.shape)
+        route.quick = plain and not kernel and not needs_grad and rng is None and not held.by_call and four_already
+        return out if four_already else out.reshape(query.shape)
 
 
-def _key_of(
-    held: Held,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    phase: str,
-    module: str,
-) -> tuple[Any, bool, bool]:
+def _key_of(held: Held, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:
     """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
 
     Of plain tensors the key is the one that the gate in C looks for, except where the route does not say all.
     """
+    query, key, value, mask, dropout_p, is_causal, _, enable_gqa = given
     records = torch.is_grad_enabled()
     needs_grad = records and (query.requires_grad or key.requires_grad or value.requires_grad)
     learns = records and mask is not None and mask.requires_grad
@@ -195,18 +162,9 @@ def _key_of(
     return known, plain, needs_grad
 
 
-def _leave(
-    held: Held,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-) -> None:
+def _leave(held: Held, given: Arguments) -> None:
     """Keep that a call is PyTorch's own, of which the policy does not speak, so that a gate in C knows it."""
-    known, plain, _ = _key_of(held, query, key, value, mask, dropout_p, is_causal, enable_gqa, *held.circumstances())
+    known, plain, _ = _key_of(held, given, *held.circumstances())
     if plain and known not in held.routes:
         held.leave(known, "attention")
 

@@ -167,6 +167,8 @@ class Product:
             )
             if not fits or c.device != a.device or c.dtype not in (dtype, a.dtype):
                 return True
+            if out is not None and c is out and out.shape != shape:  # in place, nothing is expanded
+                return True
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
 
     def compute(self, plan: Plan, place: Place, phase: str | None) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.overriding.native import qualified
 from xpuruntime.pytorch.tuning import settle
 
 if TYPE_CHECKING:
@@ -122,4 +123,4 @@ def _mark_quick(held: Held, route: Route, quick: Callable[[], bool] | None) -> N
 
 
 def _doing(name: str, like: Tensor) -> str:
-    return f"aten::{name} of {list(like.shape)} {calls.DTYPES.get(like.dtype, like.dtype)} on {like.device}"
+    return f"{qualified(name)} of {list(like.shape)} {calls.DTYPES.get(like.dtype, like.dtype)} on {like.device}"

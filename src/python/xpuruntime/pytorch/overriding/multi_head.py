@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Attention of ``nn.MultiheadAttention`` that calls no function for attention: what a policy asks of it is said.
+
+With ``need_weights=True``, its default, it multiplies, takes a softmax and multiplies again; those products obey the
+rules for products. Its fast path is an operator of its own. While a policy names kernels of attention that is turned
+off, and what is here is for programs that have it, or turn it on again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.attention_entries import FAST_PATH, WITH_WEIGHTS
+from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.overriding.native import IN_PYTHON, Override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.attention_entries import EntryPoint
+    from xpuruntime.pytorch.held import Held
+    from xpuruntime.pytorch.overriding.native import Native
+    from xpuruntime.pytorch.routing import Route
+
+__all__ = ["OVERRIDES"]
+
+_NAME = "multi_head_attention_forward"
+#: Of its arguments, in their order.
+_LOOKED_AT = ("query", "embed_dim_to_check", "num_heads", "need_weights")
+
+
+def _with_weights(native: Callable[..., Any]) -> Callable[..., Any]:
+    takes = inspect.signature(native).parameters
+    places = {name: (place, takes[name].default) for place, name in enumerate(takes) if name in _LOOKED_AT}
+
+    @functools.wraps(native)
+    def multi_head_attention_forward(*args: Any, **more: Any) -> Any:
+        # In code that is being compiled nothing runs yet; `escapes_of_graph` looks at that.
+        if not torch.compiler.is_compiling() and (held := _asking()) is not None:
+            query, width, heads, need_weights = (
+                more[name] if name in more else args[place] if place < len(args) else default
+                for name, (place, default) in places.items()
+            )
+            # What wraps it comes here again.
+            if need_weights and not torch.overrides.has_torch_function((query,)):
+                route = _say(held, WITH_WEIGHTS, query, width // heads)
+                if calls.recorder is not None and route.status == "substituted":
+                    # A row without time: that is in the rows of the products.
+                    calls.recorder.call(f"nn::{_NAME}", "attention", route, _nothing, (query,), {})
+        return native(*args, **more)
+
+    # As torch.jit.script_if_tracing does: what TorchScript and Dynamo look at is PyTorch's own.
+    multi_head_attention_forward.__original_fn = native  # type: ignore[attr-defined]
+    multi_head_attention_forward.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+    return multi_head_attention_forward
+
+
+def _fast_path(native: Native) -> Callable[..., Any]:
+    def native_multi_head_attention(
+        keyset: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *args: Any, **more: Any
+    ) -> Any:
+        if (held := _asking()) is not None:
+            _say(held, FAST_PATH, query, width // heads)
+        return native(keyset, query, key, value, width, heads, *args, **more)
+
+    return native_multi_head_attention
+
+
+def _nothing(*_: Any) -> None:
+    """Stand for what a recorder runs."""
+
+
+def _asking() -> Held | None:
+    held = current()
+    return held if held is not None and "multi_head_attention" in held.overrides else None
+
+
+def _say(held: Held, entry: EntryPoint, query: Tensor, head_dim: int) -> Route:
+    """Warn, once for a policy, where it asks for kernels that cannot serve; under ``strict`` raise."""
+    phase = calls.phase() if held.by_phase else ""
+    module = module_paths.running() if held.by_module else ""
+    dtype, kind = query.dtype, query.device.type
+    if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+    key = (entry.name, dtype, query.device, head_dim, phase, module)
+    found = held.routes.get(key)
+    if found is not None:
+        return found
+    doing = f"attention of {list(query.shape)} {calls.DTYPES.get(dtype, dtype)} on {query.device} in {entry.name}"
+    facts: dict[str, Any] = {"device": query.device, "dtype": dtype, "module": module, "entry": entry}
+    facts["head_dim"] = head_dim
+    if phase == "train":  # what the gradient cannot have is refused before anything is computed
+        mark = (*key[:4], "backward", module)
+        held.route(mark, "attention", phase="backward", doing=f"the gradient of {doing}", **facts)
+    return held.route(key, "attention", phase=phase, doing=doing, **facts)
+
+
+OVERRIDES = (
+    Override(_NAME, "attention", (IN_PYTHON,), _with_weights, "torch.nn.functional"),
+    Override("_native_multi_head_attention", "attention", ("CPU", "CUDA"), _fast_path),
+)
