@@ -167,7 +167,7 @@ class Product:
             )
             if not fits or c.device != a.device or c.dtype not in (dtype, a.dtype):
                 return True
-            if c is out and c.shape != shape:  # in place, nothing is expanded
+            if out is not None and c is out and out.shape != shape:  # in place, nothing is expanded
                 return True
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
 
