@@ -264,6 +264,18 @@ def test_lstm_escapes_as_is_said():
     assert served() == {}
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")  # by oneDNN, says PyTorch
+def test_recurrent_layers_in_a_graph_are_refused_where_they_are_one_kernel():
+    x, strict = torch.randn(3, 1, 4), {"mode": "strict", "kernels": {"matmul": "cpu.reference"}}
+    with torch._dynamo.config.patch(allow_rnn=True), xt.kernel_policy(strict), torch.no_grad():
+        for layer in (torch.nn.GRU(4, 4), torch.nn.LSTM(4, 4, proj_size=2)):
+            xrt.clear_decisions()
+            torch.compile(layer)(x)
+            assert served()
+        with pytest.raises(Exception, match=r"would escape it. lstm: its products"):
+            torch.compile(torch.nn.LSTM(4, 4))(x)
+
+
 def test_norms_that_torch_func_differentiates_are_fused_as_is_said():
     layer = torch.nn.LayerNorm(8)
     parameters, x = dict(layer.named_parameters()), torch.randn(3, 8)

@@ -54,6 +54,8 @@ _IN_ONEDNN: dict[torch.dtype, Callable[[], bool]] = {
     torch.bfloat16: lambda: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     torch.float16: lambda: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
 }
+#: Recurrent layers as Dynamo calls them.
+_LAYERS = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
 #: The function that computes its attention, as a stack names it.
 _MULTI_HEAD = "in multi_head_attention_forward"
@@ -115,8 +117,10 @@ def escapes_of_modules(held: Held, module: torch.nn.Module) -> list[Escape]:
     found: list[Escape] = []
     for path, part in module.named_modules():
         name = path or type(part).__name__
-        if isinstance(part, torch.nn.RNNBase) and _asks(held, "matmul", path, part) and _is_one_kernel(part):
-            found.append(_recurrent(name))
+        if isinstance(part, torch.nn.RNNBase) and _asks(held, "matmul", path, part):
+            weight = next(part.parameters(), None)
+            if _is_one_kernel(part.mode.lower(), weight, projects=part.proj_size > 0):
+                found.append(_recurrent(name))
         if isinstance(part, _NO_KERNEL) and _asks(held, "conv", path, part):
             found.append(Escape("conv", name, _NO_CONVOLUTION, "add a rule for this module with use: torch"))
         if (
@@ -148,14 +152,23 @@ def _asked(held: Held, op: str, module: str, like: torch.Tensor | None) -> list[
     return [held.policy.kernels.choose(op, phase=phase, **facts)[0] for phase in ("train", "infer", "backward")]
 
 
-def _is_one_kernel(part: torch.nn.RNNBase) -> bool:
-    """Say whether a recurrent layer runs inside one kernel: of cuDNN, or on the CPU of oneDNN, which has the LSTM."""
-    weight = next(part.parameters(), None)
-    if weight is None or weight.device.type != "cpu":
+def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> bool:
+    """Say whether a recurrent layer runs inside one kernel: of cuDNN, or on the CPU of oneDNN, which has the LSTM.
+
+    Parameters
+    ----------
+    layer : str
+        ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, ``"rnn_relu"``.
+    like : Tensor, optional
+        Of the device and dtype that it computes in.
+    projects : bool
+        Whether it is an LSTM with projections, which oneDNN has not.
+    """
+    if like is None or like.device.type != "cpu":
         return True
-    if not isinstance(part, torch.nn.LSTM) or part.proj_size or not torch._C._get_mkldnn_enabled():
+    if layer != "lstm" or projects or not torch._C._get_mkldnn_enabled():
         return False
-    return torch.backends.mkldnn.is_available() and weight.dtype in _IN_ONEDNN and _IN_ONEDNN[weight.dtype]()
+    return torch.backends.mkldnn.is_available() and like.dtype in _IN_ONEDNN and _IN_ONEDNN[like.dtype]()
 
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
@@ -169,11 +182,22 @@ def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
             found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
         if name == "softmax" and (refused := _with_weights(held, node)) is not None:
             found.append(refused)
-        if "matmul" not in held.ops:
-            continue
-        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell"):
+        if name in _LAYERS and _hides_products(held, name, node):
             found.append(_recurrent(str(node.name)))
     return found
+
+
+def _hides_products(held: Held, layer: str, node: Any) -> bool:
+    """Say whether a recurrent layer of a graph is one kernel, of whose products a policy asks for more."""
+    if "matmul" not in held.ops:
+        return False
+    results = node.meta.get("example_value")
+    like, *states = results if isinstance(results, tuple) else (results,)
+    # Of products in compiled code, the module that was called is known, and none inside.
+    asked = _asked(held, "matmul", module_paths.running(), like)
+    # The output of an LSTM is as wide as its cells, unless it projects.
+    projects = layer == "lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+    return any(means_more("matmul", words) for words in asked) and _is_one_kernel(layer, like, projects=projects)
 
 
 def _with_weights(held: Held, node: Any) -> Escape | None:
