@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -57,8 +58,10 @@ _IN_ONEDNN: dict[torch.dtype, Callable[[], bool]] = {
 #: Recurrent layers as Dynamo calls them.
 _LAYERS = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
-#: The function that computes its attention, as a stack names it.
-_MULTI_HEAD = "in multi_head_attention_forward"
+#: The function that computes its attention, and where that says whether to return the weights.
+_MULTI_HEAD = "multi_head_attention_forward"
+_FLAG = "need_weights"
+_NEED_WEIGHTS_AT = list(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters).index(_FLAG)
 _SOFTMAX = "with need_weights=True, nn.MultiheadAttention multiplies and takes a softmax instead of calling attention"
 _NO_WEIGHTS = "state need_weights=False, or add a rule for this module with use: torch"
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
@@ -180,7 +183,7 @@ def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
         if flex and name == "flex_attention":
             fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
             found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
-        if name == "softmax" and (refused := _with_weights(held, node)) is not None:
+        if _returns_weights(name, node) and (refused := _with_weights(held, node)) is not None:
             found.append(refused)
         if name in _LAYERS and _hides_products(held, name, node):
             found.append(_recurrent(str(node.name)))
@@ -200,14 +203,26 @@ def _hides_products(held: Held, layer: str, node: Any) -> bool:
     return any(means_more("matmul", words) for words in asked) and _is_one_kernel(layer, like, projects=projects)
 
 
+def _returns_weights(name: str, node: Any) -> bool:
+    """Say whether this is attention of ``nn.MultiheadAttention`` that returns its weights, as a whole or its softmax.
+
+    Dynamo keeps the function as a whole where it has seen it before any policy came, and else looks inside.
+    """
+    if name == "softmax":  # Dynamo keeps of each operation which functions called it
+        return f"in {_MULTI_HEAD}" in (node.stack_trace or "")
+    place = _NEED_WEIGHTS_AT
+    return name == _MULTI_HEAD and bool(node.args[place] if len(node.args) > place else node.kwargs.get(_FLAG, True))
+
+
 def _with_weights(held: Held, node: Any) -> Escape | None:
-    """Return the escape of attention whose softmax this is, in ``nn.MultiheadAttention`` that returns its weights."""
-    # Dynamo keeps of each operation which functions called it.
-    if "multi_head_attention" not in held.overrides or _MULTI_HEAD not in (node.stack_trace or ""):
+    """Return the escape of such attention, where a policy asks for kernels that cannot serve there."""
+    if "multi_head_attention" not in held.overrides:
         return None
+    value = node.meta.get("example_value")
+    like = value[0] if isinstance(value, tuple) else value
     stack = node.meta.get("nn_module_stack")
     module = module_paths.of_stack(stack) if stack else module_paths.running()
-    for words in _asked(held, "attention", module, node.meta.get("example_value")):
+    for words in _asked(held, "attention", module, like):
         if all(WITH_WEIGHTS.reason_against(word) for word in words):
             return Escape("attention", module or str(node.name), _SOFTMAX, _NO_WEIGHTS)
     return None
