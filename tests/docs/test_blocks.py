@@ -36,7 +36,6 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own, on loading its compiler
 @pytest.mark.parametrize("page", PYTHON)
 def test_python_blocks_run_in_order(page: Path, reader_folder: Path, subtests: pytest.Subtests):
     """One page is one story: names of a block are there in the next. What is left out is a skip of its own."""

@@ -15,10 +15,7 @@ import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import XpuRuntimeWarning
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code
-]
+pytestmark = pytest.mark.torch
 
 KERNELS = ("cudnn.conv_heuristic", "cudnn.conv_default", "cudnn.conv_exhaustive")
 CLOSE = {

@@ -15,10 +15,7 @@ import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.ops import fused_layernorm, fused_rms_norm
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code
-]
+pytestmark = pytest.mark.torch
 
 aten = torch.ops.aten
 OURS = {"layer_norm": "cuda_raw.layer_norm", "rms_norm": "cuda_raw.rms_norm"}

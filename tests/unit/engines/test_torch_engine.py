@@ -220,7 +220,6 @@ class TestModules:
         with pytest.raises(xrt.ModelError, match=r"'<Net>'.*channels.*Fix: pass example_inputs that it runs on"):
             xrt.InferenceSession(net, example_inputs=(torch.zeros(3, 4, 16),))
 
-    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
     def test_torchscript_is_refused(self, net: Any) -> None:
         relu = torch.jit.trace(torch.nn.ReLU().eval(), torch.zeros(1))
         with pytest.raises(xrt.ModelError, match=r"TorchScript.*Fix: give the module that it was made from"):

@@ -17,11 +17,7 @@ F = torch.nn.functional
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.ops import fused_layernorm, fused_rms_norm  # noqa: E402
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.usefixtures("no_policy_is_left"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code
-]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
 operators = torch.ops.xpuruntime
 SIZES = {"one": [8], "two": [2, 4]}

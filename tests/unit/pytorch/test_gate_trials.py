@@ -84,7 +84,6 @@ PLACES = {
 
 
 @pytest.mark.usefixtures("untried")
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace", "ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_first_policy_in_any_place_finds_what_this_pytorch_has(place):
     PLACES[place]()

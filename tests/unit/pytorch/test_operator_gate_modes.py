@@ -95,7 +95,7 @@ def test_under_autocast_the_same_types_come_out():
             same(results(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_of_torch_func_do_what_they_do_without_a_policy():
     q, x, w = torch.randn(3, 1, 2, 4, 8), torch.randn(3, 4, 8), torch.randn(8)
 

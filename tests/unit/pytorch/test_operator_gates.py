@@ -342,7 +342,6 @@ def test_attention_by_a_kernel_of_ours_is_without_python_where_nobody_asks_for_i
     assert len(asked) > 1
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_forward_derivatives_of_attention_are_not_lost_to_a_kernel_of_ours():
     from torch.autograd import forward_ad
 

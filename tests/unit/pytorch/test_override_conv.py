@@ -17,11 +17,7 @@ F = torch.nn.functional
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.usefixtures("no_policy_is_left"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # by PyTorch's own code for Inductor
-]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
 CLOSE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},

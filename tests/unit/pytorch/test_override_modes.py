@@ -20,7 +20,6 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 

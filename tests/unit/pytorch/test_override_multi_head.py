@@ -169,7 +169,6 @@ def test_compiled_code_is_refused_before_it_runs(x, known):
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_it_can_be_scripted_and_exported(x):
     layer = torch.nn.MultiheadAttention(8, 2)
     with xt.kernel_policy(strict(attention="cpu.reference")):

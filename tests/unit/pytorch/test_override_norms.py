@@ -15,12 +15,7 @@ F = torch.nn.functional
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.overriding import registry  # noqa: E402
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.usefixtures("no_policy_is_left"),
-    # PyTorch's own code for forward mode and for Inductor calls what it says is deprecated.
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
 aten = torch.ops.aten
 KERNELS = ("cpu.reference", "cpu.vectorised")

@@ -14,11 +14,7 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.usefixtures("no_policy_is_left"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # PyTorch's own, on loading its compiler
-]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
 
 def strict(**kernels):

@@ -17,10 +17,7 @@ from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # PyTorch's own, on loading its compiler
-]
+pytestmark = pytest.mark.torch
 
 REFERENCE = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"matmul": "cpu.reference"}}
 
