@@ -44,8 +44,8 @@ class Held:
     policy : Policy
     log : DecisionLog, optional
         Where the core records what it decides under it, instead of the log of the process.
-    argument : str
-        What asks for its kernels, where it stands for an argument of a call: ``"kernel="``.
+    source : str
+        What asks for its kernels, where that is a call and no key of the policy: `routing.BY_CALL`.
 
     Attributes
     ----------
@@ -59,8 +59,6 @@ class Held:
         no switch settles.
     attention_words : frozenset of str
         All that it asks for in attention, in its short form and its rules.
-    source : str
-        What asks for the kernels, where that is a call and not a key of the policy.
     keys : dict of str to str
         What messages call a key of this policy, where it was made of another one.
     strict : bool
