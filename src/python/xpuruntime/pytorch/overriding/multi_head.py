@@ -14,6 +14,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext
 
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention_entries import FAST_PATH, WITH_WEIGHTS
@@ -43,8 +44,9 @@ def _with_weights(native: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(native)
     def multi_head_attention_forward(*args: Any, **more: Any) -> Any:
-        # In code that is being compiled nothing runs yet; `escapes_of_graph` looks at that.
-        if not torch.compiler.is_compiling() and (held := _asking()) is not None:
+        # In code that is being compiled nothing runs yet; `escapes_of_graph` looks at that. 2.11 and 2.12 do not say
+        # that they compile once AOTAutograd traces.
+        if (held := _asking()) is not None and not (torch.compiler.is_compiling() or TracingContext.try_get()):
             query, width, heads, need_weights = (
                 more[name] if name in more else args[place] if place < len(args) else default
                 for name, (place, default) in places.items()
