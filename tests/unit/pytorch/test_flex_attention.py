@@ -39,14 +39,14 @@ def distance(score, batch, head, q_index, k_index):
 
 
 def attend(x, **more):
-    # Inductor takes no tensor twice on a CPU before 2.13.
-    return torch_flex.flex_attention(x, x.clone(), x.clone(), score_mod=distance, **more)
+    # Three tensors: before 2.13 Inductor takes none twice on a CPU.
+    return torch_flex.flex_attention(x, x.sin(), x.cos(), score_mod=distance, **more)
 
 
 def expected(x):
     place = torch.arange(x.shape[-2])
-    scores = x @ x.transpose(-1, -2) * x.shape[-1] ** -0.5 + (place[:, None] - place)
-    return scores.softmax(-1) @ x
+    scores = x @ x.sin().transpose(-1, -2) * x.shape[-1] ** -0.5 + (place[:, None] - place)
+    return scores.softmax(-1) @ x.cos()
 
 
 @pytest.fixture
