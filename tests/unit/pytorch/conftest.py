@@ -70,3 +70,10 @@ def no_policy_of_attention_is_left():
     xt.clear_kernel_policy()
     assert installed() == ()
     assert sdpa_backends.read() == before
+
+
+@pytest.fixture
+def decisions_of_this_test():
+    import xpuruntime as xrt
+
+    xrt.clear_decisions()

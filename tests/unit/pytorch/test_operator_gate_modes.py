@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
 from contextlib import nullcontext
 from typing import ClassVar
@@ -16,17 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gated_calls import ELSEWHERE, OPS, F, call, same  # noqa: E402
+from many_threads import at_work  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.overriding import norm_routes, registry  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
-
-
-@pytest.fixture(autouse=True)
-def _decisions_of_this_test():
-    xrt.clear_decisions()
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
 
 def test_rules_of_phase_and_module_hold():
@@ -255,31 +250,17 @@ def test_nothing_is_left_of_many_calls(policy):
 def test_threads_work_while_one_policy_follows_another():
     runs = [call(form) for form in ("layer_norm", "layer_norm_backward", "rms_norm", "sdpa", "sdpa masked")]
     expected = [run() for run in runs]
-    errors = []
-    done = threading.Event()
 
     def work():
-        try:
-            while not done.is_set():
-                for run, results in zip(runs, expected, strict=True):
-                    found = run()
-                    torch.testing.assert_close(found, results, rtol=1e-4, atol=1e-5)
-        except BaseException as error:
-            errors.append(error)
+        for run, results in zip(runs, expected, strict=True):
+            torch.testing.assert_close(run(), results, rtol=1e-4, atol=1e-5)
 
     # What a thread is inside of may not be taken away: what all policies here need together is there from the start.
     needed = registry.require(OPS)
-    with xt.kernel_policy(rules=ELSEWHERE):
-        threads = [threading.Thread(target=work) for _ in range(16)]
-        for thread in threads:
-            thread.start()
+    with xt.kernel_policy(rules=ELSEWHERE), at_work(work, 16):
         for _ in range(12):
             with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
                 runs[0]()
             with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "phase": "train"}, "use": "cpu.reference"}]):
                 runs[0]()
-        done.set()
-        for thread in threads:
-            thread.join()
     registry.give_back(needed)
-    assert errors == []

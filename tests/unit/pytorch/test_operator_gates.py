@@ -18,12 +18,7 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # no
 from xpuruntime.pytorch import held  # noqa: E402
 from xpuruntime.pytorch.overriding import attention, norm_routes, operator_gates, registry  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
-
-
-@pytest.fixture(autouse=True)
-def _decisions_of_this_test():
-    xrt.clear_decisions()
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
+from many_threads import at_work  # noqa: E402
+
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
@@ -20,51 +23,12 @@ from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 from xpuruntime.pytorch import held  # noqa: E402
 from xpuruntime.pytorch.overriding import gates, matmul, registry  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
-
-ELSEWHERE = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]
-FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
-
-
-@pytest.fixture(autouse=True)
-def _decisions_of_this_test():
-    xrt.clear_decisions()
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Calls that came to Python, and were native or not."""
-    seen = []
-    real = matmul._run
-
-    def count(native, *args):
-        seen.append(native.name)
-        return real(native, *args)
-
-    monkeypatch.setattr(matmul, "_run", count)
-    return seen
-
-
-def call(form, dtype=torch.float32, layout="plain"):
-    packet, _, into = form.partition(".")
-    torch.manual_seed(0)
-    batch = (2,) if packet in ("bmm", "baddbmm") else ()
-    a, b = torch.randn(*batch, 3, 4), torch.randn(*batch, 4, 5)
-    if layout == "transposed":
-        a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
-    elif layout == "sliced":
-        a, b = torch.randn(*batch, 6, 9)[..., ::2, 1:5], torch.randn(*batch, 4, 11)[..., 1:11:2]
-    elif layout == "expanded":
-        a, b = torch.randn(*batch, 1, 4).expand(*batch, 3, 4), torch.randn(*batch, 4, 1).expand(*batch, 4, 5)
-    elif layout == "empty":
-        a, b = a[..., :0], b[..., :0, :]
-    elif layout == "nothing":
-        a = a[..., :0, :]
-    a, b = a.to(dtype), b.to(dtype)
-    rows = a.shape[-2]
-    operands = (a, b) if packet in ("mm", "bmm") else (torch.randn(5).to(dtype), a, b)
-    more = {"out": torch.empty(*batch, rows, 5, dtype=dtype)} if into else {}
-    return lambda: getattr(torch, packet)(*operands, **more)
+    return count_asked(monkeypatch)
 
 
 def same(found, expected):
@@ -315,30 +279,17 @@ def test_what_a_policy_has_placed_is_freed_with_it():
 def test_threads_multiply_while_one_policy_follows_another():
     run, other = call("mm"), call("addmm")
     expected = run(), other()
-    errors = []
-    done = threading.Event()
 
     def work():
-        try:
-            while not done.is_set():
-                torch.testing.assert_close(run(), expected[0])
-                torch.testing.assert_close(other(), expected[1])
-        except BaseException as error:
-            errors.append(error)
+        torch.testing.assert_close(run(), expected[0])
+        torch.testing.assert_close(other(), expected[1])
 
-    with xt.kernel_policy(rules=ELSEWHERE):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    with xt.kernel_policy(rules=ELSEWHERE), at_work(work, 4):
         for _ in range(25):
             with xt.kernel_policy(matmul="cpu.reference"):
                 run()
             with xt.kernel_policy(rules=[{**ELSEWHERE[0], "match": {"op": "matmul", "m": 4096, "phase": "train"}}]):
                 run()
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
 
 
 def test_a_policy_that_follows_another_leaves_what_both_need_in_place(monkeypatch):

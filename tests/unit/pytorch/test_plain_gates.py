@@ -6,46 +6,26 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import xpuruntime as xrt  # noqa: E402
+from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
+from many_threads import at_work  # noqa: E402
+
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.pytorch.overriding import gates, matmul  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
-ELSEWHERE = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]
-FORMS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 PLAIN = "xpuruntime: a gate without Python"
-
-
-@pytest.fixture(autouse=True)
-def _decisions_of_this_test():
-    xrt.clear_decisions()
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Calls that came to Python, and were native or not."""
-    seen = []
-    real = matmul._run
-    monkeypatch.setattr(matmul, "_run", lambda native, *args: (seen.append(native.name), real(native, *args))[1])
-    return seen
-
-
-def call(form):
-    packet, _, into = form.partition(".")
-    torch.manual_seed(0)
-    batch = (2,) if packet in ("bmm", "baddbmm") else ()
-    a, b = torch.randn(*batch, 3, 4), torch.randn(*batch, 4, 5)
-    operands = (a, b) if packet in ("mm", "bmm") else (torch.randn(5), a, b)
-    more = {"out": torch.empty(*batch, 3, 5)} if into else {}
-    return lambda: getattr(torch, packet)(*operands, **more)
+    return count_asked(monkeypatch)
 
 
 def top(form):
@@ -249,29 +229,15 @@ def test_nothing_leaks_over_many_calls():
 def test_sixteen_threads_multiply_while_gates_come_and_go():
     runs = [call(form) for form in FORMS if not form.endswith(".out")]
     expected = [run() for run in runs]
-    errors = []
-    done = threading.Event()
 
     def work():
-        try:
-            while not done.is_set():
-                for run, value in zip(runs, expected, strict=True):
-                    torch.testing.assert_close(run(), value)
-        except BaseException as error:
-            errors.append(error)
+        for run, value in zip(runs, expected, strict=True):
+            torch.testing.assert_close(run(), value)
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    try:
+    with at_work(work, 16):
         for _ in range(10):
             with xt.kernel_policy(rules=ELSEWHERE):
                 for run in runs:
                     run()
                 with xt.kernel_policy(matmul="cpu.reference"):
                     runs[0]()
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
