@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
 
 from xpuruntime import _core
-from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.pytorch.overriding import gates
 
 if TYPE_CHECKING:
@@ -19,10 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.routing import Route
 
-__all__ = [
-    "DTYPES", "Recorder", "arch_of", "call_key", "capturing", "has_tangent", "phase", "recorder", "say_that_onnx_drops",
-    "traced_for_onnx", "watch",
-]  # fmt: skip
+__all__ = ["DTYPES", "Recorder", "arch_of", "call_key", "capturing", "has_tangent", "phase", "recorder", "watch"]
 
 #: Types of PyTorch by the names that policies use.
 DTYPES: dict[torch.dtype, str] = {
@@ -69,21 +64,6 @@ def arch_of(device: torch.device) -> str | None:
     if found is None:
         found = _archs[index] = "sm{}{}".format(*torch.cuda.get_device_capability(index))
     return found
-
-
-def traced_for_onnx() -> bool:
-    """Say whether a call is traced into an ONNX model, which has no operators of ours."""
-    return bool(torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export())
-
-
-def say_that_onnx_drops(function: str, kernel: str) -> None:
-    """Warn that a kernel which a call names is not in the ONNX model that the call is traced into."""
-    if kernel:
-        msg = (
-            f"{function}(kernel={kernel!r}) is exported without its kernel: a call in an ONNX model names none. Fix: "
-            "pass a policy to export, with a rule for the module that has it"
-        )
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
 
 
 def has_tangent(x: Any) -> bool:

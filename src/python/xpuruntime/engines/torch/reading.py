@@ -83,7 +83,8 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     import torch
     from torch.utils import _pytree as pytree
 
-    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest, written_state
+    from xpuruntime.pytorch.exporting.state import written_state
+    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest
 
     signature = program.graph_signature
     changed = written_state(program)

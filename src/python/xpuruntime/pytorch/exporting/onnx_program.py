@@ -17,7 +17,7 @@ from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import OPSET, Exported
 from xpuruntime.pytorch.exporting.naming import name_nodes
-from xpuruntime.pytorch.exporting.torch_program import say_that_state_changes, written_state
+from xpuruntime.pytorch.exporting.state import say_that_state_changes, written_state
 from xpuruntime.pytorch.exporting.writing import appearing
 
 if TYPE_CHECKING:

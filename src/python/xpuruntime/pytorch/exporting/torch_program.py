@@ -4,17 +4,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import ModelError, XpuRuntimeWarning
+from xpuruntime.errors import ModelError
 from xpuruntime.evidence.carried.export_lock import digest_tensors
 from xpuruntime.evidence.carried.policy import LOCK_KEY, POLICY_KEY
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, plain_path, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import Exported
+from xpuruntime.pytorch.exporting.state import say_that_state_changes, written_state
 from xpuruntime.pytorch.exporting.writing import appearing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["node_names", "program_digest", "say_that_state_changes", "write_program", "written_state"]
+__all__ = ["node_names", "program_digest", "write_program"]
 
 
 def write_program(
@@ -84,31 +84,6 @@ def program_digest(program: Any) -> str:
             data = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
             parts.append((name, str(value.dtype), tuple(value.shape), data))
     return digest_tensors(parts)
-
-
-def written_state(program: Any) -> tuple[str, ...]:
-    """Return the buffers and inputs that an exported program writes to when it runs."""
-    signature = program.graph_signature
-    told = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
-    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
-    for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and getattr(value, "op", None) == "placeholder":
-                told[value.name] = names.get(value.name, value.name)
-    return tuple(dict.fromkeys(told.values()))
-
-
-def say_that_state_changes(model: torch.nn.Module, changed: tuple[str, ...], what_becomes_of_it: str) -> str:
-    """Warn of state that a module writes to, and return what is said."""
-    names = ", ".join(map(repr, changed[:3])) + (" and others" if len(changed) > 3 else "")
-    msg = (
-        f"<{type(model).__qualname__}> changes {names} when it runs, and {what_becomes_of_it}. Fix: have forward take "
-        "that state as an input and return the new one"
-    )
-    warnings.warn(msg, XpuRuntimeWarning, stacklevel=4)
-    return msg
 
 
 def _failed(model: torch.nn.Module, error: Exception) -> ModelError:

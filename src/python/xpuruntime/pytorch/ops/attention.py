@@ -12,9 +12,9 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch.attention_calls import Arguments, held_of_ours
-from xpuruntime.pytorch.calls import say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.held import holding
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
+from xpuruntime.pytorch.ops.onnx_tracing import say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.overriding.attention import attend
 
 if TYPE_CHECKING:

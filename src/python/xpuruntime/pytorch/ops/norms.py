@@ -14,9 +14,10 @@ from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.calls import has_tangent, say_that_onnx_drops, traced_for_onnx
+from xpuruntime.pytorch.calls import has_tangent
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
+from xpuruntime.pytorch.ops.onnx_tracing import say_that_onnx_drops, traced_for_onnx
 from xpuruntime.pytorch.overriding.norms import rms_eps
 
 if TYPE_CHECKING:
