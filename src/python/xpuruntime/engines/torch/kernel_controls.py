@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.recurrent import hidden_products
-from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,12 +157,15 @@ def why_not(op: str, word: str, *, cuda: bool) -> str:
     if word in NATIVE[op]:
         return f"{word} runs on CUDA" if word in _CUDA_ALONE and not cuda else ""
     prepare()
-    ids = _core.KernelRegistry.instance().find(op, word.partition("@")[0])
+    name = word.partition("@")[0]
+    ids = _core.KernelRegistry.instance().find(op, name)
+    # What this build lacks, such as CUDA's, is known all the same.
+    known = ids or [one for one, (ops, _) in KERNEL_IDS.items() if op in ops and name in (one, *one.split("."))]
+    kind = "cuda" if cuda else "cpu"
+    if known and all(_DEVICES.get(one.partition(".")[0], kind) != kind for one in known):
+        return f"{word} does not run on {kind}"
     if not ids:
         return f"there is no kernel {word} for {op}"
-    kind = "cuda" if cuda else "cpu"
-    if all(_DEVICES.get(one.partition(".")[0], kind) != kind for one in ids):
-        return f"{word} does not run on {kind}"
     return ""
 
 
