@@ -87,7 +87,7 @@ def test_what_cannot_serve_is_a_substitution_with_its_reason():
         torch.mm(a, a)
     (row,) = of(found, "matmul")
     assert (row.status, row.resolved, row.requested) == ("substituted", "torch.mm", ("cublas.cublasLt",))
-    assert "cuda" in row.reason
+    assert "cuda" in row.reason or "not in this build" in row.reason
     assert found.coverage.substituted == pytest.approx(found.coverage.rule)
     with pytest.raises(UnsupportedOperationError, match=r"another kernel than was asked for[\s\S]*aten::mm \[4, 4\]"):
         found.require()
