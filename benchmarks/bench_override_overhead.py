@@ -9,8 +9,8 @@ python benchmarks/bench_override_overhead.py --device cuda:0 --only steps --rows
 Products, norms and attention are tiny, so that only the host is measured. States of a round follow each other at once,
 and of each the least of the rounds is compared, since a host that others use only adds. On CUDA, eager training steps
 of a model of BERT's size follow, under policies of whose rules none matches. Their rounds are short and have the states
-in an order of their own; a state is compared with native round by round. `cleared` is native once more: what it is said
-to cost is noise.
+in an order of their own; the least of a state's steps in a round is compared with that of native, round by round.
+`cleared` is native once more: what it is said to cost is noise.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def once(run: Callable[[], Any], calls: int, finish: Callable[[], Any]) -> float
 def steps(device: str, size: Size, rows: int, rounds: int, calls: int) -> dict[str, list[float]]:
     """Return milliseconds of an eager training step of `rows` sequences of 128 tokens, for each of `_STEP_STATES`.
 
-    One figure a round: the median of `calls` steps, of which each is waited for.
+    One figure a round: the least of `calls` steps, of which each is waited for.
     """
     torch.manual_seed(0)
     kind = torch.device(device).type
@@ -163,7 +163,7 @@ def steps(device: str, size: Size, rows: int, rounds: int, calls: int) -> dict[s
                 rules = _STEP_STATES[name]
                 with nullcontext() if rules is None else xt.kernel_policy(rules=rules):
                     step(), step()  # in which the calls of a step become known
-                    samples[name].append(statistics.median(step() for _ in range(calls)))
+                    samples[name].append(min(step() for _ in range(calls)))
     finally:
         gc.enable()
     return samples

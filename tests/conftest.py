@@ -4,9 +4,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
+
+import pytest
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests outside of tests/gpu tell what happens without a GPU, where a session takes the CPU by itself.
+    if not any("gpu" in Path(argument.partition("::")[0]).parts for argument in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

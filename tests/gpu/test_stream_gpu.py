@@ -242,12 +242,12 @@ def test_cupy_streams_both_ways() -> None:
 def test_dropping_a_stream_waits_for_nothing_and_loses_nothing() -> None:
     stream = Stream("cuda:0")
     target = torch.zeros(COUNT, device="cuda")
+    gc.collect()  # what earlier tests left may wait for the device when it goes
     torch.cuda.synchronize()
     keep_busy(stream)
     with on(stream):
         target.fill_(5.0)
     event = stream.record()
-    gc.collect()  # what earlier tests left may wait for the device when it goes
     started = time.perf_counter()
     del stream
     took = time.perf_counter() - started

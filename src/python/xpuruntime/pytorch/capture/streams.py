@@ -52,8 +52,9 @@ def make_workspaces(stream: Any) -> None:
         return
     index = stream.device.index
     with torch.cuda.stream(stream), torch.inference_mode(False), torch.enable_grad():
-        _make(index)
+        # A thread's first work on the device gives it the context that cuBLAS asks for: here, and below.
         seed = torch.zeros(1, device=stream.device, requires_grad=True)
+        _make(index)
         torch.autograd.grad(_InBackward.apply(seed), seed)
 
 
@@ -68,6 +69,7 @@ class _InBackward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         del ctx
+        grad = grad.clone()
         _make(grad.device.index)
         return grad
 
