@@ -10,6 +10,7 @@
 
 #include "bind.h"
 #include "operator_gate.h"
+#include "plain_operator.h"
 #include "torch_library.h"
 
 namespace py = pybind11;
@@ -29,7 +30,9 @@ constexpr OperatorKind kProbe = {{"passes", "toolfggbm", 3}, {}};
 
 template <std::size_t kSlot>
 void enter(TorchValue* values, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
-  gates[kSlot].load(std::memory_order_acquire)->serve(values);
+  OperatorGate& gate = *gates[kSlot].load(std::memory_order_acquire);
+  OperatorCall call(gate.signature(), values);
+  gate.serve(call);
 }
 
 template <std::size_t... kSlot>
@@ -69,7 +72,7 @@ std::string why_no_function(const std::string& name, const std::string& key) {
 }
 
 py::object place_operator(const std::string& name, const std::string& key, const py::object& slow,
-                          const py::object& keyset, const py::object& trial) {
+                          const py::object& keyset, const py::object& trial, bool plain) {
   const OperatorKind& kind = kind_of(name);
   const auto slot = slot_of(kind, key);
   void* const function = slot ? function_of(kind, key) : nullptr;
@@ -80,7 +83,9 @@ py::object place_operator(const std::string& name, const std::string& key, const
     gates[*slot].store(new OperatorGate(kind, function, slow, keyset, trial),
                        std::memory_order_release);
   }
-  return open_torch_library("aten", key, name, kEntries[*slot]);
+  py::object below = open_torch_library("aten", key, name, kEntries[*slot]);
+  if (below.is_none() || !plain) return below;
+  return place_plain_operator(name, key, *gates[*slot].load(), below);
 }
 
 py::object run_operator(const std::string& name, const std::string& key, const py::args& values) {
@@ -116,8 +121,9 @@ void bind_operator_gate(py::module_& module) {
   module.def("run_operator", run_operator, py::arg("name"), py::arg("key"),
              "Call PyTorch's own kernel of an operator by its C++ function; arguments by place.");
   module.def("place_operator", place_operator, py::arg("name"), py::arg("key"), py::arg("slow"),
-             py::arg("keyset"), py::arg("trial"),
-             "Put a kernel in C in an operator's place. Returns what removes it, or None.");
+             py::arg("keyset"), py::arg("trial"), py::arg("plain"),
+             "Put a kernel in C in an operator's place, and where it is to be `plain`, one over it "
+             "that PyTorch calls without values of its interpreter; what removes all, or None.");
   module.def("place_probe", place_probe, py::arg("space"), py::arg("slow"),
              "Put a kernel in place that hands `slow` arguments of every kind, to see them.");
 }

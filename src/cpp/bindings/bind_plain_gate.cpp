@@ -13,6 +13,7 @@
 
 #include "bind.h"
 #include "direct_gate.h"
+#include "plain_kernel.h"
 #include "product_operator.h"
 #include "torch_dispatcher.h"
 #include "torch_shim.h"
@@ -29,25 +30,13 @@ constexpr std::array<std::string_view, 8> kNames = {"mm",    "mm.out",    "bmm",
 constexpr std::array<std::string_view, 2> kKeys = {"CPU", "CUDA"};
 constexpr std::size_t kSlots = kNames.size() * kKeys.size();
 
-// A gate that PyTorch calls as it calls its own kernels. What is here is never dropped, since a
-// thread may still be inside a gate that has been taken away.
+// A gate that PyTorch calls as it calls its own kernels.
 struct Slot {
   std::atomic<DirectGate*> gate{nullptr};
-  // The native kernel.
-  std::atomic<void*> functor{nullptr};
-  std::atomic<void*> plain{nullptr};
-  // What takes arguments as values of PyTorch's interpreter.
-  std::atomic<void*> boxed_functor{nullptr};
-  std::atomic<void*> boxed{nullptr};
+  NativeKernel native;
 
   bool knows(const ProductTensors& tensors) const noexcept {
     return gate.load(std::memory_order_acquire)->knows(tensors);
-  }
-  template <typename Result, typename... Arguments>
-  Result run(TorchKeys keys, Arguments... arguments) const {
-    using Function = Result (*)(void*, TorchKeys, Arguments...);
-    return reinterpret_cast<Function>(plain.load(std::memory_order_relaxed))(
-        functor.load(std::memory_order_relaxed), keys, arguments...);
   }
 };
 
@@ -129,7 +118,7 @@ template <std::size_t kSlot>
 TorchOwned two(void* /*functor*/, TorchKeys keys, TorchTensor a, TorchTensor b) {
   const Slot& slot = slots[kSlot];
   const ProductTensors tensors{nullptr, a, b, nullptr};
-  if (slot.knows(tensors)) return slot.run<TorchOwned>(keys, a, b);
+  if (slot.knows(tensors)) return slot.native.run<TorchOwned>(keys, a, b);
   return ask(slot, tensors, nullptr, nullptr);
 }
 
@@ -138,7 +127,7 @@ TorchTensor two_into(void* /*functor*/, TorchKeys keys, TorchTensor a, TorchTens
                      TorchTensor out) {
   const Slot& slot = slots[kSlot];
   const ProductTensors tensors{nullptr, a, b, out};
-  if (slot.knows(tensors)) return slot.run<TorchTensor>(keys, a, b, out);
+  if (slot.knows(tensors)) return slot.native.run<TorchTensor>(keys, a, b, out);
   return ask_into(slot, tensors, nullptr, nullptr);
 }
 
@@ -148,7 +137,7 @@ TorchOwned three(void* /*functor*/, TorchKeys keys, TorchTensor c, TorchTensor a
   const Slot& slot = slots[kSlot];
   const ProductTensors tensors{c, a, b, nullptr};
   if (beta->is_one() && alpha->is_one() && slot.knows(tensors)) {
-    return slot.run<TorchOwned>(keys, c, a, b, beta, alpha);
+    return slot.native.run<TorchOwned>(keys, c, a, b, beta, alpha);
   }
   return ask(slot, tensors, beta, alpha);
 }
@@ -159,7 +148,7 @@ TorchTensor three_into(void* /*functor*/, TorchKeys keys, TorchTensor c, TorchTe
   const Slot& slot = slots[kSlot];
   const ProductTensors tensors{c, a, b, out};
   if (beta->is_one() && alpha->is_one() && slot.knows(tensors)) {
-    return slot.run<TorchTensor>(keys, c, a, b, beta, alpha, out);
+    return slot.native.run<TorchTensor>(keys, c, a, b, beta, alpha, out);
   }
   return ask_into(slot, tensors, beta, alpha);
 }
@@ -167,9 +156,7 @@ TorchTensor three_into(void* /*functor*/, TorchKeys keys, TorchTensor c, TorchTe
 // For what calls with values of the interpreter: goes on to the kernel below.
 template <std::size_t kSlot>
 void boxed(void* /*functor*/, const void* op, TorchKeys keys, void* stack) {
-  using Function = void (*)(void*, const void*, TorchKeys, void*);
-  const Slot& slot = slots[kSlot];
-  reinterpret_cast<Function>(slot.boxed.load())(slot.boxed_functor.load(), op, keys, stack);
+  slots[kSlot].native.run_boxed(op, keys, stack);
 }
 
 template <std::size_t kSlot>
@@ -203,16 +190,6 @@ std::optional<std::size_t> slot_of(std::string_view name, std::string_view key) 
   return std::nullopt;
 }
 
-// What takes the kernel away again, and then what is below.
-py::object removal(std::function<void()> remove, py::object below) {
-  return py::cpp_function(
-      [remove = std::move(remove), below = std::move(below), done = false]() mutable {
-        if (std::exchange(done, true)) return;
-        remove();
-        below();
-      });
-}
-
 py::object place_plain_gate(const std::string& name, const std::string& key, const py::object& slow,
                             const py::object& native, const py::object& keyset,
                             const py::object& place_below) {
@@ -222,24 +199,14 @@ py::object place_plain_gate(const std::string& name, const std::string& key, con
   const TorchFunctions kernel = found ? find_functions(full, key) : TorchFunctions{};
   py::object below = place_below();
   if (below.is_none() || kernel.plain == nullptr) return below;
-  const TorchFunctions beneath = find_functions(full, key);
   Slot& slot = slots[*found];
-  slot.functor = kernel.functor;
-  slot.plain = kernel.plain;
-  slot.boxed_functor = beneath.functor;
-  slot.boxed = beneath.boxed;
   if (DirectGate* const before = slot.gate.load(); before != nullptr) {
     before->renew(slow, native);
   } else {
     const ProductOperator op(name, key);
     slot.gate = new DirectGate(name, slow, native, keyset, op.kernel, op.adds, op.into);
   }
-  try {
-    return removal(place_functions(full, key, functions[*found]), below);
-  } catch (...) {
-    below();
-    throw;
-  }
+  return slot.native.place(full, key, kernel, functions[*found], below);
 }
 
 // A trial, whether a gate such as these is called with what it should be.

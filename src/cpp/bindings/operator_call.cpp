@@ -63,6 +63,9 @@ OperatorCall::OperatorCall(const OperatorSignature& signature, const py::args& a
   for (std::size_t i = 0; i < size(); ++i) read(i, arguments[i]);
 }
 
+OperatorCall::OperatorCall(const OperatorSignature& signature)
+    : signature_(&signature), values_(nullptr) {}
+
 OperatorCall::~OperatorCall() {
   const TorchShim& torch = *torch_shim();
   // PyTorch looks at no result of a call that has failed.
@@ -131,16 +134,17 @@ void OperatorCall::read_list(std::size_t at, TorchValue value, bool bools) {
   check(functions.list_size(list, &count), "how long a list is");
   Argument& argument = arguments_[at];
   argument.count = static_cast<std::uint32_t>(count);
-  if (!bools) integers_.reserve(count);
+  if (!bools) kept_.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     TorchValue item = 0;
     check(functions.list_item(list, i, &item), "what is in a list");
     if (bools) {
       argument.bits |= static_cast<std::uint32_t>(item & 1U) << i;
     } else {
-      integers_.push_back(static_cast<std::int64_t>(item));
+      kept_.push_back(static_cast<std::int64_t>(item));
     }
   }
+  if (!bools) integers_ = kept_;
 }
 
 void OperatorCall::read(std::size_t at, const py::handle& value) {
@@ -172,7 +176,8 @@ void OperatorCall::read(std::size_t at, const py::handle& value) {
       }
       return;
     default:
-      for (const py::handle one : value) integers_.push_back(one.cast<std::int64_t>());
+      for (const py::handle one : value) kept_.push_back(one.cast<std::int64_t>());
+      integers_ = kept_;
   }
 }
 
@@ -182,6 +187,33 @@ TorchTensor OperatorCall::handle_of(const py::handle& object) const {
     throw py::type_error(std::string(signature_->name) + ": a tensor is expected");
   }
   return torch.tensor_of(object.ptr());
+}
+
+void OperatorCall::put_tensor(std::size_t at, TorchTensor tensor) noexcept {
+  arguments_[at].tensor = tensor;
+  arguments_[at].given = true;
+}
+
+void OperatorCall::put_optional(std::size_t at, TorchTensor tensor) {
+  bool defined = false;
+  check(functions.is_defined(tensor, &defined), "whether a tensor is defined");
+  if (defined) put_tensor(at, tensor);
+}
+
+void OperatorCall::put_integers(std::size_t at, std::span<const std::int64_t> values) noexcept {
+  integers_ = values;
+  arguments_[at].given = true;
+}
+
+void OperatorCall::put_bits(std::size_t at, std::uint32_t bits, std::size_t count) noexcept {
+  arguments_[at].bits = bits;
+  arguments_[at].count = static_cast<std::uint32_t>(count);
+  arguments_[at].given = true;
+}
+
+void OperatorCall::put_number(std::size_t at, double number) noexcept {
+  arguments_[at].number = number;
+  arguments_[at].given = true;
 }
 
 py::object OperatorCall::object(std::size_t at) const {
@@ -217,6 +249,10 @@ py::object OperatorCall::object(std::size_t at) const {
 void OperatorCall::give(std::size_t at, TorchTensor result) noexcept {
   if (results_[at] != nullptr) torch_shim()->drop(results_[at]);
   results_[at] = result;
+}
+
+TorchTensor OperatorCall::release(std::size_t at) noexcept {
+  return std::exchange(results_[at], nullptr);
 }
 
 void OperatorCall::take(const py::object& returned) {

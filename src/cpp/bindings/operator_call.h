@@ -44,6 +44,9 @@ class OperatorCall {
   /// Borrows the tensors of Python's objects; all arguments are by place. With the GIL. Throws
   /// TypeError.
   OperatorCall(const OperatorSignature& signature, const pybind11::args& arguments);
+  /// As PyTorch calls a function in C++: what is given is put, each at its place; tensors and lists
+  /// are borrowed. The results are taken by `release`, and dropped by the destructor otherwise.
+  explicit OperatorCall(const OperatorSignature& signature);
   OperatorCall(const OperatorCall&) = delete;
   OperatorCall& operator=(const OperatorCall&) = delete;
   ~OperatorCall();
@@ -61,10 +64,20 @@ class OperatorCall {
   /// The bools of a list, the first in the lowest bit.
   std::uint32_t bits(std::size_t at) const noexcept { return arguments_[at].bits; }
 
+  void put_tensor(std::size_t at, TorchTensor tensor) noexcept;
+  /// A tensor that is not defined is one that is not given.
+  void put_optional(std::size_t at, TorchTensor tensor);
+  void put_integers(std::size_t at, std::span<const std::int64_t> values) noexcept;
+  /// A list of bools, or one.
+  void put_bits(std::size_t at, std::uint32_t bits, std::size_t count) noexcept;
+  void put_number(std::size_t at, double number) noexcept;
+
   /// An argument as Python has it. With the GIL.
   pybind11::object object(std::size_t at) const;
   /// Makes a tensor a result; it is the call's from then on.
   void give(std::size_t at, TorchTensor result) noexcept;
+  /// A result, which is the caller's from then on.
+  TorchTensor release(std::size_t at) noexcept;
   /// Makes what Python has returned the results. With the GIL. Throws TypeError.
   void take(const pybind11::object& returned);
   /// The results as Python has them, None for one that is not defined. With the GIL.
@@ -86,11 +99,12 @@ class OperatorCall {
   TorchTensor handle_of(const pybind11::handle& object) const;
 
   const OperatorSignature* signature_;
-  TorchValue* values_;  // null where Python has the arguments
+  TorchValue* values_;  // null where others have the arguments
   int errors_ = std::uncaught_exceptions();
   std::array<Argument, kMost> arguments_{};
   std::array<TorchTensor, 3> results_{};
-  std::vector<std::int64_t> integers_;
+  std::vector<std::int64_t> kept_;
+  std::span<const std::int64_t> integers_;  // kept, or borrowed
 };
 
 /// PyTorch's functions for what is no tensor, or null before they are opened.

@@ -27,8 +27,13 @@ void OperatorGate::renew(py::object slow, py::object trial) {
   number_.store(next_gate_number());
 }
 
-void OperatorGate::serve(TorchValue* values) {
-  OperatorCall call(kind_.signature, values);
+bool OperatorGate::knows(const OperatorCall& call) const {
+  if (!arrays_decide() || kind_.describe == nullptr) return false;
+  CallFacts facts(number_);
+  return kind_.describe(call, facts) && native_calls().has(facts.words());
+}
+
+void OperatorGate::serve(OperatorCall& call) {
   CallFacts facts(number_);
   const bool seen = kind_.describe != nullptr && kind_.describe(call, facts);
   if (seen && arrays_decide() && native_calls().has(facts.words())) {

@@ -26,9 +26,13 @@ class OperatorGate {
   /// Stands before the operator anew. With the GIL.
   void renew(pybind11::object slow, pybind11::object trial);
 
-  /// Does one call, as PyTorch hands it over. Throws what PyTorch's function throws, and
-  /// py::error_already_set.
-  void serve(TorchValue* values);
+  const OperatorSignature& signature() const noexcept { return kind_.signature; }
+  /// PyTorch's, which may be called where `knows` says so.
+  void* function() const noexcept { return function_; }
+  /// Whether the native kernel serves a call. Needs no GIL.
+  bool knows(const OperatorCall& call) const;
+  /// Does one call. Throws what PyTorch's function throws, and py::error_already_set.
+  void serve(OperatorCall& call);
 
  private:
   enum class Trial : std::uint8_t { kOpen, kPassed, kFailed };

@@ -27,6 +27,14 @@ struct ReturnedTensor {
   ReturnedTensor& operator=(ReturnedTensor&&) = delete;
   ~ReturnedTensor() {}  // NOLINT(modernize-use-equals-default): = default would make it trivial
 
+  /// What such a tensor holds, which is freed.
+  static ReturnedTensor of(TorchTensor handle) {
+    ReturnedTensor made;
+    auto* const held = static_cast<void**>(handle);
+    made.object = *held;
+    delete held;
+    return made;
+  }
   /// As a tensor for PyTorch's C functions, which free it by delete.
   TorchTensor handle() const {
     auto* const made = new void*;

@@ -212,11 +212,12 @@ def run_operator(name: str, key: str, *args: Any) -> Any:
     """Call PyTorch's own kernel of an operator by its C++ function. All arguments are by place."""
 
 def place_operator(
-    name: str, key: str, slow: Callable[..., Any], keyset: Any, trial: Callable[[], str | None]
+    name: str, key: str, slow: Callable[..., Any], keyset: Any, trial: Callable[[], str | None], plain: bool
 ) -> Callable[[], None] | None:
     """Put a gate in C in an operator's place, which calls that function once `trial` has returned nothing against it.
 
-    Returns what takes it away; ``None`` where it cannot be placed.
+    `plain`: also one over it that PyTorch calls as it calls its own kernels. Returns what takes all away; ``None``
+    where it cannot be placed.
     """
 
 def place_probe(space: str, slow: Callable[..., Any]) -> Callable[[], None] | None:

@@ -21,6 +21,17 @@ from xpuruntime.pytorch.overriding import attention, norm_routes, operator_gates
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
 
+PLAIN = "xpuruntime: a gate without Python"
+
+
+@pytest.fixture(autouse=True, params=["plain", "boxed"])
+def way(request, monkeypatch):
+    """How PyTorch calls gates: as its own kernels, or with values of its interpreter alone."""
+    if request.param == "boxed":
+        monkeypatch.setattr(operator_gates, "why_not_plain", lambda: "not in this test")
+    return request.param
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """Calls that came to Python."""
@@ -57,6 +68,26 @@ def test_this_pytorch_has_what_they_need():
         assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
         # PyTorch has no kernel of that one on the CPU: what lies below is ours, in Python.
         assert "not PyTorch's own" in operator_gates.why_not("_fused_rms_norm_backward", "CPU")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in IN_C])
+def test_pytorch_calls_the_gate_as_its_own_kernels_and_those_afterwards(name, way):
+    before = torch._C._dispatch_dump(f"aten::{name}")
+    assert PLAIN not in before
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert (PLAIN in torch._C._dispatch_dump(f"aten::{name}")) == (way == "plain")
+    assert torch._C._dispatch_dump(f"aten::{name}") == before
+
+
+def test_an_operator_with_other_arguments_is_called_with_values_of_the_interpreter(monkeypatch, asked):
+    monkeypatch.setitem(operator_gates._KNOWN, "native_layer_norm", "(Tensor input) -> Tensor")
+    run = call("layer_norm")
+    expected = run()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        assert PLAIN not in torch._C._dispatch_dump("aten::native_layer_norm")
+        for _ in range(3):
+            same(run(), expected)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch.overriding.gates import Kernel, is_own, keyset_of, why_not_direct, why_not_in_c
+from xpuruntime.pytorch.overriding.gates import Kernel, is_own, keyset_of, why_not_direct, why_not_in_c, why_not_plain
 from xpuruntime.pytorch.overriding.operator_trials import try_operator
 from xpuruntime.pytorch.overriding.undisturbed import find_out
 
@@ -40,9 +40,29 @@ class _OperatorKernel(Kernel):
 
     def place(self) -> Callable[[], None] | None:
         native = self._native
+        plain = not (why_not_plain() or _why_not_as_known(native.name))
         return _core.place_operator(
-            native.name, native.key, self._slow, keyset_of(native.key), functools.partial(_try, native)
+            native.name, native.key, self._slow, keyset_of(native.key), functools.partial(_try, native), plain
         )
+
+
+#: The operators that gates without values of PyTorch's interpreter are written for, as PyTorch says them.
+_KNOWN = {
+    "native_layer_norm": "(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
+    " -> (Tensor, Tensor, Tensor)",
+    "native_layer_norm_backward": "(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
+    " Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    "_fused_rms_norm": "(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
+    "_fused_rms_norm_backward": "(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight,"
+    " bool[2] output_mask) -> (Tensor, Tensor)",
+    "scaled_dot_product_attention": "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.,"
+    " bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
+}
+
+
+def _why_not_as_known(name: str) -> str:
+    found = str(getattr(torch.ops.aten, name).default._schema)
+    return "" if found == f"aten::{name}{_KNOWN[name]}" else f"this PyTorch has {found}"
 
 
 def operator_gate(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | Kernel:
