@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before operators that take more than tensors, norms and attention: kernels in C, called without Python.
+"""Gates before operators that take more than tensors, norms and attention: called without Python.
 
 PyTorch has no C function for these operators, but its libraries have the C++ functions that the dispatcher calls. A
 gate calls them where it knows a call to be native. Nothing promises what they look like, so each is tried first. Where
 one is not there, or gives anything else than Python's call, a kernel in Python stands in its place: `why_not` says so.
+
+Where gates before products are called as PyTorch's own kernels are, these are, too; with values of PyTorch's
+interpreter otherwise, which costs more and does the same.
 """
 
 from __future__ import annotations
@@ -55,12 +58,13 @@ _KNOWN = {
     "_fused_rms_norm": "(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
     "_fused_rms_norm_backward": "(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight,"
     " bool[2] output_mask) -> (Tensor, Tensor)",
-    "scaled_dot_product_attention": "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.,"
-    " bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
+    "scaled_dot_product_attention": "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,"
+    " float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
 }
 
 
 def _why_not_as_known(name: str) -> str:
+    """Return what this PyTorch says of an operator that a gate is written for otherwise; empty where it agrees."""
     found = str(getattr(torch.ops.aten, name).default._schema)
     return "" if found == f"aten::{name}{_KNOWN[name]}" else f"this PyTorch has {found}"
 
