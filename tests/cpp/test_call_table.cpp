@@ -36,6 +36,20 @@ TEST(CallTable, KeepingAgainChangesNothing) {
   EXPECT_EQ(table.size(), 1U);
 }
 
+TEST(CallTable, AWordIsKeptWithAKeyAndStaysWhileItGrows) {
+  CallTable table;
+  for (std::uint64_t i = 0; i < 500; ++i) table.keep(Words{i, i}, 10 * i);
+  table.keep(Words{7, 7}, 1);
+  for (std::uint64_t i = 0; i < 500; ++i) {
+    const std::uint64_t* const found = table.find(Words{i, i});
+    ASSERT_NE(found, nullptr) << i;
+    EXPECT_EQ(*found, 10 * i);
+  }
+  EXPECT_EQ(table.find(Words{7, 8}), nullptr);
+  table.clear();
+  EXPECT_EQ(table.find(Words{7, 7}), nullptr);
+}
+
 TEST(CallTable, ManyKeysOfManyLengthsStayApartWhileItGrows) {
   CallTable table;
   for (std::uint64_t i = 0; i < 3000; ++i) table.keep(Words(1 + i % 9, i));

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "call_key.h"
@@ -20,6 +21,7 @@ struct State {
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
   std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
+  std::unordered_set<PyObject*> places;  // owned, as long as threads may know of them
 };
 
 State& state() {
@@ -28,9 +30,21 @@ State& state() {
 }
 
 struct Known {
-  CallTable calls;
+  CallTable native;
+  CallTable quick;  // with the address of a Place
   std::uint64_t number = 0;
 };
+
+Known& known_calls() {
+  thread_local Known known;
+  const std::uint64_t number = state_number();
+  if (known.number != number) {
+    known.native.clear();
+    known.quick.clear();
+    known.number = number;
+  }
+  return known;
+}
 
 PyObject* interned(const char* text) {
   PyObject* const made = PyUnicode_InternFromString(text);
@@ -83,25 +97,32 @@ void set_gate_state(const py::object& routes, bool slow, const py::object& circu
   Py_XDECREF(others);
 }
 
-void forget_native_calls() noexcept { state().number.fetch_add(1, std::memory_order_acq_rel); }
+void forget_native_calls() noexcept {
+  state().number.fetch_add(1, std::memory_order_acq_rel);
+  for (PyObject* const place : std::exchange(state().places, {})) Py_DECREF(place);
+}
 
 bool arrays_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
 
 std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }
 
-CallTable& native_calls() {
-  thread_local Known known;
-  const std::uint64_t number = state_number();
-  if (known.number != number) {
-    known.calls.clear();
-    known.number = number;
-  }
-  return known.calls;
+CallTable& native_calls() { return known_calls().native; }
+
+PyObject* quick_place(std::span<const std::uint64_t> call) {
+  if (!arrays_decide()) return nullptr;
+  const std::uint64_t* const found = known_calls().quick.find(call);
+  return found == nullptr ? nullptr : reinterpret_cast<PyObject*>(*found);
 }
 
 void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number) {
   // Nothing gives the GIL away between the two.
   if (state_number() == number) native_calls().keep(call);
+}
+
+void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number) {
+  if (state_number() != number || !arrays_decide()) return;
+  known_calls().quick.keep(call, reinterpret_cast<std::uint64_t>(place));
+  if (state().places.insert(place).second) Py_INCREF(place);
 }
 
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,

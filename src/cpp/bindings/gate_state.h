@@ -31,11 +31,16 @@ void forget_native_calls() noexcept;
 bool arrays_decide() noexcept;
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
+/// Where the kernel of ours is that this thread knows to serve a call that is kQuick, or null: a
+/// Place, which lives while the GIL is held. With the GIL.
+PyObject* quick_place(std::span<const std::uint64_t> call);
 /// Another one whenever what threads know is void. Without the GIL, too.
 std::uint64_t state_number() noexcept;
 /// Keeps a call that was judged to be kAlways since `number` was read, unless another state holds
 /// by now. With the GIL.
 void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number);
+/// Keeps a call that was judged to be kQuick, as above.
+void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number);
 
 /// `names` as of a vectorcall. With the GIL. `place`, where it is given, becomes the Place of a
 /// kernel of ours that is quick; where it is not, Python is asked for these. `phase`: of every call

@@ -64,6 +64,10 @@ class OperatorCall {
   /// The bools of a list, the first in the lowest bit.
   std::uint32_t bits(std::size_t at) const noexcept { return arguments_[at].bits; }
 
+  bool is_list(std::size_t at) const noexcept {
+    return signature_->arguments[at] == 'l' || signature_->arguments[at] == 'm';
+  }
+
   void put_tensor(std::size_t at, TorchTensor tensor) noexcept;
   /// A tensor that is not defined is one that is not given.
   void put_optional(std::size_t at, TorchTensor tensor);

@@ -46,9 +46,16 @@ void OperatorGate::serve(OperatorCall& call) {
 
 void OperatorGate::ask(OperatorCall& call, const CallFacts* facts) {
   std::array<py::object, OperatorCall::kMost> objects;
-  for (std::size_t i = 0; i < call.size(); ++i) objects[i] = call.object(i);
+  const auto make = [&](bool lists) {
+    for (std::size_t i = 0; i < call.size(); ++i) {
+      if (call.is_list(i) == lists) objects[i] = call.object(i);
+    }
+  };
+  make(false);
   const std::span<const py::object> given(objects.data(), call.size());
-  if (facts == nullptr || !decide(call, *facts, given)) call_python(call, given);
+  if (facts != nullptr && decide(call, *facts, given)) return;
+  make(true);
+  call_python(call, given);
 }
 
 void OperatorGate::try_function() {
@@ -73,14 +80,19 @@ Verdict OperatorGate::judge_call(const OperatorCall& call, std::span<const py::o
 bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
                           std::span<const py::object> given) {
   const bool has_ours = kind_.run_ours != nullptr;
-  py::object place;
+  auto place = py::reinterpret_borrow<py::object>(quick_place(facts.words()));
+  if (place) return kind_.run_ours(place.ptr(), given, call);
   const std::uint64_t number = state_number();
   Verdict verdict = judge_call(call, given, has_ours ? &place : nullptr);
   if (verdict == Verdict::kAlways && tried_.load() == Trial::kOpen) {
     try_function();
     verdict = judge_call(call, given, has_ours ? &place : nullptr);
   }
-  if (verdict == Verdict::kQuick && has_ours) return kind_.run_ours(place.ptr(), given, call);
+  if (verdict == Verdict::kQuick && has_ours) {
+    if (!kind_.run_ours(place.ptr(), given, call)) return false;
+    keep_quick_call(facts.words(), place.ptr(), number);
+    return true;
+  }
   if (verdict != Verdict::kAlways || tried_.load() != Trial::kPassed) return false;
   {
     const py::gil_scoped_release unlocked;

@@ -40,7 +40,7 @@ class OperatorGate {
   void run(OperatorCall& call) const { kind_.run(function_, call); }
   /// With the GIL. `facts` is null where the call cannot be seen.
   void ask(OperatorCall& call, const CallFacts* facts);
-  /// Whether the call was done without Python.
+  /// Whether the call was done without Python. `given`: its arguments as Python has them, no lists.
   bool decide(OperatorCall& call, const CallFacts& facts, std::span<const pybind11::object> given);
   Verdict judge_call(const OperatorCall& call, std::span<const pybind11::object> given,
                      pybind11::object* place) const;

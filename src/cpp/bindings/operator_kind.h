@@ -35,8 +35,8 @@ struct OperatorKind {
   bool (*describe)(const OperatorCall& call, CallFacts& facts) = nullptr;
   /// What stands before the arrays in the key of its route. With the GIL.
   std::string (*mark)(const OperatorCall& call) = nullptr;
-  /// By a kernel of ours at a place, on Python's objects of the arguments; null where Python always
-  /// does that. False with nothing done where Python has to. With the GIL.
+  /// By a kernel of ours at a place, on Python's objects of the arguments, of which lists are none;
+  /// null where Python always does that. False with nothing done where Python has to. With the GIL.
   bool (*run_ours)(PyObject* place, std::span<const pybind11::object> arguments,
                    OperatorCall& call) = nullptr;
 };

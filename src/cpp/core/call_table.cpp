@@ -34,11 +34,13 @@ std::size_t CallTable::slot_of(std::span<const std::uint64_t> key,
   return at;
 }
 
-bool CallTable::has(std::span<const std::uint64_t> key) const noexcept {
-  return count_ != 0 && slots_[slot_of(key, hash_of(key))].length != 0;
+const std::uint64_t* CallTable::find(std::span<const std::uint64_t> key) const noexcept {
+  if (count_ == 0) return nullptr;
+  const Slot& slot = slots_[slot_of(key, hash_of(key))];
+  return slot.length == 0 ? nullptr : &slot.word;
 }
 
-void CallTable::keep(std::span<const std::uint64_t> key) {
+void CallTable::keep(std::span<const std::uint64_t> key, std::uint64_t word) {
   if (key.empty()) return;
   if (count_ >= kMost) clear();
   if (2 * (count_ + 1) > slots_.size()) grow();
@@ -47,7 +49,7 @@ void CallTable::keep(std::span<const std::uint64_t> key) {
   if (slot.length != 0) return;
   const std::size_t begin = words_.size();
   words_.insert(words_.end(), key.begin(), key.end());
-  slot = {hash, begin, key.size()};
+  slot = {hash, begin, key.size(), word};
   ++count_;
 }
 
