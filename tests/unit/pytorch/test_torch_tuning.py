@@ -150,6 +150,34 @@ def test_what_cannot_serve_is_out():
     assert tuning.pick(held, "matmul", "cannot", [("torch.mm", lambda: None), ("auto", cannot)], CPU) == "torch.mm"
 
 
+@pytest.mark.parametrize(
+    ("native", "ours", "kernel"),
+    [
+        # microseconds of the host, and of the device
+        ((12.0, 5.0), (10.0, 2.0), "torch.mm"),  # the device waits for the host, with either
+        ((40.0, 5.0), (20.0, 2.0), "auto"),
+        ((12.0, 20.0), (13.0, 15.0), "auto"),
+        ((12.0, 20.0), (30.0, 15.0), "torch.mm"),
+    ],
+)
+def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(native, ours, kernel):
+    hosts, devices = ({"torch.mm": native[at], "auto": ours[at]} for at in (0, 1))
+    assert tuning._best(tuning._costs(hosts, devices, "torch.mm", True), "torch.mm") == kernel
+    replayed = tuning._costs(hosts, devices, "torch.mm", False)
+    assert replayed == devices
+    assert tuning._best(replayed, "torch.mm") == "auto"
+
+
+def test_on_the_cpu_a_few_microseconds_do_not_pay_for_the_way():
+    nothing = dict.fromkeys(("torch.mm", "auto"), 0.0)
+    assert (
+        tuning._best(tuning._costs({"torch.mm": 9.0, "auto": 1.0}, nothing, "torch.mm", True), "torch.mm") == "torch.mm"
+    )
+    assert (
+        tuning._best(tuning._costs({"torch.mm": 90.0, "auto": 60.0}, nothing, "torch.mm", True), "torch.mm") == "auto"
+    )
+
+
 def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     runs = []
 
