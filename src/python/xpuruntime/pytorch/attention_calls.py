@@ -12,7 +12,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch import calls, tuning
+from xpuruntime.pytorch import attention_trials, calls, tuning
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
 from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against, whole
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
 
 __all__ = [
     "Arguments", "AttentionCall", "default_held", "deterministic", "find_route", "four", "held_of_ours", "sizes_of",
@@ -320,8 +319,11 @@ def _settle(
             id_: held.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in ours
         }
-        candidates = [(route.kernel, lambda: _do_natively(call, natively))]
-        candidates += [(id_, lambda place=place: _do_ours(call, place)) for id_, place in places.items()]  # type: ignore[misc]
+        candidates = [(route.kernel, lambda: attention_trials.natively(call, natively))]
+        candidates += [
+            (id_, lambda place=place: attention_trials.ours(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            for id_, place in places.items()
+        ]
         text = f"{_text_of(call)};deterministic={exact}"
         best = tuning.pick(held, "attention", text, candidates, call.q.device)
         times = tuning.measured("attention", text, call.q.device)
@@ -351,29 +353,3 @@ def _text_of(call: AttentionCall) -> str:
     shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in tensors)
     mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
     return f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
-
-
-def _do_natively(call: AttentionCall, natively: Callable[[], Any]) -> None:
-    if not call.needs_grad:
-        with torch.no_grad():
-            natively()
-        return
-    with torch.enable_grad():
-        out = natively()
-        operands = [x for x in call[:3] if x.requires_grad]
-        torch.autograd.grad(out, operands, torch.ones_like(out))
-
-
-def _do_ours(call: AttentionCall, place: Place) -> None:
-    causal = "top_left" if call.is_causal else False
-    q, k, v = (four(x.detach()) for x in call[:3])
-    with torch.no_grad():
-        done = _core.op_attention(
-            place, q, k, v, call.mask, None, None, call.needs_grad, causal, call.scale, 0.0, None, None
-        )
-        if call.needs_grad:
-            out, lse = done
-            _core.op_attention_backward(
-                place, torch.ones_like(out), q, k, v, out, lse, call.mask, None, None, None, None, causal, call.scale,
-                0.0, None,
-            )  # fmt: skip
