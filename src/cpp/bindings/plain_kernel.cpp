@@ -2,7 +2,6 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "plain_kernel.h"
 
-#include <functional>
 #include <utility>
 
 namespace py = pybind11;
@@ -25,12 +24,13 @@ py::object NativeKernel::place(const std::string& name, const std::string& key,
   }
 }
 
-py::object removal(std::function<void()> remove, const py::object& below) {
-  return py::cpp_function([remove = std::move(remove), below, done = false]() mutable {
-    if (std::exchange(done, true)) return;
-    remove();
-    below();
-  });
+py::object removal(std::function<void()> remove, py::object below) {
+  return py::cpp_function(
+      [remove = std::move(remove), below = std::move(below), done = false]() mutable {
+        if (std::exchange(done, true)) return;
+        remove();
+        below();
+      });
 }
 
 }  // namespace xpuruntime::bindings

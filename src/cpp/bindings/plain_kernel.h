@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "torch_dispatcher.h"
@@ -43,6 +44,6 @@ class NativeKernel {
 };
 
 /// What removes functions, and then what is below them, when it is called; once.
-pybind11::object removal(std::function<void()> remove, const pybind11::object& below);
+pybind11::object removal(std::function<void()> remove, pybind11::object below);
 
 }  // namespace xpuruntime::bindings

@@ -9,6 +9,8 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "operator_call.h"
@@ -38,7 +40,7 @@ void put(OperatorCall& call, std::size_t at, const void* tensor) {
 }
 
 void put(OperatorCall& call, std::size_t at, const OptionalTensor& tensor) {
-  if (tensor.given) call.put_optional(at, const_cast<void**>(&tensor.object));
+  if (tensor.given) call.put_optional(at, static_cast<void*>(const_cast<void**>(&tensor.object)));
 }
 
 void put(OperatorCall& call, std::size_t at, const IntegerList& values) {
@@ -106,8 +108,8 @@ TorchFunctions functions_of() {
     functions.plain = Form<kSlot, ThreeTensors, Tensor, Tensor, IntegerList, Tensor, Tensor,
                            Optional, Optional, std::array<bool, 3>>::function();
   } else if constexpr (kName == 2) {
-    functions.plain = Form<kSlot, TwoTensors, Tensor, IntegerList, Optional,
-                           std::optional<double>>::function();
+    functions.plain =
+        Form<kSlot, TwoTensors, Tensor, IntegerList, Optional, std::optional<double>>::function();
   } else if constexpr (kName == 3) {
     functions.plain = Form<kSlot, TwoTensors, Tensor, Tensor, IntegerList, Tensor, Optional,
                            std::array<bool, 2>>::function();
