@@ -18,6 +18,7 @@ from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.engines.torch.dimensions import given_names, spelled
+from xpuruntime.engines.torch.multi_head import width_by_products
 from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.engines.torch.recording import record
@@ -115,6 +116,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
             domain="torch",
             inputs=tuple(one.name for one in node.all_input_nodes),
             outputs=(node.name,),
+            by_products=width_by_products(node),
         )
         for node in program.graph.nodes
         if node.op == "call_function"
