@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import zipfile
 from pathlib import Path
@@ -67,7 +68,8 @@ class TestFile:
         with zipfile.ZipFile(done.path) as archive:
             texts = {n.rpartition("/")[2]: archive.read(n) for n in archive.namelist() if "/extra/" in n}
         assert xrt.Policy.loads(texts["xpuruntime.policy"].decode(), "json") == done.policy
-        assert set(texts) == {"xpuruntime.policy", "xpuruntime.lock"}
+        assert set(texts) == {"xpuruntime.policy", "xpuruntime.lock", "xpuruntime.dimensions"}
+        assert list(json.loads(texts["xpuruntime.dimensions"]).values()) == ["batch"]
         assert done.lock.exporter == "torch.export"
         rules = done.policy.kernels.rules
         assert [(rule.match.module, rule.match.node) for rule in rules] == [

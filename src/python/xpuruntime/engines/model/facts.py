@@ -45,7 +45,8 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `name` is unique in the model; `domain` is ``""`` for the ONNX standard; `graph` is the path of the
     subgraph it is in, such as ``"loop/body"``, and ``""`` in the main graph; `kernels` is what the file asks for it;
-    `result_of` the module whose result it makes, where its name says another one.
+    `result_of` the module whose result it makes, where its name says another one; `by_products`, for the softmax of an
+    attention of PyTorch that is computed by products, is the width of a head, and 0 where that is not known.
     """  # noqa: D205
 
     name: str
@@ -56,6 +57,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = ""
     kernels: str = ""
     result_of: str = ""
+    by_products: int | None = None
 
 
 class Quantisation(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
 
 
 def _size(name: str | None, index: int, rank: int) -> int:
-    low = (name or "").lower()
+    low = "" if name is None or name.rpartition(".")[2].isdigit() else name.lower()  # `x.0` speaks of a tensor alone
     for word, size in _SIZES:
         if word in low and "+" not in low:
             return size

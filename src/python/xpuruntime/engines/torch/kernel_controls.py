@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.torch.hidden import hidden_calls
+from xpuruntime.engines.torch.multi_head import SOFTMAX
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
-from xpuruntime.engines.torch.recurrent import hidden_products
 from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.book import Book
-    from xpuruntime.engines.torch.recurrent import Hidden
+    from xpuruntime.engines.torch.hidden import Hidden
     from xpuruntime.policies.kernel_rule import KernelRule
 
 __all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
@@ -23,7 +24,6 @@ __all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
 _REMOVE = "remove the key, or use mode: prefer"
-_TO_TORCH = "put a rule for its module with use: torch first, write the cell with nn.Linear, or use mode: prefer"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
 #: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.routing.NATIVE_WORDS`, which needs PyTorch: a plan
@@ -62,11 +62,11 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
     policy = request.policy.kernels
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
-    hidden = hidden_products(request)
+    hidden = hidden_calls(request)
     for op, words in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            book.add(key, ABSENT, "enforced", f"the model has no {op}: nothing to choose")
+            book.add(key, ABSENT, "enforced", f"the model has no {op}: nothing to choose{_unseen(op, request)}")
         else:
             _add(book, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
@@ -90,6 +90,13 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
         )
     else:
         book.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
+
+
+def _unseen(op: str, request: Request) -> str:
+    """Return what a model may compute of an operation without any operator for it; empty where it cannot."""
+    if op != "attention" or not any(node.op.rpartition(".")[2] in SOFTMAX for node in request.model.nodes):
+        return ""
+    return ". What it may write out itself, as products and a softmax, is no attention of a policy"
 
 
 def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
@@ -123,28 +130,23 @@ def _add(
         text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
         book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them), or use mode: prefer")
     elif hidden is not None and hidden.alone:
-        book.add(key, "-", "unsupported", _hidden(hidden), _TO_TORCH)
+        book.add(key, "-", "unsupported", hidden.reason, hidden.fix)
     elif compiled:
         reason = (
             "calls of the compiled program are decided one by one, but what the compiler fuses, such as norms, is no "
             "call any more"
         )
         if hidden is not None:
-            reason += f"; and {_hidden(hidden)}"
+            reason += f"; and {hidden.reason}"
         book.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
     elif hidden is not None:
-        reason = f"each other call is served by it, but {_hidden(hidden)}"
-        book.add(key, ", ".join(served), "advisory", reason, _TO_TORCH)
+        reason = f"each other call is served by it, but {hidden.reason}"
+        book.add(key, ", ".join(served), "advisory", reason, hidden.fix)
     else:
         reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
         if reasons:
             reason += f". Not here: {'; '.join(f'{word}: {text}' for word, text in reasons.items())}"
         book.add(key, ", ".join(served), "enforced", reason)
-
-
-def _hidden(hidden: Hidden) -> str:
-    more = f" and {len(hidden.nodes) - 1} more" if len(hidden.nodes) > 1 else ""
-    return f"PyTorch runs {hidden.nodes[0]!r}{more} by one kernel, inside which none can be chosen for a product"
 
 
 def why_not(op: str, word: str, *, cuda: bool) -> str:

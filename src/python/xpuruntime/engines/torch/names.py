@@ -9,7 +9,7 @@ from typing import Any
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.precision.names import precision_name
 
-__all__ = ["CELLS", "RECURRENT", "RECURRENT_KERNELS", "op_name", "torch_dtype", "torch_precision"]
+__all__ = ["CELLS", "RECURRENT", "RECURRENT_KERNELS", "op_name", "precision_dtype", "torch_dtype", "torch_precision"]
 
 #: Recurrent layers of a program. PyTorch runs some by one kernel, and others product by product.
 RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -31,6 +31,14 @@ def torch_dtype(name: str) -> Any:
 def torch_precision(dtype: Any) -> str:
     """Return ``"fp16"`` for ``torch.float16``; integer types keep their names."""
     return precision_name(torch_dtype_name(dtype))
+
+
+def precision_dtype(name: str) -> Any:
+    """Return ``torch.float16`` for ``"fp16"``; ``torch.float32`` for what is no type of its own, such as ``"tf32"``."""
+    import torch
+
+    kinds = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
+    return kinds.get(name, torch.float32)
 
 
 def op_name(target: Any) -> str:

@@ -50,7 +50,7 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
     effective = {"execution.engine": "torch", "execution.device": model.device}
     controls = {control.key: control for control in settle(model.request)[1]}
     effective.update(read_back(model.settings, model.switches()))
-    kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls)
+    kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls, model.request.model.nodes, model.device)
     with torch.no_grad(), kernels.apart():
         if model.settings.mode == "compile":
             return _opaque(model, tensors, runs, effective, kernels)
@@ -150,7 +150,7 @@ class _Watch:
                 name = event.name[len(_MARK) :]
                 found[name] = _measured(event, cuda=self._model.device != "cpu")
                 self.launched[name] = Counter(one.name for inner in _below(event) for one in inner.kernels)
-                self.kernels.ran(name, [inner.name for inner in _below(event)])
+                self.kernels.ran(name, [inner.name for inner in _below(event)], self.precision.get(name, ""))
         return found
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
@@ -293,6 +293,8 @@ def _opaque(
     moment(COUNTED)
     kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
     ran = kinds.pop() if len(kinds) == 1 else None
+    for node in model.request.model.nodes:
+        kernels.attended(node.name, ran or "")
     unit = Unit(
         id="compiled",
         op="torch.compile",

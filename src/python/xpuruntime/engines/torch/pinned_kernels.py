@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.engines.torch.decisions import Deciding
 from xpuruntime.engines.torch.kernel_controls import ABSENT
 from xpuruntime.engines.torch.pinning import words_of
 from xpuruntime.engines.torch.seen_calls import SeenCalls
+from xpuruntime.evidence.carried.policy import module_of_node
 from xpuruntime.evidence.records import KeySeen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.seen_calls import SeenCall
     from xpuruntime.evidence.kernels.decisions import KernelDecision
@@ -44,12 +46,24 @@ class PinnedKernels:
         The session's own.
     controls : mapping of str to Control
         What the plan says of its keys.
+    nodes : iterable of NodeInfo
+        Those of the model.
+    device : str
     """
 
-    def __init__(self, pins: Pins, policy: KernelPolicy, controls: Mapping[str, Control]) -> None:
+    def __init__(
+        self,
+        pins: Pins,
+        policy: KernelPolicy,
+        controls: Mapping[str, Control],
+        nodes: Iterable[NodeInfo],
+        device: str,
+    ) -> None:
         self._pins = pins
         self._policy = policy
         self._controls = controls
+        self._by_products = {node.name: node for node in nodes if node.by_products is not None}
+        self._device = device
         self._log = _core.DecisionLog()
         self._seen = SeenCalls(self._log)
         self._ran: dict[str, dict[str, str]] = defaultdict(dict)
@@ -74,8 +88,8 @@ class PinnedKernels:
         """Say which operator of the model runs from now on."""
         self._seen.at(node)
 
-    def ran(self, node: str, operators: Sequence[str]) -> None:
-        """Say which operators of PyTorch the profiler saw in an operator of the model, in one run."""
+    def ran(self, node: str, operators: Sequence[str], dtype: str) -> None:
+        """Say which operators of PyTorch the profiler saw in an operator of the model in one run, and its type."""
         from xpuruntime.pytorch.sdpa_backends import kernels_in
 
         if self._pins.held is None:
@@ -83,6 +97,29 @@ class PinnedKernels:
         if found := kernels_in(operators):
             self._ran[node].update(found)
         self._seen.passed_by(node, operators)
+        self.attended(node, dtype)
+
+    def attended(self, node: str, dtype: str) -> None:
+        """Say that an operator of the model ran: where it is the softmax of an attention, no other one ran for it."""
+        import torch
+
+        from xpuruntime.engines.torch.names import precision_dtype
+        from xpuruntime.pytorch.attention_entries import WITH_WEIGHTS
+
+        held, found = self._pins.current, self._by_products.get(node)
+        if held is None or found is None or not held.decides("attention"):
+            return
+        kind = precision_dtype(dtype)
+        key = (WITH_WEIGHTS.name, node, kind)
+        route = held.routes.get(key)
+        if route is None:
+            facts: dict[str, Any] = {"device": torch.device(self._device), "dtype": kind, "entry": WITH_WEIGHTS}
+            if found.by_products:
+                facts["head_dim"] = found.by_products
+            doing, module = f"the attention of {node!r}", module_of_node(node)
+            route = held.route(key, "attention", phase="infer", doing=doing, module=module, **facts)
+        if route.source != "default":
+            self._seen.by_products(node, route, dtype, self._device)
 
     def kernel(self, node: str) -> str | None:
         """Return the kernels of ours that served an operator of the model, or ``None`` where PyTorch's own did."""

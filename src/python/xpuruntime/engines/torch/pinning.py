@@ -30,7 +30,12 @@ _OF_PRODUCTS = RECURRENT | RECURRENT_KERNELS | CELLS
 
 
 def operation_of(node: NodeInfo) -> str | None:
-    """Return the operation of a `KernelPolicy` that an operator of PyTorch is, or is made of, or ``None``."""
+    """Return the operation of a `KernelPolicy` that an operator of PyTorch is, or is made of, or ``None``.
+
+    Attention that is computed by products is where its softmax is.
+    """
+    if node.by_products is not None:
+        return "attention"
     name = node.op.rpartition(".")[2]
     return "matmul" if name in _OF_PRODUCTS else OP_OF_TORCH.get(name)
 
@@ -131,9 +136,14 @@ class Pins:
             raise
         self.held = held
 
+    @property
+    def current(self) -> Held | None:
+        """What holds in this thread: `held`, or the same with routes apart."""
+        return self._here.held or self.held
+
     def hold(self) -> holding:
         """Return a context in which these kernels hold, and no others."""
-        return self._holding(self._here.held or self.held)
+        return self._holding(self.current)
 
     @contextlib.contextmanager
     def apart(self, log: _core.DecisionLog) -> Iterator[None]:

@@ -17,6 +17,8 @@ from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.info import ModelInfo
+from xpuruntime.engines.torch.dimensions import given_names, spelled
+from xpuruntime.engines.torch.multi_head import width_by_products
 from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.engines.torch.recording import record
@@ -24,7 +26,7 @@ from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.carried.policy import LOCK_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["inspect_module", "inspect_program"]
 
@@ -92,18 +94,20 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
         fix = "export the module without in-place state"
         raise refuse(path, f"it changes {changed[0]!r} when it runs, so two runs at once would disturb each other", fix)
     placed = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    inputs = []
+    taken = []
     for spec in signature.input_specs:
         if spec.kind.name == "USER_INPUT" and not hasattr(spec.arg, "value"):
             value = placed[spec.arg.name].meta["val"]
             if not isinstance(value, torch.Tensor):
                 raise refuse(path, f"its input {spec.arg.name!r} is no tensor", "export it with tensors as inputs")
-            inputs.append(_tensor(spec.arg.name, value, program.range_constraints))
+            taken.append((spec.arg.name, value))
     spec = program.call_spec.out_spec
     output = next(node for node in program.graph.nodes if node.op == "output")
     values = [getattr(arg, "meta", {}).get("val") for arg in output.args[0]]
     results = leaves(pytree.tree_unflatten(values[-spec.num_leaves :], spec), path)
-    outputs = tuple(_tensor(name, value) for name, value in results)
+    spell = spelled((*taken, *results), given_names(metadata, path))
+    inputs = tuple(_tensor(name, value, spell, program.range_constraints) for name, value in taken)
+    outputs = tuple(_tensor(name, value, spell) for name, value in results)
     names = node_names(program)
     nodes = tuple(
         NodeInfo(
@@ -112,6 +116,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
             domain="torch",
             inputs=tuple(one.name for one in node.all_input_nodes),
             outputs=(node.name,),
+            by_products=width_by_products(node),
         )
         for node in program.graph.nodes
         if node.op == "call_function"
@@ -121,7 +126,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
         path=path,
         size=size,
         mtime_ns=mtime_ns,
-        inputs=tuple(inputs),
+        inputs=inputs,
         outputs=outputs,
         nodes=nodes,
         ops=_count(nodes),
@@ -232,8 +237,8 @@ def _examples(module: Any, given: Any, where: str) -> tuple[bool, dict[str, Any]
     return keyword, examples
 
 
-def _tensor(name: str, value: Any, ranges: Mapping[Any, Any] | None = None) -> TensorInfo:
-    shape = tuple(int(d) if isinstance(d, int) else str(d) for d in value.shape)
+def _tensor(name: str, value: Any, spell: Callable[[Any], str], ranges: Mapping[Any, Any] | None = None) -> TensorInfo:
+    shape = tuple(int(d) if isinstance(d, int) else spell(d) for d in value.shape)
     limits = tuple(None if isinstance(d, int) else _limit(d, ranges or {}) for d in value.shape)
     return TensorInfo(name=name, dtype=torch_dtype_name(value.dtype), shape=shape, limits=limits if any(limits) else ())
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.facts import NodeInfo
+from xpuruntime.engines.torch.multi_head import SOFTMAX, head_width
 from xpuruntime.engines.torch.names import op_name
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Recorder:
         self._names: Counter[str] = Counter()
         self._made: dict[int, str] = {}
         self._alive: list[Any] = []
+        #: While attention that is made of products runs: the width of its heads.
+        self._width: int | None = None
 
     @contextlib.contextmanager
     def paths(self) -> Iterator[None]:
@@ -93,11 +96,21 @@ class Recorder:
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func is scaled_dot_product_attention:
                     return recorder.whole("aten.scaled_dot_product_attention", func, args, kwargs or {})
-                return func(*args, **(kwargs or {}))
+                with recorder.inside(head_width(func, args, kwargs or {})):
+                    return func(*args, **(kwargs or {}))
 
         stack.enter_context(Mode())
         stack.enter_context(Functions())
         return stack
+
+    @contextlib.contextmanager
+    def inside(self, width: int | None) -> Iterator[None]:
+        """Say that what runs is attention that is made of products, with heads of this width; ``None``: it is not."""
+        before, self._width = self._width, width
+        try:
+            yield
+        finally:
+            self._width = before
 
     def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function as one operator, as it runs without a recorder, and note none of those that it is made of."""
@@ -127,5 +140,7 @@ class Recorder:
         for tensor, output in zip(made, outputs, strict=True):
             self._made[id(tensor)] = output
         self._alive.extend(made)  # so that no id comes twice
-        self.nodes.append(NodeInfo(name=name, op=op, domain="torch", inputs=inputs, outputs=outputs))
+        width = self._width if short in SOFTMAX else None
+        node = NodeInfo(name=name, op=op, domain="torch", inputs=inputs, outputs=outputs, by_products=width)
+        self.nodes.append(node)
         return result

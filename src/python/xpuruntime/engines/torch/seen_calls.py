@@ -9,6 +9,8 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.torch.multi_head import MULTI_HEAD
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -84,6 +86,8 @@ class SeenCalls:
         self._told: list[int] = []
         #: Operators of the model and operations of a policy of which some call was seen.
         self._touched: set[tuple[str, str]] = set()
+        #: Whether attention by products was seen where the function that computes it was called.
+        self._multi_head = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,6 +118,7 @@ class SeenCalls:
         if threading.get_ident() != self._thread or measuring():
             return go_on()
         self._touched.add((self._node, op))
+        self._multi_head |= name == _MULTI_HEAD
         decided = route is not None and (route.tuned or route.source != "default")
         if self._stack and not decided:  # a part of the call that goes on
             return go_on()
@@ -179,11 +184,28 @@ class SeenCalls:
                 self._kinds[key] = SeenCall(node, escape.op, None, (), "", "", why)
             self._kinds[key].count += 1
 
+    def by_products(self, node: str, route: Route, dtype: str, device: str) -> None:
+        """Take note of attention that ran by products, in a program that calls no function for it.
+
+        Parameters
+        ----------
+        node : str
+            Its softmax.
+        route : Route
+        dtype, device : str
+        """
+        if self._multi_head:
+            return
+        found = self._kinds.setdefault((node, route.source), SeenCall(node, "attention", route, (), dtype, device))
+        found.count += 1
+
     @property
     def kinds(self) -> tuple[SeenCall, ...]:
         """What was seen of calls that returned, in their order."""
         return tuple(one for one in self._kinds.values() if one.count)
 
 
+#: As `xpuruntime.pytorch.overriding.multi_head` reports its calls.
+_MULTI_HEAD = f"nn::{MULTI_HEAD}"
 #: Products with a vector, which are no matmul of a policy.
 _NO_PRODUCTS = frozenset(("aten::mv", "aten::addmv", "aten::addmv_"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
 
 __all__ = [
+    "DIMENSIONS_KEY",
     "KERNEL_KEY",
     "LOCK_KEY",
     "OP_OF_NODE",
@@ -37,6 +38,8 @@ __all__ = [
 POLICY_KEY = "xpuruntime.policy"
 LOCK_KEY = "xpuruntime.lock"
 KERNEL_KEY = "xpuruntime.kernel"
+#: In a program of PyTorch: its symbols for sizes, and the names that these were given, as JSON.
+DIMENSIONS_KEY = "xpuruntime.dimensions"
 #: On a node that stands for the operators of two modules: the path of the module whose result it makes.
 RESULT_KEY = "xpuruntime.result_of"
 

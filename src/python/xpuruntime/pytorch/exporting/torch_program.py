@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.errors import ModelError
 from xpuruntime.evidence.carried.export_lock import digest_tensors
-from xpuruntime.evidence.carried.policy import LOCK_KEY, POLICY_KEY
+from xpuruntime.evidence.carried.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, plain_path, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import Exported
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["node_names", "program_digest", "write_program"]
+__all__ = ["dimension_names", "node_names", "program_digest", "write_program"]
 
 
 def write_program(
@@ -49,6 +50,13 @@ def write_program(
     extra = {LOCK_KEY: lock.to_json()}
     if carried is not None:
         extra[POLICY_KEY] = carried.dumps("json")
+    try:
+        dimensions = dimension_names(program)
+    except AttributeError as error:  # no promise of PyTorch's
+        notes.append(f"names of sizes are left out: PyTorch {torch.__version__} does not tell them ({error})")
+    else:
+        if dimensions:
+            extra[DIMENSIONS_KEY] = json.dumps(dimensions)
     with appearing(target) as place, quiet():
         torch.export.save(program, place, extra_files=extra)
     return Exported(path=target, format="pt2", policy=carried, lock=lock, notes=tuple(notes))
@@ -73,6 +81,31 @@ def node_names(program: Any) -> dict[str, str]:
         counts[base] = count + 1
         names[node.name] = f"{base}_{count}" if count else base
     return names
+
+
+def dimension_names(program: Any) -> dict[str, str]:
+    """Return the names of `torch.export.Dim` by the symbols that stand for them in a program, which a file forgets.
+
+    Symbols without a name, as of ``Dim.AUTO``, are left out.
+    """
+    sizes = (size for node in program.graph.find_nodes(op="placeholder") for size in _sizes(node.meta.get("val")))
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return {}
+    shapes = symbolic.node.shape_env
+    names = {}
+    for symbol, sources in shapes.var_to_sources.items():
+        stands = shapes.replace(symbol)  # where two sizes turned out to be equal, one symbol is both
+        for source in sources if stands.is_Symbol else ():
+            text = source.name if isinstance(source.name, str) else source.name()
+            # A size that only others are made of, as `half` in `2 * half`, is no size of an input: its name is its own.
+            if name := text if text.isidentifier() else shapes.source_name_to_debug_name.get(text):
+                names[str(stands)] = name
+    return names
+
+
+def _sizes(value: Any) -> tuple[Any, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def program_digest(program: Any) -> str:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What of a program no policy reaches: recurrent layers of one kernel, and attention that is products and a softmax.
+
+PyTorch computes ``nn.MultiheadAttention`` so where it has to return the weights, its default. Whether a call asks for
+them is an argument: an exported program tells it by its operators, a module by the run on its example inputs. Programs
+that were decomposed may have any attention so.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.engines.torch.recurrent import dtypes_of, one_kernel_layers
+from xpuruntime.evidence.carried.policy import module_of_node
+from xpuruntime.policies import KernelPolicy
+from xpuruntime.policies.kernel_ids import OPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model import NodeInfo
+    from xpuruntime.policies.kernel_rule import KernelRule
+
+__all__ = ["KEPT", "Hidden", "hidden_calls"]
+
+#: Kernels that a policy may ask for there, by operation. Those of attention are as
+#: `xpuruntime.pytorch.attention_entries.WITH_WEIGHTS` has them, which needs PyTorch.
+KEPT = {
+    "matmul": frozenset(("auto", "torch", "torch.mm")),
+    "attention": frozenset(("auto", "torch", "torch.sdpa", "math", "torch.math")),
+}
+#: Why no kernel of attention is called.
+_BY_PRODUCTS = (
+    "it is products and a softmax, as of nn.MultiheadAttention with need_weights=True, or of a decomposed program"
+)
+_FIX = {
+    "matmul": "put a rule for its module with use: torch first, write the cell with nn.Linear",
+    "attention": (
+        "call nn.MultiheadAttention with need_weights=False and export without decomposing, put a rule with op: "
+        "attention, its module and use: torch first"
+    ),
+}
+
+
+class Hidden(NamedTuple):
+    """Operators of a program for which a key asks in vain.
+
+    Attributes
+    ----------
+    reason : str
+        Names the first of them.
+    fix : str
+    alone : bool
+        Whether the program has nothing else that the key is for.
+    """
+
+    reason: str
+    fix: str
+    alone: bool
+
+
+def hidden_calls(request: Request) -> dict[str, Hidden]:
+    """Return the keys that ask for kernels where none can be chosen. Pure.
+
+    Parameters
+    ----------
+    request : Request
+    """
+    nodes = request.model.nodes
+    dtypes = dtypes_of(request)
+    out_of_reach = {
+        "matmul": one_kernel_layers(request),
+        "attention": [node for node in nodes if node.by_products is not None],
+    }
+    if not any(out_of_reach.values()):
+        return {}
+    rules = placed_rules(request.policy.kernels, nodes)
+    placed = KernelPolicy(rules=tuple(rule for rule, _ in rules))
+    keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for op, hidden in out_of_reach.items():
+        for node in hidden:
+            module = module_of_node(node.name) or None
+            facts = {"device": request.device, "phase": "infer", "node": module, "module": module}
+            for dtype in dtypes or (None,):
+                words, source = placed.choose(op, dtype=dtype, head_dim=node.by_products or None, **facts)
+                if not KEPT[op].intersection(words):
+                    found.setdefault(keys[source], {}).setdefault(op, {})[node.name] = None
+    names = {node.name for hidden in out_of_reach.values() for node in hidden}
+    others = [node for node in nodes if node.name not in names]
+    return {key: _told(by_op, alone=not _has_more(key, rules, others)) for key, by_op in found.items()}
+
+
+def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> Hidden:
+    reasons = [_reason(op, list(names)) for op, names in by_op.items()]
+    fix = "; ".join(_FIX[op] for op in by_op)
+    return Hidden("; and ".join(reasons), f"{fix}, or use mode: prefer", alone)
+
+
+def _reason(op: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if op == "attention":
+        return f"no kernel of attention is called at {names[0]!r}{more}: {_BY_PRODUCTS}"
+    return f"PyTorch runs {names[0]!r}{more} by one kernel, inside which none can be chosen for a product"
+
+
+def _has_more(key: str, rules: tuple[tuple[KernelRule, str], ...], nodes: Iterable[NodeInfo]) -> bool:
+    """Say whether a key may be for one of these operators."""
+    matches = [rule.match for rule, source in rules if source == key]
+    return any(
+        match.op in (None, op) and (match.module is None or fnmatchcase(module_of_node(node.name), match.module))
+        for node in nodes
+        if (op := operation_of(node)) in OPS
+        for match in matches
+    )
