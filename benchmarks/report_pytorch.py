@@ -140,8 +140,10 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
     ):
         if variant in ratio:
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
-    samples = {case["variant"]: case["samples_ms"] for case in cases if case["variant"] in ratio}
-    if "eager, tuned" in samples:
+    samples = {
+        case["variant"]: case["samples_ms"] for case in cases if case["phase"] == "eager" and "error" not in case
+    }
+    if "eager" in samples and "eager, tuned" in samples:
         figure = 1 + over(samples["eager, tuned"], samples["eager"]).part
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks

@@ -31,7 +31,7 @@ class TestQnn(EngineSuite):
     unsupported: ClassVar[dict[str, str]] = {
         "shapes_and_types": f"{_FIXED}one session has one batch",
         "two_inputs_share_a_symbol": f"{_FIXED}no dimension is a symbol any more",
-        "bind": f"{_FIXED}bind() needs no shapes; tests/unit/engines/qnn binds",
+        "bind": f"{_FIXED}bind() needs no shapes; tests/unit/engines/qnn_engine binds",
     }
 
     def open(self, path: Path, **options: Any) -> xrt.InferenceSession:

@@ -32,8 +32,7 @@ class Graph:
 
 @pytest.mark.parametrize("name", ["by_hand", "eager", "pinned"])
 def test_each_variant_keeps_its_model_and_its_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(FOLDER))
     bench: Any = importlib.import_module("bench_training_step")
     models: Any = importlib.import_module("training_models")
