@@ -140,11 +140,9 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
     ):
         if variant in ratio:
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
-    samples = {
-        case["variant"]: case["samples_ms"] for case in cases if case["phase"] == "eager" and "error" not in case
-    }
-    if "eager" in samples and "eager, tuned" in samples:
-        figure = 1 + over(samples["eager, tuned"], samples["eager"]).part
+    ran = {case["variant"]: case for case in cases if case["phase"] == "eager" and "error" not in case}
+    if "eager" in ran and "eager, tuned" in ran:
+        figure = 1 + over(ran["eager, tuned"]["samples_ms"], ran["eager"]["samples_ms"]).part
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
 
