@@ -2,6 +2,10 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """One suite, every engine that can run without a device."""
 
+import importlib.util
+
+import pytest
+
 from xpuruntime.testing import EngineSuite
 
 
@@ -16,6 +20,7 @@ class TestNull(EngineSuite):
     unsupported = {"computes": "it computes nothing: all outputs are zero"}  # noqa: RUF012 - overrides a ClassVar
 
 
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs openvino")
 class TestOpenVinoCpu(EngineSuite):
     engine = "openvino"
     device = "cpu"

@@ -12,6 +12,7 @@ import pytest
 
 if sys.platform != "linux":
     pytest.skip("OpenVINO changes signal stacks on Linux only", allow_module_level=True)
+pytest.importorskip("openvino")
 
 SIGNALS = """
 import faulthandler, gc, signal, sys, threading
