@@ -12,8 +12,8 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Tests outside of tests/gpu tell what happens without a GPU, where a session takes the CPU by itself.
-    if not any("gpu" in Path(argument.partition("::")[0]).parts for argument in config.args):
+    # These tests tell what happens without a GPU, where a session takes the CPU by itself.
+    if any({"unit", "conformance"}.intersection(Path(one.partition("::")[0]).parts) for one in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
