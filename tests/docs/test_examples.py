@@ -8,6 +8,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,15 @@ def test_training_reproduces_the_shipped_model(tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shipped = demo_model_path().parent
-    assert (tmp_path / "digits_test.npz").read_bytes() == (shipped / "digits_test.npz").read_bytes()
+    assert _members(tmp_path / "digits_test.npz") == _members(shipped / "digits_test.npz")
     # Weights differ in the last bits between processors; what the script promises is the accuracy, which it checks.
     assert (tmp_path / "digits.onnx").stat().st_size == (shipped / "digits.onnx").stat().st_size
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    """Return what an archive holds; its headers differ between versions of Python, as between 3.11.2 and 3.11.7."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda p: p.name)
