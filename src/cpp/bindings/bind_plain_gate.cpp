@@ -181,20 +181,11 @@ std::array<TorchFunctions, kSlots> all_functions(std::index_sequence<kSlot...> /
   return {functions_of<kSlot>()...};
 }
 
-std::optional<std::size_t> slot_of(std::string_view name, std::string_view key) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    for (std::size_t j = 0; j < kKeys.size(); ++j) {
-      if (kNames[i] == name && kKeys[j] == key) return i * kKeys.size() + j;
-    }
-  }
-  return std::nullopt;
-}
-
 py::object place_plain_gate(const std::string& name, const std::string& key, const py::object& slow,
                             const py::object& native, const py::object& keyset,
                             const py::object& place_below) {
   static const auto functions = all_functions(std::make_index_sequence<kSlots>());
-  const auto found = slot_of(name, key);
+  const auto found = place_of(kNames, kKeys, name, key);
   const std::string full = "aten::" + name;
   const TorchFunctions kernel = found ? find_functions(full, key) : TorchFunctions{};
   py::object below = place_below();

@@ -27,24 +27,22 @@ void OperatorGate::renew(py::object slow, py::object trial) {
   number_.store(next_gate_number());
 }
 
-bool OperatorGate::knows(const OperatorCall& call) const {
-  if (!arrays_decide() || kind_.describe == nullptr) return false;
-  CallFacts facts(number_);
-  return kind_.describe(call, facts) && native_calls().has(facts.words());
+bool OperatorGate::knows(const CallFacts& facts) const {
+  return arrays_decide() && native_calls().has(facts.words());
 }
 
 void OperatorGate::serve(OperatorCall& call) {
   CallFacts facts(number_);
-  const bool seen = kind_.describe != nullptr && kind_.describe(call, facts);
-  if (seen && arrays_decide() && native_calls().has(facts.words())) {
+  const bool seen = sees(call, facts);
+  if (seen && knows(facts)) {
     run(call);
     return;
   }
-  const py::gil_scoped_acquire gil;
   ask(call, seen ? &facts : nullptr);
 }
 
 void OperatorGate::ask(OperatorCall& call, const CallFacts* facts) {
+  const py::gil_scoped_acquire gil;
   std::array<py::object, OperatorCall::kMost> objects;
   const auto make = [&](bool lists) {
     for (std::size_t i = 0; i < call.size(); ++i) {

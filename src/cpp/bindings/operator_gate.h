@@ -29,17 +29,24 @@ class OperatorGate {
   const OperatorSignature& signature() const noexcept { return kind_.signature; }
   /// PyTorch's, which may be called where `knows` says so.
   void* function() const noexcept { return function_; }
+  /// The first word of the facts of its calls.
+  std::uint64_t number() const noexcept { return number_; }
+  /// Whether a call's route depends on nothing but facts, which are added. Needs no GIL.
+  bool sees(const OperatorCall& call, CallFacts& facts) const {
+    return kind_.describe != nullptr && kind_.describe(call, facts);
+  }
   /// Whether the native kernel serves a call. Needs no GIL.
-  bool knows(const OperatorCall& call) const;
+  bool knows(const CallFacts& facts) const;
   /// Does one call. Throws what PyTorch's function throws, and py::error_already_set.
   void serve(OperatorCall& call);
+  /// Does one that it does not know. `facts` is null where the call cannot be seen. Takes the GIL.
+  /// Throws as above.
+  void ask(OperatorCall& call, const CallFacts* facts);
 
  private:
   enum class Trial : std::uint8_t { kOpen, kPassed, kFailed };
 
   void run(OperatorCall& call) const { kind_.run(function_, call); }
-  /// With the GIL. `facts` is null where the call cannot be seen.
-  void ask(OperatorCall& call, const CallFacts* facts);
   /// Whether the call was done without Python. `given`: its arguments as Python has them, no lists.
   bool decide(OperatorCall& call, const CallFacts& facts, std::span<const pybind11::object> given);
   Verdict judge_call(const OperatorCall& call, std::span<const pybind11::object> given,

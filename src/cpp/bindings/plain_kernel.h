@@ -4,9 +4,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "torch_dispatcher.h"
 
@@ -42,6 +46,19 @@ class NativeKernel {
   std::atomic<void*> boxed_functor_{nullptr};
   std::atomic<void*> boxed_{nullptr};
 };
+
+/// The number of a place among those of all names at all keys, or none.
+template <std::size_t kNames, std::size_t kKeys>
+std::optional<std::size_t> place_of(const std::array<std::string_view, kNames>& names,
+                                    const std::array<std::string_view, kKeys>& keys,
+                                    std::string_view name, std::string_view key) {
+  for (std::size_t i = 0; i < kNames; ++i) {
+    for (std::size_t j = 0; j < kKeys; ++j) {
+      if (names[i] == name && keys[j] == key) return i * kKeys + j;
+    }
+  }
+  return std::nullopt;
+}
 
 /// What removes functions, and then what is below them, when it is called; once.
 pybind11::object removal(std::function<void()> remove, pybind11::object below);

@@ -80,10 +80,12 @@ struct Form {
     OperatorCall call(gate.signature());
     std::size_t at = 0;
     (put(call, at++, arguments), ...);
-    if (gate.knows(call)) {
+    CallFacts facts(gate.number());
+    const bool seen = gate.sees(call, facts);
+    if (seen && gate.knows(facts)) {
       return reinterpret_cast<Result (*)(Arguments...)>(gate.function())(arguments...);
     }
-    gate.serve(call);
+    gate.ask(call, seen ? &facts : nullptr);
     return results<Result>(call);
   }
   static void* function() { return reinterpret_cast<void*>(enter); }
@@ -125,21 +127,12 @@ std::array<TorchFunctions, kSlots> all_functions(std::index_sequence<kSlot...> /
   return {functions_of<kSlot>()...};
 }
 
-std::optional<std::size_t> slot_of(std::string_view name, std::string_view key) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    for (std::size_t j = 0; j < kKeys.size(); ++j) {
-      if (kNames[i] == name && kKeys[j] == key) return i * kKeys.size() + j;
-    }
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 py::object place_plain_operator(const std::string& name, const std::string& key, OperatorGate& gate,
                                 const py::object& below) {
   static const auto functions = all_functions(std::make_index_sequence<kSlots>());
-  const auto found = slot_of(name, key);
+  const auto found = place_of(kNames, kKeys, name, key);
   if (!found) return below;
   Slot& slot = slots[*found];
   slot.gate.store(&gate, std::memory_order_release);
