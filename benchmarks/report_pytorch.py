@@ -33,10 +33,11 @@ def override_overhead(record: dict[str, Any]) -> Section:
         for state in states
     ]
     count = len(next(iter(next(iter(samples.values())).values())))
+    note = f"{record['note']} " if "note" in record else ""
     text = (
         "What does a policy cost a call of PyTorch's operators on the host? *native* is the time of the call without a "
         "policy; the other rows are what comes on top of it. The products are tiny, so that only the host is measured, "
-        f"and of the {count} rounds the least counts.\n\n{machine(record)}\n"
+        f"and of the {count} rounds the least counts.\n\n{machine(record)}\n{note}"
         f"`python benchmarks/bench_override_overhead.py --device {device}`\n\n"
         f"{table(('µs a call', *least), rows)}"
     )
