@@ -127,8 +127,7 @@ ArrayArgument::ArrayArgument(PyObject* object, const char* name, bool below_auto
   if (const Exchange* const exchange = find_exchange(Py_TYPE(object));
       exchange != nullptr && exchange->api->dltensor_from_py_object_no_sync != nullptr) {
     api_ = exchange->api;
-    has_gradients_ = exchange->has_gradients && !below_autograd;
-    take_table();
+    take_table(*exchange, below_autograd);
     return;
   }
   if (py::isinstance<Tensor>(handle)) {
@@ -173,7 +172,7 @@ void ArrayArgument::import_other() {
   }
 }
 
-void ArrayArgument::take_table() {
+void ArrayArgument::take_table(const Exchange& exchange, bool below_autograd) {
   kind_ = Kind::kTable;
   DLTensor view;
   if (api_->dltensor_from_py_object_no_sync(object_, &view) != 0) {
@@ -183,7 +182,10 @@ void ArrayArgument::take_table() {
     throw UnsupportedOperationError(std::string("'") + operand_.name +
                                     "' is complex: no operation here takes complex numbers");
   }
-  if (has_gradients_ && would_lose_gradient(object_)) {
+  if (!below_autograd) {
+    refuse_negation(exchange, object_, view, std::string("'") + operand_.name + "'");
+  }
+  if (!below_autograd && exchange.has_gradients && would_lose_gradient(object_)) {
     throw UnsupportedOperationError(
         std::string("'") + operand_.name +
         "' requires a gradient, and none is recorded here: call it under torch.no_grad(), or "

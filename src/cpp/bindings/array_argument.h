@@ -23,8 +23,8 @@ class ArrayArgument {
   enum class Kind : std::uint8_t { kTable, kNumpy, kTensor, kOther };
 
   /// None is an argument that was left out. Throws InputError for what is no array that can be
-  /// shared, and UnsupportedOperationError for a tensor whose gradient would be lost; both name the
-  /// argument. With `below_autograd` its library has recorded the gradient already.
+  /// shared, and UnsupportedOperationError for a tensor whose gradient, or whose minus, would be
+  /// lost; both name the argument. With `below_autograd` its library has seen to both already.
   ArrayArgument(PyObject* object, const char* name, bool below_autograd = false);
 
   const Operand& operand() const noexcept { return operand_; }
@@ -54,7 +54,7 @@ class ArrayArgument {
   pybind11::object hand_over(pybind11::object made) const;
 
  private:
-  void take_table();
+  void take_table(const Exchange& exchange, bool below_autograd);
   void take_tensor(const Tensor& tensor);
   void import_other();
   pybind11::object make_by_torch(const OutputSpec& spec, Operand& view) const;
@@ -64,7 +64,6 @@ class ArrayArgument {
   Kind kind_ = Kind::kTensor;
   PyObject* object_ = nullptr;
   const DLPackExchangeAPI* api_ = nullptr;
-  bool has_gradients_ = false;      // that could be lost
   StreamHandle current_ = 0;        // kOther: what its library works on
   const Tensor* tensor_ = nullptr;  // all but kTable
   std::optional<Tensor> imported_;  // kNumpy, kOther

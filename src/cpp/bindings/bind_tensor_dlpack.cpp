@@ -98,6 +98,18 @@ Tensor import_capsule(py::handle capsule, py::handle stream) {
                    "__dlpack__() returns");
 }
 
+// Whether its numbers lie one after another, which says nothing of a single one.
+bool is_dense(const DLTensor& tensor) {
+  std::int64_t elements = 1;
+  for (std::int32_t i = tensor.ndim; i-- > 0;) {
+    if (tensor.strides != nullptr && tensor.shape[i] > 1 && tensor.strides[i] != elements) {
+      return false;
+    }
+    elements *= tensor.shape[i];
+  }
+  return elements != 1;
+}
+
 }  // namespace
 
 // The table of a type, or nothing. Types that have one are remembered, and kept alive by that. Of
@@ -126,9 +138,25 @@ const Exchange* find_exchange(PyTypeObject* type) {
   Exchange& entry = known[next];
   Py_INCREF(type);
   Py_XDECREF(entry.type);
-  entry = {type, api,
-           PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0};
+  auto* const object = reinterpret_cast<PyObject*>(type);
+  entry = {type, api, PyObject_HasAttrString(object, "requires_grad") != 0,
+           PyObject_HasAttrString(object, "is_neg") != 0};
   return &entry;
+}
+
+void refuse_negation(const Exchange& exchange, py::handle object, const DLTensor& tensor,
+                     const std::string& what) {
+  static PyObject* const method = PyUnicode_InternFromString("is_neg");
+  if (!exchange.has_negation || is_dense(tensor)) return;
+  PyObject* const self = object.ptr();
+  const auto answer =
+      py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(method, &self, 1, nullptr));
+  if (!answer) throw py::error_already_set();
+  if (answer.ptr() != Py_True) return;
+  throw UnsupportedOperationError(
+      what + " has yet to be negated (is_neg()), and its memory would come without the minus: "
+             "pass its resolve_neg()",
+      "");
 }
 
 namespace {
@@ -156,6 +184,7 @@ std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle objec
       managed, [](DLManagedTensorVersioned* self) {
         if (self->deleter != nullptr) self->deleter(self);
       });
+  refuse_negation(exchange, object, managed->dl_tensor, "this " + type_name(object));
   if (needs_protocol(exchange, object, managed->dl_tensor)) return std::nullopt;
   std::optional<Stream> ready_on;
   const DLDevice device = managed->dl_tensor.device;

@@ -5,6 +5,8 @@
 #include <dlpack/dlpack.h>
 #include <pybind11/numpy.h>
 
+#include <string>
+
 #include "xpuruntime/tensor.h"
 
 namespace xpuruntime::bindings {
@@ -14,11 +16,18 @@ struct Exchange {
   PyTypeObject* type = nullptr;
   const DLPackExchangeAPI* api = nullptr;
   bool has_gradients = false;
+  bool has_negation = false;  ///< whether it may have yet to negate what is in memory, as PyTorch
 };
 
 /// The table of a type, or nothing where it has none. The result is valid until the next call; the
 /// `api` in it for as long as the process lives.
 const Exchange* find_exchange(PyTypeObject* type);
+
+/// Throws UnsupportedOperationError, with `what` in front, where an object has yet to negate the
+/// numbers in its memory: no protocol of DLPack tells of that. Only views that are not dense are
+/// asked, as such objects come of parts of conjugates.
+void refuse_negation(const Exchange& exchange, pybind11::handle object, const DLTensor& tensor,
+                     const std::string& what);
 
 /// A tensor on the memory of any DLPack array, or of a capsule. `stream` as for
 /// Tensor.from_dlpack.

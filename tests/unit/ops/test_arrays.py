@@ -308,6 +308,24 @@ def test_gradients_are_not_lost_silently() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("shape", [(4, 4), (1, 1)])
+def test_a_minus_is_not_lost_silently(shape: tuple[int, int]) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.randn(shape, dtype=torch.complex64).conj().imag
+    assert a.is_neg()
+    b = torch.randn(shape)
+    for wrong in (lambda: ops.matmul(a, b), lambda: ops.matmul(b, a), lambda: ops.matmul(b, b, out=a)):
+        said = refused(wrong)
+        assert "has yet to be negated" in said
+        assert "resolve_neg()" in said
+    with pytest.raises(UnsupportedOperationError, match=r"this Tensor has yet to be negated.*resolve_neg"):
+        Tensor.from_dlpack(a)
+    torch.testing.assert_close(ops.matmul(a.resolve_neg(), b), a @ b)
+    part = torch.randn(shape, dtype=torch.complex64).imag  # not dense, and nothing to negate
+    torch.testing.assert_close(ops.matmul(part, b), part @ b)
+
+
+@pytest.mark.torch
 def test_torch_tensors_that_cannot_be_shared() -> None:
     torch = pytest.importorskip("torch")
     b = torch.ones(6, 5)

@@ -98,6 +98,33 @@ def test_results_gradients_and_layouts_are_those_of_pytorch(kernel, dtype, kind)
         assert served() == [("conv", kernel, 1), *((f"conv_{of}_gradient", kernel, 1) for of in ("input", "weight"))]
 
 
+@pytest.fixture(params=[False, True], ids=["without oneDNN", "with oneDNN"])
+def onednn(request):
+    # torch.backends.mkldnn.flags warns of a switch that it sets as well.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(request.param)
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("of_x", LAYOUTS)
+def test_layouts_of_one_pixel_are_those_of_pytorch(of_x):
+    # A weight of one pixel is contiguous in both layouts, and its strides alone say which one was meant.
+    for channels, groups, last in itertools.product((1, 4), (1, 4), (False, True)):
+        if channels % groups:
+            continue
+        x = LAYOUTS[of_x](torch.randn(2, channels, 6, 6))
+        weight = torch.randn(4, channels // groups, 1, 1)
+        weight = (
+            weight.to(memory_format=torch.channels_last) if last else weight
+        )  # contiguous() would leave it as it is
+        expected = F.conv2d(x, weight, groups=groups)
+        with xt.kernel_policy(conv="cpu.gemm_conv"):
+            found = F.conv2d(x, weight, groups=groups)
+        alike([found], [expected], **CLOSE[torch.float32])
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 9), (3, 9)], ids=str)
 @pytest.mark.parametrize("flipped", [False, True])
 def test_one_dimension(shape, flipped):

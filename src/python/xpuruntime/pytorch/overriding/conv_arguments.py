@@ -87,11 +87,16 @@ def layout_of(
 
     `rest` is stride, padding, dilation, whether it is transposed, output padding and groups.
     """
-    if x.is_contiguous() and weight.is_contiguous() and x.shape[1] > 1 and weight.shape[1] > 1:
+    if _is_plain(x) and _is_plain(weight):
         return torch.contiguous_format
     backend = torch._C._select_conv_backend(x, weight, bias, *rest, None if bias_shape is None else list(bias_shape))
     found: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, backend)
     return found
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Say whether it is contiguous and nothing else: one channel, or one pixel, can be channels last as well."""
+    return x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pair(numbers: Sequence[int]) -> tuple[int, int]:
