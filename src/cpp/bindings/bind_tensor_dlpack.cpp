@@ -154,8 +154,9 @@ void refuse_negation(const Exchange& exchange, py::handle object, const DLTensor
   if (!answer) throw py::error_already_set();
   if (answer.ptr() != Py_True) return;
   throw UnsupportedOperationError(
-      what + " has yet to be negated (is_neg()), and its memory would come without the minus: "
-             "pass its resolve_neg()",
+      what +
+          " has yet to be negated (is_neg()), and its memory would come without the minus: "
+          "pass its resolve_neg()",
       "");
 }
 
