@@ -6,13 +6,24 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import numpy as np
+import onnx
 import precision_models as zoo
 import pytest
 from onnx import TensorProto, helper
 
 from xpuruntime.engines.model import TensorInfo, inspect_bytes
-from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_outputs, probe_feeds, probe_shape, verify
+from xpuruntime.engines.precision import (
+    TOLERANCES,
+    Tolerance,
+    compare_outputs,
+    names_in,
+    probe_feeds,
+    probe_shape,
+    verify,
+)
+from xpuruntime.engines.precision.probe_sizes import probe_sizes
 from xpuruntime.errors import InputError
 
 
@@ -52,6 +63,50 @@ def test_dims_by_name_and_unknown_rank():
     assert probe_shape(info, {"S": 3}) == (1, 3)
     with pytest.raises(InputError, match="'x': its rank is not known"):
         probe_shape(TensorInfo(name="x", dtype="float32", shape=None))
+
+
+def inputs(**shapes):
+    return [TensorInfo(name=name, dtype="float32", shape=shape) for name, shape in shapes.items()]
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [
+        (None, {"rows": 8, "past": 0}),
+        ({"rows": 5}, {"rows": 5, "past": 0}),
+        ({"past + rows": 9}, {"rows": 8, "past": 0, "past + rows": 9}),
+    ],
+)
+def test_a_name_has_one_size_and_what_is_made_of_names_follows(dims, expected):
+    made = inputs(x=("rows", 4), y=(4, "rows"), mask=(1, "past + rows"), z=("2*rows - 3", "(rows + 1)//2"), p=("past",))
+    rows, past = expected["rows"], expected["past"]
+    computed = {"past + rows": past + rows, "2*rows - 3": 2 * rows - 3, "(rows + 1)//2": (rows + 1) // 2}
+    assert probe_sizes(made, dims) == {**computed, **expected}
+
+
+@pytest.mark.parametrize("name", ["key-length", "a+b", "Max(1, rows)", "rows +", "", "8", "2 + 3", "batch size", "x.0"])
+def test_what_is_no_expression_is_a_name(name):
+    assert names_in(name) == (name,)
+    assert probe_sizes(inputs(x=(name,)), {name: 3}) == {name: 3}
+
+
+def test_names_that_stand_in_an_expression_alone():
+    assert names_in("x.0 + 2*y_1 - x.0") == ("x.0", "y_1")
+    assert probe_sizes(inputs(x=("batch*heads", 4))) == {"batch": 1, "heads": 8, "batch*heads": 8}
+    for name, size in (("rows - 9", 3), ("8//rows", 0)):
+        with pytest.raises(InputError, match=rf"rows={size} leaves no size for the dimension {name}. Fix: state other"):
+            probe_sizes(inputs(x=("rows", 4), y=(name,)), {"rows": size})
+
+
+def test_sizes_keep_the_limits_of_all_inputs_and_follow_arrays_that_are_given():
+    one, other = inputs(x=("rows", 4), y=("rows", 4))
+    one = msgspec.structs.replace(one, limits=((2, 16), None))
+    other = msgspec.structs.replace(other, limits=((4, 32), None))
+    assert probe_sizes([one, other]) == {"rows": 4}
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[rows, 4] x, float[rows, 4] y) => (float[rows, 4] z) { z = Add(x, y) }""")
+    feeds = probe_feeds(inspect_bytes(model), overrides={"x": np.zeros((5, 4), np.float32)})
+    assert feeds["y"].shape == (5, 4)
 
 
 @pytest.mark.parametrize(

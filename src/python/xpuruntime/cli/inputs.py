@@ -49,7 +49,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
     values : sequence of str
         ``NAME=@file.npy``, ``NAME=@file.npz``, ``NAME=JSON``, ``@file.npy`` (a model with one input) or ``@file.npz``.
     dims : sequence of str
-        ``NAME=SIZE`` of symbolic dimensions, for probe inputs.
+        ``NAME=SIZE`` of symbolic dimensions, for probe inputs; ``past + rows`` follows from ``past`` and ``rows``.
 
     Raises
     ------
@@ -76,7 +76,10 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
 
 def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:
     """Read ``NAME=SIZE`` values. Raises `InputError` for a name the model does not have."""
-    symbols = sorted({size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)})
+    from xpuruntime.engines.precision import names_in
+
+    open_sizes = {size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)}
+    symbols = sorted(open_sizes.union(*map(names_in, open_sizes)))
     sizes: dict[str, int] = {}
     for value in values or ():
         name, equals, size = value.partition("=")

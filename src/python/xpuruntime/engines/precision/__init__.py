@@ -15,6 +15,7 @@ from xpuruntime.engines.precision.compare import (
 )
 from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
 from xpuruntime.engines.precision.probe import probe_feeds, probe_shape
+from xpuruntime.engines.precision.probe_sizes import names_in
 
 __all__ = [
     "TOLERANCES",
@@ -26,6 +27,7 @@ __all__ = [
     "compare_outputs",
     "compare_within",
     "convert",
+    "names_in",
     "probe_feeds",
     "probe_shape",
     "verify",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.precision.probe_sizes import probe_size, probe_sizes
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ __all__ = ["probe_feeds", "probe_shape"]
 
 _FIX = "give an array for it"
 
-# What a dimension's name says about a small, sensible size.
-_SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), ("len", 8), ("time", 8), ("token", 8))
-
 
 def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """Return a concrete shape: fixed dimensions as they are, `dims` by name, others small.
@@ -29,28 +27,15 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
     """
     if tensor.shape is None:
         raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
+    sizes = probe_sizes([tensor], dims)
     shape: list[int] = []
     for index, dim in enumerate(tensor.shape):
-        if isinstance(dim, int):
-            shape.append(dim)
-        elif dim is not None and dims is not None and dim in dims:
-            shape.append(dims[dim])
-        else:
+        if dim is None:
             low, high = (tensor.limits[index] if tensor.limits else None) or (0, 2**63 - 1)
-            shape.append(min(max(_size(dim, index, len(tensor.shape)), low), high))
+            shape.append(min(max(probe_size(None, index, len(tensor.shape)), low), high))
+        else:
+            shape.append(dim if isinstance(dim, int) else sizes[dim])
     return tuple(shape)
-
-
-def _size(name: str | None, index: int, rank: int) -> int:
-    low = "" if name is None or name.rpartition(".")[2].isdigit() else name.lower()  # `x.0` speaks of a tensor alone
-    for word, size in _SIZES:
-        if word in low and "+" not in low:
-            return size
-    if low in ("n", "b") or index == 0:
-        return 1
-    if low in ("h", "w") or (rank >= 4 and index >= rank - 2):
-        return 64
-    return 8
 
 
 def probe_feeds(
@@ -72,7 +57,7 @@ def probe_feeds(
     overrides : mapping of str to array, optional
         Inputs that are given; they are used as they are.
     dims : mapping of str to int, optional
-        Sizes of symbolic dimensions.
+        Sizes of symbolic dimensions; see `probe_sizes`.
 
     Returns
     -------
@@ -95,23 +80,31 @@ def probe_feeds(
                 f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}. Fix: correct the name."
             )
     feeds: dict[str, Any] = {}
+    known = {tensor.name: np.shape(given[tensor.name]) for tensor in model.inputs if tensor.name in given}
+    stated = {
+        dim: size
+        for tensor in model.inputs
+        for dim, size in zip(tensor.shape or (), known.get(tensor.name, ()), strict=False)
+        if isinstance(dim, str)
+    }
+    sizes = probe_sizes([tensor for tensor in model.inputs if tensor.name not in given], {**stated, **(dims or {})})
     for index, tensor in enumerate(model.inputs):
         if tensor.name in given:
             feeds[tensor.name] = given[tensor.name]
         else:
             # A scalar must be an array too.
-            feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), dims))
+            feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), sizes))
     feeds.update((name, value) for name, value in given.items() if name not in feeds)
     return feeds
 
 
-def _values(tensor: TensorInfo, random: Any, dims: Mapping[str, int] | None) -> Any:
+def _values(tensor: TensorInfo, random: Any, sizes: Mapping[str, int]) -> Any:
     import numpy as np
 
     if tensor.kind != "tensor":
         kind = f"an {tensor.kind}" if tensor.kind[0] in "ou" else f"a {tensor.kind}"
         raise InputError(f"no probe can be made for input {tensor.name!r}: it is {kind}. Fix: give a value for it.")
-    shape = probe_shape(tensor, dims)
+    shape = probe_shape(tensor, sizes)
     if tensor.dtype in ("float32", "float64", "float16"):
         return random.standard_normal(shape).astype(tensor.dtype)
     if tensor.dtype == "bool":

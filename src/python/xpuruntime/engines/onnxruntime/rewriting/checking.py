@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.feeds import ConversionLog
-    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
     from xpuruntime.engines.precision import ProbeResult, Tolerance
     from xpuruntime.engines.source import Source
@@ -64,7 +63,7 @@ def check_rewriting(
         return
     info = with_shapes(request.model, request.policy)
     try:
-        feeds = probe_feeds(info, dims=_dims(info))
+        feeds = probe_feeds(info)
     except InputError as error:
         log.add("the rewritten graph was not held against the original", str(error))
         return
@@ -91,19 +90,6 @@ def check_rewriting(
         "node, or remove the kernel key"
     )
     raise EngineError(msg, engine="onnxruntime", device=request.device)
-
-
-def _dims(info: ModelInfo) -> dict[str, int]:
-    """Return one size for each dimension that a model names, the same in all its inputs."""
-    from xpuruntime.engines.precision import probe_shape
-
-    found: dict[str, int] = {}
-    for tensor in info.inputs:
-        if tensor.shape is not None:
-            for dim, size in zip(tensor.shape, probe_shape(tensor), strict=True):
-                if isinstance(dim, str):
-                    found[dim] = max(size, found.get(dim, 0))
-    return found
 
 
 def _tolerance(rewriting: Rewriting) -> Tolerance:
