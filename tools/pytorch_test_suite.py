@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Run PyTorch's own test files without a policy and under policies, and name the cases that a policy loses.
+
+PyTorch's wheels have no tests, so the files come from its sources:
+
+``python tools/pytorch_test_suite.py pytorch/test test_transformers.py nn/test_convolution.py``
+
+A case that passes without a policy has to pass under each policy of `POLICIES`; the exit status is 1 where one does
+not. It needs PyTorch, pytest, and what PyTorch's test tools import (``pip install expecttest hypothesis``). A file
+whose version is not that of the PyTorch at hand has cases that fail without a policy; these are counted and not
+compared. A case that ends its process is counted as failed, and the rest of its file is run in another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+_OPS = ("matmul", "attention", "layer_norm", "rms_norm", "conv")
+_OURS = {
+    "matmul": ["cublas.cublasLt", "cpu.blas", "cpu.reference", "torch"],
+    "attention": ["cuda_raw.flash_attention_v2", "cpu.reference", "torch"],
+    "layer_norm": ["cuda_raw.layer_norm", "cpu.vectorised", "cpu.reference", "torch"],
+    "rms_norm": ["cuda_raw.rms_norm", "cpu.vectorised", "cpu.reference", "torch"],
+    "conv": ["cudnn.conv_heuristic", "cpu.gemm_conv", "cpu.reference", "torch"],
+}
+#: Kernels of a policy: every call looked up and left to PyTorch, every call by ours where one can serve, and rules that
+#: have each call asked for its phase and its module.
+POLICIES: dict[str, dict[str, Any]] = {
+    "looked-up": {"rules": [{"match": {"op": op, "dtype": "int4"}, "use": "cpu.reference"} for op in _OPS]},
+    "ours": dict(_OURS),
+    "by-phase": {
+        "rules": [
+            {"match": {"op": op, "phase": "backward", "module": "no.such.module"}, "use": "cpu.reference"}
+            for op in _OPS
+        ]
+        + [{"match": {"op": op, "phase": "backward"}, "use": _OURS[op]} for op in _OPS]
+    },
+}
+_POLICY = "XPURUNTIME_SUITE_POLICY"
+_ROWS = "XPURUNTIME_SUITE_ROWS"
+
+
+def pytest_sessionstart() -> None:
+    """Let the policy of this process hold, which is a plugin of pytest's there."""
+    import torch
+
+    torch.set_num_threads(1)  # the cases are small
+    name = os.environ[_POLICY]
+    if name:
+        import xpuruntime.pytorch as xrt_torch
+
+        xrt_torch.set_kernel_policy(**POLICIES[name])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what an earlier process has run."""
+    done = set(_read(Path(os.environ[_ROWS])))
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note that a case begins, so that one which ends the process is known."""
+    _write(nodeid, "crashed", "")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a case ended: its last report that is not `passed` counts."""
+    if report.when == "call" or report.outcome != "passed":
+        crash = getattr(report.longrepr, "reprcrash", None)
+        lines = str(getattr(crash, "message", "")).splitlines() if report.failed else []
+        _write(report.nodeid, report.outcome, lines[0][:300] if lines else "")
+
+
+def pytest_sessionfinish() -> None:
+    """Add how often each kernel of ours served."""
+    if os.environ[_POLICY]:
+        import xpuruntime as xrt
+
+        served = Counter[str]()
+        for one in xrt.decisions():
+            served[one.chosen] += one.count
+        _write("", json.dumps(served), "")
+
+
+def _write(case: str, outcome: str, reason: str) -> None:
+    with Path(os.environ[_ROWS]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps([case, outcome, reason]) + "\n")
+
+
+def _read(rows: Path) -> dict[str, tuple[str, str]]:
+    """Return outcome and reason by case."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in rows.read_text(encoding="utf-8").splitlines() if rows.exists() else ():
+        case, outcome, reason = json.loads(line)
+        found[case] = (outcome, reason)
+    return found
+
+
+def run(folder: Path, file: str, policy: str, select: str | None, kept: Path) -> dict[str, tuple[str, str]]:
+    """Run one file under one policy (none where its name is empty) and return outcome and reason by case."""
+    path, rows = folder / file, (kept / f"{file.replace('/', '_')}-{policy or 'native'}.jsonl").resolve()
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, "--rootdir", str(folder)]
+    command += ["-p", "no:cacheprovider", "-p", Path(__file__).stem, path.name, *(["-k", select] if select else [])]
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), _POLICY: policy, _ROWS: str(rows)}
+    while True:
+        before = len(_read(rows))
+        done = subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False)
+        found = _read(rows)
+        if done.returncode in (0, 1, 5):  # all passed, some failed, none left
+            return found
+        if len(found) == before:
+            raise SystemExit(f"{file} cannot be run by pytest:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the files, print a table and what is lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder `test` of PyTorch's sources")
+    parser.add_argument("files", nargs="+", help="test files, below that folder")
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="only this one; may be repeated")
+    parser.add_argument("--rows", type=Path, help="keep what came of each case here, and go on from what is kept")
+    parser.add_argument("-k", dest="select", help="pytest's expression for the cases")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = given.rows or Path(temporary)
+        rows.mkdir(parents=True, exist_ok=True)
+        lost = sum(
+            compare(given.folder, file, given.policy or list(POLICIES), given.select, rows) for file in given.files
+        )
+    return 1 if lost else 0
+
+
+def compare(folder: Path, file: str, policies: Sequence[str], select: str | None, rows: Path) -> int:
+    """Run one file without a policy and under some, and print and count the cases that these lose."""
+    found = run(folder, file, "", select, rows)
+    print(f"{file}, no policy: {dict(Counter(outcome for outcome, _ in found.values()))}", flush=True)
+    passing = [case for case, (outcome, _) in found.items() if outcome == "passed"]
+    lost = 0
+    for policy in policies:
+        found = run(folder, file, policy, select, rows)
+        served = json.loads(found.pop("", ("{}", ""))[0])
+        bad = {case: found.get(case, ("not run", "")) for case in passing}
+        bad = {case: why for case, why in bad.items() if why[0] != "passed"}
+        print(f"{file}, {policy}: {len(passing) - len(bad)} of {len(passing)} pass; served: {served}", flush=True)
+        for case, (outcome, reason) in bad.items():
+            print(f"  {outcome}: {case}: {reason}")
+        lost += len(bad)
+    return lost
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
