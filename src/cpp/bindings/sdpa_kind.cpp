@@ -93,7 +93,7 @@ PyObject* imported(const char* module, const char* name) {
 bool run_ours(PyObject* place, std::span<const py::object> given, OperatorCall& call) {
   static PyObject* const op = imported("xpuruntime._core", "op_attention");
   static PyObject* const empty_like = imported("torch", "empty_like");
-  static PyObject* const transforms = imported("xpuruntime.pytorch.attention_limits", "transforms");
+  static PyObject* const transforms = imported("xpuruntime.pytorch.attention.limits", "transforms");
   static PyObject* const top_left = py::str("top_left").release().ptr();
   // What maps or differentiates the call looks on in Python.
   const auto looking = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(transforms));

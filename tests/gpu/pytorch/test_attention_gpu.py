@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import sdpa_backends
+from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.ops import fused_attention
 from xpuruntime.pytorch.overriding.registry import installed
 

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen as torch_varlen
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import sdpa_backends
+from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.overriding.registry import installed
 
 if TYPE_CHECKING:

@@ -186,7 +186,7 @@ class TestTorch:
         """PyTorch's switches are changed between the session's own setting of them and the call."""
         import torch
 
-        from xpuruntime.pytorch import sdpa_backends
+        from xpuruntime.pytorch.attention import sdpa_backends
         from xpuruntime.pytorch.overriding import attention
 
         given = policy(tmp_path, execution={"engine": "torch", "device": "cpu"}, kernels={"attention": ["torch.flash"]})

@@ -52,13 +52,13 @@ class Kineto:
 @pytest.fixture
 def kineto(monkeypatch: pytest.MonkeyPatch) -> type[Kineto]:
     """Have a PyTorch with CUDA, and a profiler of it that needs no device."""
-    from xpuruntime.pytorch import kineto_recording
+    from xpuruntime.pytorch.profiling import recording
 
     class Fresh(Kineto):
         pass
 
     monkeypatch.setattr(device_recorder, "_torch_profiles_cuda", lambda: True)
-    monkeypatch.setattr(kineto_recording, "KinetoRecording", Fresh)
+    monkeypatch.setattr(recording, "KinetoRecording", Fresh)
     return Fresh
 
 

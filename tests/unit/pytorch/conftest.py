@@ -59,7 +59,7 @@ def no_policy_of_attention_is_left():
 
     import xpuruntime as xrt
     import xpuruntime.pytorch as xt
-    from xpuruntime.pytorch import sdpa_backends
+    from xpuruntime.pytorch.attention import sdpa_backends
     from xpuruntime.pytorch.overriding.registry import installed
 
     xt.clear_kernel_policy()

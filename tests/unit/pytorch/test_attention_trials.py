@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch import attention_trials, tuning  # noqa: E402
-from xpuruntime.pytorch.attention_calls import AttentionCall  # noqa: E402
+from xpuruntime.pytorch import tuning  # noqa: E402
+from xpuruntime.pytorch.attention import trials  # noqa: E402
+from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
 from xpuruntime.pytorch.held import current  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
@@ -45,9 +46,9 @@ def test_ours_gives_the_result_and_the_gradients(causal, scale, masked, kv_heads
     def native():
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    attention_trials.natively(call, native)
+    trials.natively(call, native)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        attention_trials.ours(call, place(), (q, k, v))
+        trials.ours(call, place(), (q, k, v))
     (expected, gradients), (found, ours) = seen
     torch.testing.assert_close(found, expected)
     for one, other in zip(ours, gradients, strict=True):
@@ -65,8 +66,8 @@ def test_without_a_gradient_none_is_computed(monkeypatch):
     monkeypatch.setattr(_core, "op_attention_backward", never)
     monkeypatch.setattr(torch.autograd, "grad", never)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        attention_trials.ours(call, place(), (q, k, v))
-    attention_trials.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
+        trials.ours(call, place(), (q, k, v))
+    trials.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
 
 
 def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(tmp_path, monkeypatch):

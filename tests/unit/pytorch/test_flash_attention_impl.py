@@ -14,7 +14,7 @@ pytest.importorskip("xpuruntime.pytorch")
 
 from torch.nn import attention as torch_attention  # noqa: E402 - it needs PyTorch
 
-from xpuruntime.pytorch.flash_attention_impl import FlashAttentionImpl  # noqa: E402
+from xpuruntime.pytorch.attention.flash_impl import FlashAttentionImpl  # noqa: E402
 from xpuruntime.pytorch.overriding.registry import be_quiet  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -19,7 +19,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from attention_calls import rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
-from xpuruntime.pytorch import flex_choices  # noqa: E402
+from xpuruntime.pytorch.attention import flex_choices  # noqa: E402
 from xpuruntime.pytorch.held import holding  # noqa: E402
 from xpuruntime.pytorch.overriding import flex_options, functions, registry  # noqa: E402
 

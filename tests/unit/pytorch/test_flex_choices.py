@@ -11,12 +11,12 @@ import xpuruntime as xrt
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
-from xpuruntime.pytorch import flex_choices  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
 from xpuruntime.pytorch.explaining.asking import Asking  # noqa: E402
 from xpuruntime.pytorch.explaining.building import build_rows  # noqa: E402
 from xpuruntime.pytorch.explaining.escapes import FLEX, escape_of_kernel  # noqa: E402
 from xpuruntime.pytorch.explaining.joining import Escaped, Joined, Share  # noqa: E402
-from xpuruntime.pytorch.flex_choices import FlexChoice  # noqa: E402
 from xpuruntime.pytorch.held import Held  # noqa: E402
 
 pytestmark = pytest.mark.torch

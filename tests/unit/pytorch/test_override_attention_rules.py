@@ -16,7 +16,8 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from attention_calls import FLASH, counts, gradients, operands, rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 
-from xpuruntime.pytorch import calls, sdpa_backends  # noqa: E402
+from xpuruntime.pytorch import calls  # noqa: E402
+from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.held import Held, holding  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]

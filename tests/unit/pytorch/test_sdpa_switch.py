@@ -17,9 +17,9 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from torch.nn import attention as torch_attention  # noqa: E402 - it needs PyTorch
 from torch.nn.attention import _registry  # noqa: E402
 
-from xpuruntime.pytorch import sdpa_backends  # noqa: E402
+from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
+from xpuruntime.pytorch.attention.sdpa_switch import attention_settled  # noqa: E402
 from xpuruntime.pytorch.overriding.registry import installed  # noqa: E402
-from xpuruntime.pytorch.sdpa_switch import attention_settled  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

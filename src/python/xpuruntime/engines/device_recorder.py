@@ -14,7 +14,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
-    from xpuruntime.pytorch.kineto_recording import KinetoRecording
+    from xpuruntime.pytorch.profiling.recording import KinetoRecording
     from xpuruntime.runtime.recording import Recording
 
 __all__ = ["DeviceRecorder"]
@@ -56,7 +56,7 @@ class DeviceRecorder:
         if not _torch_profiles_cuda():
             profiler.start(devices=True, limit=self._limit)
             return
-        from xpuruntime.pytorch.kineto_recording import KinetoRecording
+        from xpuruntime.pytorch.profiling.recording import KinetoRecording
 
         try:
             kineto = KinetoRecording(self._limit)

@@ -29,7 +29,7 @@ except ModuleNotFoundError as _missing:
 
 
 def _flash_attention_impl() -> Any:
-    from xpuruntime.pytorch.flash_attention_impl import FlashAttentionImpl
+    from xpuruntime.pytorch.attention.flash_impl import FlashAttentionImpl
 
     return FlashAttentionImpl()
 
@@ -49,11 +49,11 @@ _LAZY = {
     "Exported": "exporting",
     "get_kernel_policy": "policy",
     "kernel_policy": "policy",
-    "LayerParity": "layer_parity",
+    "LayerParity": "comparing.parity",
     "memory_report": "memory_reporting",
-    "Parity": "layer_parity",
-    "parity": "layer_parity",
-    "profile": "profiling",
+    "Parity": "comparing.parity",
+    "parity": "comparing.parity",
+    "profile": "profiling.block",
     "reset_allocator": "allocator",
     "set_allocator": "allocator",
     "set_kernel_policy": "policy",

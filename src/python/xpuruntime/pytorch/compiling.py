@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch import flex_choices
+from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_package, escapes_of_settings
 from xpuruntime.pytorch.importing import WhenImported
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_entries import WITH_WEIGHTS
+from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
 from xpuruntime.pytorch.explaining.asking import means_more
 
 if TYPE_CHECKING:

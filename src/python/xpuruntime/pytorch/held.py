@@ -13,7 +13,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_entries import SDPA
+from xpuruntime.pytorch.attention.entries import SDPA
 from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.policies import Policy
-    from xpuruntime.pytorch.attention_entries import EntryPoint
+    from xpuruntime.pytorch.attention.entries import EntryPoint
 
 __all__ = ["Held", "current", "forget_tuned", "holding", "set_global", "version"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch.sdpa_switch import attention_settled, attention_switch
+from xpuruntime.pytorch.attention.sdpa_switch import attention_settled, attention_switch
 from xpuruntime.pytorch.switch_board import SwitchTakenError, hold
 
 if TYPE_CHECKING:

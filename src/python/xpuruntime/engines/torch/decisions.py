@@ -91,7 +91,7 @@ class Deciding:
 
     def instead(self, call: SeenCall) -> dict[str, str]:
         """Return the operators of attention that ran although a route names another kernel, with their kernels."""
-        from xpuruntime.pytorch.sdpa_backends import BACKENDS
+        from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS
 
         ran = self._ran.get(call.node, {})
         if call.route is None or call.route.kernel not in BACKENDS or call.route.kernel in ran.values():

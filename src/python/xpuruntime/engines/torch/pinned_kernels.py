@@ -90,7 +90,7 @@ class PinnedKernels:
 
     def ran(self, node: str, operators: Sequence[str], dtype: str) -> None:
         """Say which operators of PyTorch the profiler saw in an operator of the model in one run, and its type."""
-        from xpuruntime.pytorch.sdpa_backends import kernels_in
+        from xpuruntime.pytorch.attention.sdpa_backends import kernels_in
 
         if self._pins.held is None:
             return
@@ -104,7 +104,7 @@ class PinnedKernels:
         import torch
 
         from xpuruntime.engines.torch.names import precision_dtype
-        from xpuruntime.pytorch.attention_entries import WITH_WEIGHTS
+        from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
 
         held, found = self._pins.current, self._by_products.get(node)
         if held is None or found is None or not held.decides("attention"):

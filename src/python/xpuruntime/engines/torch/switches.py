@@ -81,7 +81,7 @@ def _has_fast_path(request: Request) -> bool:
     """Say whether a policy names kernels for attention, and modules would run one of their own without gradients."""
     import torch
 
-    from xpuruntime.pytorch.sdpa_switch import names_kernels
+    from xpuruntime.pytorch.attention.sdpa_switch import names_kernels
 
     if request.model.format != "torch" or not names_kernels(request.policy):
         return False

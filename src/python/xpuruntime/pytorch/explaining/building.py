@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
-from xpuruntime.pytorch import flex_choices
+from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.explaining.escapes import FLEX
 from xpuruntime.pytorch.explaining.joining import Called, Share
 from xpuruntime.pytorch.explaining.rows import Row, RowStatus
 from xpuruntime.pytorch.explaining.timeline import MODULE
 from xpuruntime.pytorch.routing import NATIVE_WORDS
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, kernels_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

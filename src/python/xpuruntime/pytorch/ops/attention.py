@@ -11,7 +11,7 @@ import torch
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch.attention_calls import Arguments, held_of_ours
+from xpuruntime.pytorch.attention.call import Arguments, held_of_ours
 from xpuruntime.pytorch.held import holding
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
 from xpuruntime.pytorch.ops.onnx_tracing import say_that_onnx_drops, traced_for_onnx

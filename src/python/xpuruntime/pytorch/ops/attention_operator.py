@@ -16,10 +16,10 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_calls import AttentionCall, deterministic, find_route, held_of_ours, traits
+from xpuruntime.pytorch.attention.call import AttentionCall, deterministic, find_route, held_of_ours, traits
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, holding
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, by_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,15 +18,15 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_calls import Arguments, AttentionCall, find_route, four, sizes_of, traits
-from xpuruntime.pytorch.attention_limits import reason_against_all_of_ours, transforms
+from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, find_route, four, sizes_of, traits
+from xpuruntime.pytorch.attention.limits import reason_against_all_of_ours, transforms
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.routing import DEFAULT_ID
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, by_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,9 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
     """
     phase = calls.phase() if held.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if held.by_module else ""
-    known, plain, needs_grad = _key_of(held, given, phase, module)
+    seen, plain, needs_grad = _key_of(held, given, phase, module)
+    both = needs_grad and held.by_phase  # then the gradient may be another kernel's
+    known = ("sdpa and its gradient", seen) if both else seen
     query, key, value, mask, dropout_p, is_causal, scale, _ = given
     route = held.routes.get(known)
     call: AttentionCall | None = None
@@ -106,8 +108,10 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
             route = find_route(held, known, call, natively)
     four_already = query.dim() == 4
     while True:
-        apart = needs_grad and held.by_phase and call is not None and _gradient_is_apart(held, route, known, call)
+        apart = both and call is not None and _gradient_is_apart(held, route, known, call)
         if route.place is None and not apart:
+            if both and plain and seen not in held.routes:
+                held.keep(seen, route)  # the gate in C may know that forward and gradient are PyTorch's
             return _natively(route, natively, plain, (query, key, value))
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
@@ -141,7 +145,7 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
 def _key_of(held: Held, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:
     """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
 
-    Of plain tensors the key is the one that the gate in C looks for, except where the route does not say all.
+    Of plain tensors the key is the one that the gate in C looks for.
     """
     query, key, value, mask, dropout_p, is_causal, _, enable_gqa = given
     records = torch.is_grad_enabled()
@@ -157,8 +161,6 @@ def _key_of(held: Held, given: Arguments, phase: str, module: str) -> tuple[Any,
         known = ("sdpa", flags, layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
     if held.by_call:
         known = (known, phase, module)
-    if held.by_phase and needs_grad:  # then the gradient may be another kernel's
-        known = ("sdpa and its gradient", *known)
     return known, plain, needs_grad
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_entries import FLEX, left
+from xpuruntime.pytorch.attention.entries import FLEX, left
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.forwards import circumstances, keep_recording
 from xpuruntime.pytorch.overriding.native import Override

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch import calls, flex_choices, module_paths
-from xpuruntime.pytorch.attention_entries import FLEX
+from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention.entries import FLEX
+from xpuruntime.pytorch.attention.flex_choices import FlexChoice
 from xpuruntime.pytorch.explaining.asking import means_more
-from xpuruntime.pytorch.flex_choices import FlexChoice
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import IN_PYTHON, Override
 from xpuruntime.pytorch.routing import words_of

@@ -17,7 +17,7 @@ import torch
 from torch._guards import TracingContext
 
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.attention_entries import FAST_PATH, WITH_WEIGHTS
+from xpuruntime.pytorch.attention.entries import FAST_PATH, WITH_WEIGHTS
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import IN_PYTHON, Override
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.pytorch.attention_entries import EntryPoint
+    from xpuruntime.pytorch.attention.entries import EntryPoint
     from xpuruntime.pytorch.held import Held
     from xpuruntime.pytorch.overriding.native import Native
     from xpuruntime.pytorch.routing import Route

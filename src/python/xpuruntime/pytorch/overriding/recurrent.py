@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_entries import EntryPoint
+from xpuruntime.pytorch.attention.entries import EntryPoint
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import Override
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import attention as torch_attention
 
 from xpuruntime.pytorch import calls
-from xpuruntime.pytorch.attention_entries import VARLEN, left
+from xpuruntime.pytorch.attention.entries import VARLEN, left
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.forwards import circumstances, keep_recording
 from xpuruntime.pytorch.overriding.native import Override

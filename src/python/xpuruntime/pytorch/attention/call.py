@@ -12,10 +12,11 @@ import torch
 from xpuruntime import _core
 from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch import attention_trials, calls, tuning
+from xpuruntime.pytorch import calls, tuning
+from xpuruntime.pytorch.attention import trials
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, reason_against, whole
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, reason_against, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -319,9 +320,9 @@ def _settle(
             id_: held.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in ours
         }
-        candidates = [(route.kernel, lambda: attention_trials.natively(call, natively))]
+        candidates = [(route.kernel, lambda: trials.natively(call, natively))]
         candidates += [
-            (id_, lambda place=place: attention_trials.ours(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            (id_, lambda place=place: trials.ours(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpuruntime.errors import InputError, ModelError
-from xpuruntime.pytorch.module_outputs import ModuleOutputs
-from xpuruntime.pytorch.parity_inputs import feeds_and_call, for_session
+from xpuruntime.pytorch.comparing.inputs import feeds_and_call, for_session
+from xpuruntime.pytorch.comparing.module_outputs import ModuleOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,13 +10,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from xpuruntime.pytorch.attention_calls import four
+from xpuruntime.pytorch.attention.call import four
 from xpuruntime.pytorch.calls import has_tangent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xpuruntime.pytorch.attention_calls import AttentionCall
+    from xpuruntime.pytorch.attention.call import AttentionCall
 
 __all__ = ["reason_against_all_of_ours", "transforms"]
 

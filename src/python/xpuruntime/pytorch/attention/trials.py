@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.ambient import Place
-    from xpuruntime.pytorch.attention_calls import AttentionCall
+    from xpuruntime.pytorch.attention.call import AttentionCall
 
 __all__ = ["natively", "ours"]
 

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.explaining.block import served_since
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explaining.recorder import CallRecorder
 from xpuruntime.pytorch.held import current
-from xpuruntime.pytorch.trace_merging import merge_trace
+from xpuruntime.pytorch.profiling.merging import merge_trace
 from xpuruntime.runtime.marks import Marks, watch_marks
 
 if TYPE_CHECKING:

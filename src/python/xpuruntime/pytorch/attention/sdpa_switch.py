@@ -11,9 +11,10 @@ import torch
 from torch.nn import attention as torch_attention
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch import sdpa_backends, switch_board
+from xpuruntime.pytorch import switch_board
+from xpuruntime.pytorch.attention import sdpa_backends
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, Settings
 from xpuruntime.pytorch.routing import NATIVE_WORDS
-from xpuruntime.pytorch.sdpa_backends import BACKENDS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

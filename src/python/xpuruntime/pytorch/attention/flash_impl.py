@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch.attention_calls import AttentionCall, reason_against_ours
+from xpuruntime.pytorch.attention.call import AttentionCall, reason_against_ours
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
 from xpuruntime.pytorch.overriding.native import Native
