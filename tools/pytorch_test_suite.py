@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,44 +74,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Note that a case begins, so that one which ends the process is known."""
-    _write(nodeid, "crashed", "")
+    _write(nodeid, "crashed", "", {})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how a case ended: its last report that is not `passed` counts."""
+    """Note how a case ended, and what kernels of ours served: its last report that is not `passed` counts."""
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
         lines = str(getattr(crash, "message", "")).splitlines() if report.failed else []
-        _write(report.nodeid, report.outcome, lines[0][:300] if lines else "")
+        _write(report.nodeid, report.outcome, lines[0][:300] if lines else "", _served())
 
 
-def pytest_sessionfinish() -> None:
-    """Add how often each kernel of ours served."""
-    if os.environ[_POLICY]:
-        import xpuruntime as xrt
+def _served() -> dict[str, int]:
+    """Return how often each kernel of ours has served since the last call."""
+    if not os.environ[_POLICY]:
+        return {}
+    import xpuruntime as xrt
 
-        served = Counter[str]()
-        for one in xrt.decisions():
-            served[one.chosen] += one.count
-        _write("", json.dumps(served), "")
+    served = Counter[str]()
+    for one in xrt.decisions():
+        served[one.chosen] += one.count
+    xrt.clear_decisions()
+    return served
 
 
-def _write(case: str, outcome: str, reason: str) -> None:
+def _write(case: str, outcome: str, reason: str, served: dict[str, int]) -> None:
     with Path(os.environ[_ROWS]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps([case, outcome, reason]) + "\n")
+        file.write(json.dumps([case, outcome, reason, served]) + "\n")
 
 
-def _read(rows: Path) -> dict[str, tuple[str, str]]:
-    """Return outcome and reason by case."""
-    found: dict[str, tuple[str, str]] = {}
+class _Row(NamedTuple):
+    outcome: str
+    reason: str
+    served: dict[str, int]
+
+
+def _read(rows: Path) -> dict[str, _Row]:
+    """Return what came of each case."""
+    found: dict[str, _Row] = {}
     for line in rows.read_text(encoding="utf-8").splitlines() if rows.exists() else ():
-        case, outcome, reason = json.loads(line)
-        found[case] = (outcome, reason)
+        case, *row = json.loads(line)
+        found[case] = _Row(*row)
     return found
 
 
-def run(folder: Path, file: str, policy: str, select: str | None, kept: Path) -> dict[str, tuple[str, str]]:
-    """Run one file under one policy (none where its name is empty) and return outcome and reason by case."""
+def run(folder: Path, file: str, policy: str, select: str | None, kept: Path) -> dict[str, _Row]:
+    """Run one file under one policy (none where its name is empty) and return what came of each case."""
     path, rows = folder / file, (kept / f"{file.replace('/', '_')}-{policy or 'native'}.jsonl").resolve()
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, "--rootdir", str(folder)]
     command += ["-p", "no:cacheprovider", "-p", Path(__file__).stem, path.name, *(["-k", select] if select else [])]
@@ -148,17 +156,17 @@ def main(arguments: Sequence[str]) -> int:
 def compare(folder: Path, file: str, policies: Sequence[str], select: str | None, rows: Path) -> int:
     """Run one file without a policy and under some, and print and count the cases that these lose."""
     found = run(folder, file, "", select, rows)
-    print(f"{file}, no policy: {dict(Counter(outcome for outcome, _ in found.values()))}", flush=True)
-    passing = [case for case, (outcome, _) in found.items() if outcome == "passed"]
+    print(f"{file}, no policy: {dict(Counter(row.outcome for row in found.values()))}", flush=True)
+    passing = [case for case, row in found.items() if row.outcome == "passed"]
     lost = 0
     for policy in policies:
         found = run(folder, file, policy, select, rows)
-        served = json.loads(found.pop("", ("{}", ""))[0])
-        bad = {case: found.get(case, ("not run", "")) for case in passing}
-        bad = {case: why for case, why in bad.items() if why[0] != "passed"}
-        print(f"{file}, {policy}: {len(passing) - len(bad)} of {len(passing)} pass; served: {served}", flush=True)
-        for case, (outcome, reason) in bad.items():
-            print(f"  {outcome}: {case}: {reason}")
+        served = sum((Counter(row.served) for row in found.values()), Counter())
+        bad = {case: found.get(case, _Row("not run", "", {})) for case in passing}
+        bad = {case: row for case, row in bad.items() if row.outcome != "passed"}
+        print(f"{file}, {policy}: {len(passing) - len(bad)} of {len(passing)} pass; served: {dict(served)}", flush=True)
+        for case, row in bad.items():
+            print(f"  {row.outcome}: {case}: {row.reason}")
         lost += len(bad)
     return lost
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`tools/pytorch_test_suite.py`: cases that a policy loses are told; one that ends its process costs only itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "pytorch_test_suite.py"
+CASES = """
+import os, pytest, torch
+import xpuruntime.pytorch as xt
+
+def test_multiplies():
+    assert torch.equal(torch.eye(3) @ torch.eye(3), torch.eye(3))
+
+def test_has_no_policy():
+    assert xt.get_kernel_policy() is None
+
+def test_fails():
+    assert False
+
+def test_ends_its_process():
+    os._exit(3)
+
+@pytest.mark.skip
+def test_skipped(): ...
+
+def test_comes_after():
+    pass
+"""
+
+
+def suite(*arguments):
+    return subprocess.run([sys.executable, TOOL, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "test_cases.py").write_text(CASES)
+    return tmp_path
+
+
+def test_what_a_policy_loses_is_named_and_what_fails_without_one_is_not(folder):
+    done = suite(folder, "test_cases.py", "--policy", "ours", "--rows", folder / "rows")
+    assert done.returncode == 1, done.stderr
+    first, second, lost = done.stdout.splitlines()
+    assert first == "test_cases.py, no policy: {'passed': 3, 'failed': 1, 'crashed': 1, 'skipped': 1}"
+    assert second.startswith("test_cases.py, ours: 2 of 3 pass; served: {'cpu.blas': 1}")
+    assert lost.startswith("  failed: test_cases.py::test_has_no_policy: AssertionError: assert KernelPolicy(")
+    rows = (folder / "rows" / "test_cases.py-ours.jsonl").read_text().splitlines()
+    assert ["test_cases.py::test_comes_after", "passed", "", {}] in map(json.loads, rows)
+    again = suite(folder, "test_cases.py", "--policy", "ours", "--rows", folder / "rows")
+    assert again.stdout.splitlines()[0] == first  # from what is kept
+
+
+def test_nothing_lost_is_success_and_a_file_that_is_not_there_is_said(folder):
+    (folder / "test_cases.py").write_text("def test_nothing():\n    pass\n")
+    done = suite(folder, "test_cases.py", "--policy", "looked-up")
+    assert (done.returncode, done.stdout.splitlines()[-1][:45]) == (
+        0,
+        "test_cases.py, looked-up: 1 of 1 pass; served",
+    ), done.stderr
+    missing = suite(folder, "test_missing.py", "--policy", "looked-up")
+    assert missing.returncode != 0
+    assert "test_missing.py cannot be run by pytest" in missing.stderr
