@@ -138,6 +138,26 @@ def test_the_fast_path_that_was_turned_on_again_is_said_too(x):
         layers[1](x)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_need_the_fast_path_and_it_is_said():
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)])
+    with torch.no_grad():
+        expected = layer(nested, nested, nested)[0]
+        with xt.kernel_policy(attention="cpu.reference"):
+            with pytest.raises(AssertionError, match="get_fastpath_enabled"):
+                layer(nested, nested, nested)
+            torch.backends.mha.set_fastpath_enabled(True)
+            with pytest.warns(XpuRuntimeWarning, match=r"attention of \[2, 0, 8\] .* runs by torch.mha"):
+                found = layer(nested, nested, nested)[0]
+        with xt.kernel_policy(strict(attention="cpu.reference")):
+            torch.backends.mha.set_fastpath_enabled(True)
+            with pytest.raises(UnsupportedOperationError, match=r"in the fast path of nn.MultiheadAttention: "):
+                layer(nested, nested, nested)
+    for one, other in zip(found.unbind(), expected.unbind(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_clearing_gives_back_what_was_there(x):
     before = functional.multi_head_attention_forward
     with xt.kernel_policy(layer_norm="cpu.vectorised"):

@@ -17,6 +17,7 @@ import torch
 from torch._guards import TracingContext
 
 from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entries import FAST_PATH, WITH_WEIGHTS
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import IN_PYTHON, Override
@@ -96,7 +97,7 @@ def _say(held: Held, entry: EntryPoint, query: Tensor, head_dim: int) -> Route:
     found = held.routes.get(key)
     if found is not None:
         return found
-    doing = f"attention of {list(query.shape)} {calls.DTYPES.get(dtype, dtype)} on {query.device} in {entry.name}"
+    doing = f"attention of {sizes_of(query)} {calls.DTYPES.get(dtype, dtype)} on {query.device} in {entry.name}"
     facts: dict[str, Any] = {"device": query.device, "dtype": dtype, "module": module, "entry": entry}
     facts["head_dim"] = head_dim
     if phase == "train":  # what the gradient cannot have is refused before anything is computed
@@ -107,5 +108,7 @@ def _say(held: Held, entry: EntryPoint, query: Tensor, head_dim: int) -> Route:
 
 OVERRIDES = (
     Override(_NAME, "attention", (IN_PYTHON,), _with_weights, "torch.nn.functional"),
-    Override("_native_multi_head_attention", "attention", ("CPU", "CUDA"), _fast_path),
+    Override(
+        "_native_multi_head_attention", "attention", ("CPU", "CUDA", "NestedTensorCPU", "NestedTensorCUDA"), _fast_path
+    ),
 )
