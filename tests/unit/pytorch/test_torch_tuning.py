@@ -156,7 +156,8 @@ def test_what_cannot_serve_is_out():
         # microseconds of the host, and of the device
         ((12.0, 5.0), (10.0, 2.0), "torch.mm"),  # the device waits for the host, with either
         ((40.0, 5.0), (20.0, 2.0), "auto"),
-        ((12.0, 20.0), (13.0, 15.0), "auto"),
+        ((12.0, 40.0), (13.0, 30.0), "auto"),
+        ((12.0, 20.0), (13.0, 15.0), "torch.mm"),  # then the device would wait
         ((12.0, 20.0), (30.0, 15.0), "torch.mm"),
     ],
 )

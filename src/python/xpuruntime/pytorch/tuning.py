@@ -31,7 +31,7 @@ _MARGIN = 0.03
 #: made again and again and caches are warm: what steps of `benchmarks/bench_training_step.py` showed, for each call.
 _WAY = 10.0
 #: Another word whenever what is measured is another, so that times of before are not taken for it.
-_METHOD = "2"
+_METHOD = "3"
 #: Seconds that the measuring of one candidate may take, and the fewest and most launches of it.
 _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
@@ -174,8 +174,8 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     -----
     On CUDA the time of the device is measured by events, with the launches queued behind a kernel that waits, so that
     the host's time is not in it. Eager calls cost the larger of the host's and the device's time; inside `replayed`
-    only the device's. Where it is the host's time that an eager call by PyTorch's own kernel costs, a faster kernel
-    would wait for the host, too: there, others have 10 microseconds added, which the way to them costs in a step.
+    only the device's. To the host's time of others than PyTorch's own, 10 microseconds are added, which the way to them
+    costs in a step: a kernel that is faster on the device alone would have the device wait for the host.
     Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these versions of PyTorch, its
     libraries and this one.
     """
@@ -245,8 +245,7 @@ def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, eage
     """Return what each candidate costs a step, of microseconds of the host and of the device."""
     if not eager:
         return devices
-    waits = native in hosts and hosts[native] >= devices[native]
-    return {name: max(hosts[name], devices[name]) + (_WAY if waits and name != native else 0.0) for name in hosts}
+    return {name: max(hosts[name] + (_WAY if name != native else 0.0), devices[name]) for name in hosts}
 
 
 def _time_host(run: Callable[[], Any]) -> float:
