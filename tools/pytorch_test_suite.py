@@ -40,6 +40,7 @@ _OURS = {
     "conv": ["cudnn.conv_heuristic", "cpu.gemm_conv", "cpu.reference", "torch"],
 }
 _FAST_PATH = "it expects the fast path of nn.MultiheadAttention, which policies of attention turn off"
+_REWRITTEN = "it looks for PyTorch's own attention in compiled code"
 _DROPOUT = "it expects the numbers that PyTorch's own kernel draws for its dropout"
 #: Kernels of a policy: every call looked up and left to PyTorch, every call by ours where one can serve, and rules that
 #: have each call asked for its phase and its module.
@@ -57,6 +58,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 #: Cases that a policy has to lose, each with the reason.
 MEANT = (
     (r"test_(disable_fastpath|mask_check_fastpath|multihead\w+_(outside_fast_path|fast_path_mock))", _FAST_PATH),
+    (r"test_sdpa_(prev|rewriter)_\d+_", _REWRITTEN),
     (r"test_scaled_dot_product_attention_\w+_dropout_p_0_[25]_", _DROPOUT),
 )
 _POLICY = "XPURUNTIME_SUITE_POLICY"
