@@ -42,18 +42,18 @@ _LOOKED_AT = ("query", "embed_dim_to_check", "num_heads", "need_weights")
 def _with_weights(native: Callable[..., Any]) -> Callable[..., Any]:
     takes = inspect.signature(native).parameters
     places = {name: (place, takes[name].default) for place, name in enumerate(takes) if name in _LOOKED_AT}
+    last, by_default = places.pop("need_weights")
 
     @functools.wraps(native)
     def multi_head_attention_forward(*args: Any, **more: Any) -> Any:
-        # In code that is being compiled nothing runs yet; `escapes_of_graph` looks at that. 2.11 and 2.12 do not say
-        # that they compile once AOTAutograd traces.
-        if (held := _asking()) is not None and not (torch.compiler.is_compiling() or TracingContext.try_get()):
-            query, width, heads, need_weights = (
+        wanted = more["need_weights"] if "need_weights" in more else args[last] if last < len(args) else by_default
+        if wanted and (held := _asking()) is not None and not _is_compiling():
+            query, width, heads = (
                 more[name] if name in more else args[place] if place < len(args) else default
                 for name, (place, default) in places.items()
             )
             # What wraps it comes here again.
-            if need_weights and not torch.overrides.has_torch_function((query,)):
+            if not torch.overrides.has_torch_function((query,)):
                 route = _say(held, WITH_WEIGHTS, query, width // heads)
                 if calls.recorder is not None and route.status == "substituted":
                     # A row without time: that is in the rows of the products.
@@ -75,6 +75,12 @@ def _fast_path(native: Native) -> Callable[..., Any]:
         return native(keyset, query, key, value, width, heads, *args, **more)
 
     return native_multi_head_attention
+
+
+def _is_compiling() -> bool:
+    """Say whether nothing runs yet, so that `escapes_of_graph` looks at the call."""
+    # 2.11 and 2.12 do not say that they compile once AOTAutograd traces.
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
 def _nothing(*_: Any) -> None:
