@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "bind.h"
+#include "call_phase.h"
 #include "gate_state.h"
 
 namespace py = pybind11;
@@ -48,7 +49,12 @@ void bind_gate(py::module_& module) {
   module.def("make_gate", make_gate, py::arg("name"), py::arg("slow"), py::arg("native"),
              "What stands for an operator; see xpuruntime.pytorch.overriding.gates.");
   module.def("set_gates", set_gate_state, py::arg("routes"), py::arg("slow"),
-             py::arg("circumstances") = py::none(), "Say what holds for all gates.");
+             py::arg("circumstances") = py::none(), py::arg("phases") = false,
+             "Say what holds for all gates.");
+  module.def("open_phases", open_phases, "Find PyTorch's functions that tell phases.");
+  module.def(
+      "call_phase", [] { return phase_name(call_phase()); },
+      "The phase of the call that runs in this thread.");
   module.def("forget_native_calls", forget_native_calls,
              "Have gates look anew which calls are native.");
 }

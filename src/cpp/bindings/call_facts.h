@@ -11,14 +11,14 @@
 
 namespace xpuruntime::bindings {
 
-/// A number that no gate has had before, the first word of the facts of its calls.
+/// A number that no gate has had before.
 std::uint64_t next_gate_number() noexcept;
 
 /// What tells the calls of one kind of a gate from others: words, for a CallTable. Of tensors as
 /// fine as call_key.
 class CallFacts {
  public:
-  explicit CallFacts(std::uint64_t gate) noexcept { words_[0] = gate; }
+  explicit CallFacts(std::uint64_t first) noexcept { words_[0] = first; }
 
   /// Adds a tensor: shape, strides, type, device, alignment. False where PyTorch does not say them,
   /// or there are too many facts. Needs no GIL.

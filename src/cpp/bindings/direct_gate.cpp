@@ -116,8 +116,8 @@ bool DirectGate::take(PyObject* const* values, Py_ssize_t count, PyObject* names
 }
 
 bool DirectGate::knows(const ProductTensors& tensors) const noexcept {
-  if (!arrays_decide()) return false;
-  Facts facts(number_);
+  if (!facts_decide()) return false;
+  Facts facts(first_fact(number_));
   return facts.put(*torch_shim(), tensors) && native_calls().has(facts.words());
 }
 
@@ -216,7 +216,7 @@ PyObject* DirectGate::ask(PyObject* const* values, Py_ssize_t count, PyObject* n
     return PyObject_Vectorcall(slow.ptr(), with.data(), size + 1, names);
   }
   ProductTensors tensors;
-  Facts facts(number_);
+  Facts facts(first_fact(number_));
   const bool seen = verdict == Verdict::kAlways && take(values, count, names, tensors) &&
                     facts.put(*torch_shim(), tensors);
   if (seen && native_calls().has(facts.words())) {

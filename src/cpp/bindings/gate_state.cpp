@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "call_key.h"
+#include "call_phase.h"
 
 namespace py = pybind11;
 
@@ -20,6 +21,7 @@ struct State {
   PyObject* circumstances = nullptr;
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
+  std::atomic<bool> phases{false};
   std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
   std::unordered_set<PyObject*> places;  // owned, as long as threads may know of them
 };
@@ -46,6 +48,14 @@ Known& known_calls() {
   return known;
 }
 
+// Of the first word of facts; gates are numbered from 1.
+constexpr unsigned kPhaseAt = 56;
+
+// Whether the facts of a call were gathered under a state like this one.
+bool fits(std::span<const std::uint64_t> call) {
+  return state().phases.load(std::memory_order_acquire) == (call.front() >> kPhaseAt != 0);
+}
+
 PyObject* interned(const char* text) {
   PyObject* const made = PyUnicode_InternFromString(text);
   if (made == nullptr) throw py::error_already_set();
@@ -58,8 +68,8 @@ py::object attribute(PyObject* object, PyObject* name) {
   return py::reinterpret_steal<py::object>(found);
 }
 
-// (key, phase, module)
-py::object with_circumstances(const py::object& key, const char* fixed) {
+// (key, phase, module). `agree`: whether call_phase says what Python says.
+py::object with_circumstances(const py::object& key, const char* fixed, bool& agree) {
   const auto call = py::reinterpret_borrow<py::object>(state().circumstances);
   const auto rest = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(call.ptr()));
   if (!rest) throw py::error_already_set();
@@ -67,6 +77,8 @@ py::object with_circumstances(const py::object& key, const char* fixed) {
     throw py::type_error("the circumstances of a call are its phase and its module");
   }
   auto phase = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(rest.ptr(), 0));
+  agree = !state().phases.load(std::memory_order_relaxed) ||
+          phase.equal(py::str(std::string(phase_name(call_phase()))));
   if (fixed != nullptr && py::len(phase) > 0) phase = py::str(fixed);
   PyObject* const whole = PyTuple_Pack(3, key.ptr(), phase.ptr(), PyTuple_GET_ITEM(rest.ptr(), 1));
   if (whole == nullptr) throw py::error_already_set();
@@ -84,7 +96,8 @@ bool is_invalidated() {
 
 }  // namespace
 
-void set_gate_state(const py::object& routes, bool slow, const py::object& circumstances) {
+void set_gate_state(const py::object& routes, bool slow, const py::object& circumstances,
+                    bool phases) {
   State& now = state();
   PyObject* const before = now.routes;
   PyObject* const others = now.circumstances;
@@ -92,7 +105,8 @@ void set_gate_state(const py::object& routes, bool slow, const py::object& circu
   now.circumstances = circumstances.is_none() ? nullptr : py::object(circumstances).release().ptr();
   if (now.routes != before) forget_native_calls();
   now.slow.store(slow, std::memory_order_release);
-  now.simple.store(!slow && now.circumstances == nullptr, std::memory_order_release);
+  now.phases.store(phases, std::memory_order_release);
+  now.simple.store(!slow && (now.circumstances == nullptr || phases), std::memory_order_release);
   Py_XDECREF(before);
   Py_XDECREF(others);
 }
@@ -102,25 +116,30 @@ void forget_native_calls() noexcept {
   for (PyObject* const place : std::exchange(state().places, {})) Py_DECREF(place);
 }
 
-bool arrays_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
+bool facts_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
+
+std::uint64_t first_fact(std::uint64_t gate) noexcept {
+  if (!state().phases.load(std::memory_order_acquire)) return gate;
+  return gate | static_cast<std::uint64_t>(call_phase()) << kPhaseAt;
+}
 
 std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }
 
 CallTable& native_calls() { return known_calls().native; }
 
 PyObject* quick_place(std::span<const std::uint64_t> call) {
-  if (!arrays_decide()) return nullptr;
+  if (!facts_decide()) return nullptr;
   const std::uint64_t* const found = known_calls().quick.find(call);
   return found == nullptr ? nullptr : reinterpret_cast<PyObject*>(*found);
 }
 
 void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number) {
   // Nothing gives the GIL away between the two.
-  if (state_number() == number) native_calls().keep(call);
+  if (state_number() == number && fits(call)) native_calls().keep(call);
 }
 
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number) {
-  if (state_number() != number || !arrays_decide()) return;
+  if (state_number() != number || !facts_decide() || !fits(call)) return;
   known_calls().quick.keep(call, reinterpret_cast<std::uint64_t>(place));
   if (state().places.insert(place).second) Py_INCREF(place);
 }
@@ -143,7 +162,13 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
   }
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const py::object key = call_key_of(name, arrays, count, last);
-  const py::object whole = now.circumstances == nullptr ? key : with_circumstances(key, phase);
+  bool known = !key.is_none();  // arrays that cannot be seen may look like others here
+  py::object whole = key;
+  if (now.circumstances != nullptr) {
+    bool agree = true;
+    whole = with_circumstances(key, phase, agree);
+    known = known && agree;
+  }
   PyObject* const found = PyDict_GetItemWithError(routes.ptr(), whole.ptr());
   if (found == nullptr) {
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -159,8 +184,7 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
     return Verdict::kQuick;
   }
   if (attribute(route.ptr(), bare_name).ptr() != Py_True) return Verdict::kAsk;
-  // Arrays that cannot be seen have no key of their own, and may look like others here.
-  return key.is_none() ? Verdict::kNative : Verdict::kAlways;
+  return known ? Verdict::kAlways : Verdict::kNative;
 }
 
 PyObject* call_native(PyObject* native, PyObject* const* values, std::size_t count,

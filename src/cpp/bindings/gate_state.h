@@ -16,19 +16,23 @@ enum class Verdict : std::uint8_t {
   kAsk,     ///< Python decides
   kNative,  ///< the native kernel serves
   kQuick,   ///< a kernel of ours serves, and needs nothing but the arrays
-  kAlways   ///< the native kernel serves all calls whose arrays look like these
+  kAlways   ///< the native kernel serves all calls of the same facts
 };
 
 /// What holds for all gates: the routes of the policy, whether Python looks at every call, and what
-/// gives the rest of a route's key, a tuple, where shapes alone do not decide it; or none. With the
+/// gives the rest of a route's key, the phase of the call and its module, where shapes alone do not
+/// decide it; or none. `phases`: that rest is the phase alone, and call_phase tells it. With the
 /// GIL.
 void set_gate_state(const pybind11::object& routes, bool slow,
-                    const pybind11::object& circumstances);
+                    const pybind11::object& circumstances, bool phases);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
-/// Whether the arrays of a call alone decide which kernel serves it. Without the GIL, too.
-bool arrays_decide() noexcept;
+/// Whether facts alone decide which kernel serves a call. Without the GIL, too.
+bool facts_decide() noexcept;
+/// The first word of the facts of a call: the number of its gate, and its phase where rules ask for
+/// one. Without the GIL, too.
+std::uint64_t first_fact(std::uint64_t gate) noexcept;
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
 /// Where the kernel of ours is that this thread knows to serve a call that is kQuick, or null: a

@@ -28,11 +28,11 @@ void OperatorGate::renew(py::object slow, py::object trial) {
 }
 
 bool OperatorGate::knows(const CallFacts& facts) const {
-  return arrays_decide() && native_calls().has(facts.words());
+  return facts_decide() && native_calls().has(facts.words());
 }
 
 void OperatorGate::serve(OperatorCall& call) {
-  CallFacts facts(number_);
+  CallFacts facts(number());
   const bool seen = sees(call, facts);
   if (seen && knows(facts)) {
     run(call);

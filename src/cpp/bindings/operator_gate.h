@@ -29,8 +29,8 @@ class OperatorGate {
   const OperatorSignature& signature() const noexcept { return kind_.signature; }
   /// PyTorch's, which may be called where `knows` says so.
   void* function() const noexcept { return function_; }
-  /// The first word of the facts of its calls.
-  std::uint64_t number() const noexcept { return number_; }
+  /// The first word of the facts of a call that runs now.
+  std::uint64_t number() const noexcept { return first_fact(number_); }
   /// Whether a call's route depends on nothing but facts, which are added. Needs no GIL.
   bool sees(const OperatorCall& call, CallFacts& facts) const {
     return kind_.describe != nullptr && kind_.describe(call, facts);

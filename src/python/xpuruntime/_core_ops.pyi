@@ -144,12 +144,22 @@ def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[...,
     """
 
 def set_gates(
-    routes: dict[Any, Any] | None, slow: bool, circumstances: Callable[[], tuple[str, str]] | None = None
+    routes: dict[Any, Any] | None,
+    slow: bool,
+    circumstances: Callable[[], tuple[str, str]] | None = None,
+    phases: bool = False,
 ) -> None:
     """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call.
 
-    `circumstances` gives what follows the key of a call's arrays in the keys of `routes`.
+    `circumstances` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
+    With `phases` that is the phase alone, and gates tell it by themselves, after `open_phases`.
     """
+
+def open_phases() -> str:
+    """Find PyTorch's functions that tell phases. Returns what is against using them, or nothing."""
+
+def call_phase() -> str:
+    """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread; after `open_phases`."""
 
 def forget_native_calls() -> None:
     """Have gates look anew which calls are native, since a route has changed."""

@@ -43,6 +43,21 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert rstd.shape == shape[:-1]
 
 
+@pytest.mark.parametrize("columns", [4097, 3_000_001])
+def test_rows_of_millions_of_columns_are_as_exact_as_short_ones(columns: int) -> None:
+    # One sum in fp32 over such a row is off by more than its result rounds to.
+    x = DRAW.random((1, columns), dtype=F32) + 1
+    np.testing.assert_allclose(ops.layer_norm(x, kernel="cpu.vectorised"), exact(False, x), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(ops.rms_norm(x, kernel="cpu.vectorised"), exact(True, x), rtol=0, atol=5e-7)
+    grad = DRAW.random((1, columns), dtype=F32)
+    _, mean, rstd = ops.layer_norm(x, return_stats=True)
+    grad_x = ops.layer_norm_backward(grad, x, mean, rstd, kernel="cpu.vectorised")[0]
+    y, wide = exact(False, x), grad.astype(np.float64)
+    expected = wide - wide.mean() - y * (wide * y).mean()
+    expected /= np.sqrt(x.astype(np.float64).var() + 1e-5)
+    np.testing.assert_allclose(grad_x, expected, rtol=0, atol=5e-6)
+
+
 def test_float64_is_exact_to_its_own_rounding() -> None:
     x, weight = randn(4, 33, dtype=np.float64), randn(33, dtype=np.float64)
     x[0] *= 1e-3  # where eps counts

@@ -7,6 +7,9 @@
 
 namespace xpuruntime::cpu {
 
+/// Columns whose sums are kept in fp32; those of longer rows are added up in fp64.
+constexpr std::int64_t kSummed = 4096;
+
 /// See VectorCode::Norm. Each row is read once; the rest happens in `s`, which stays in the cache.
 /// The variance is that of the differences from a first mean, corrected by their own mean, so that
 /// rows far from zero lose nothing.
@@ -18,7 +21,7 @@ XPURUNTIME_INLINE void norm_rows(const NormRows& at, std::int64_t first, std::in
   const std::int64_t columns = at.columns;
   const std::int64_t whole = columns / N * N;
   const std::int64_t part = columns - whole;
-  const auto count = static_cast<float>(columns);
+  const auto count = static_cast<double>(columns);
   for (std::int64_t row = first; row < last; ++row) {
     const T* const x = static_cast<const T*>(at.x) + row * at.x_stride;
     const T* const residual = at.residual == nullptr
@@ -27,18 +30,23 @@ XPURUNTIME_INLINE void norm_rows(const NormRows& at, std::int64_t first, std::in
     T* const sum = at.sum == nullptr ? nullptr : static_cast<T*>(at.sum) + row * at.sum_stride;
     T* const y = static_cast<T*>(at.y) + row * at.y_stride;
 
-    Floats totals[4] = {};
     Floats v;
     Floats w;
-    for (std::int64_t j = 0; j < whole; j += N) {
-      V::load(v, x + j);
-      if (residual != nullptr) {
-        V::load(w, residual + j);
-        v += w;
+    double total = 0.0;
+    for (std::int64_t start = 0; start < whole; start += kSummed) {
+      const std::int64_t end = start + kSummed < whole ? start + kSummed : whole;
+      Floats totals[4] = {};
+      for (std::int64_t j = start; j < end; j += N) {
+        V::load(v, x + j);
+        if (residual != nullptr) {
+          V::load(w, residual + j);
+          v += w;
+        }
+        if (sum != nullptr) V::store(sum + j, v);
+        V::store(s + j, v);
+        totals[(j / N) & 3] += v;
       }
-      if (sum != nullptr) V::store(sum + j, v);
-      V::store(s + j, v);
-      totals[(j / N) & 3] += v;
+      total += V::sum((totals[0] + totals[1]) + (totals[2] + totals[3]));
     }
     if (part > 0) {
       V::load_part(v, x + whole, part);
@@ -48,25 +56,29 @@ XPURUNTIME_INLINE void norm_rows(const NormRows& at, std::int64_t first, std::in
       }
       if (sum != nullptr) V::store_part(sum + whole, v, part);
       V::store(s + whole, v);
-      totals[0] += v;
+      total += V::sum(v);
     }
-    const Floats total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
-    const float middle = at.centred ? V::sum(total) / count : 0.0F;
+    const float middle = at.centred ? static_cast<float>(total / count) : 0.0F;
     for (std::int64_t j = columns; j < whole + (part > 0 ? N : 0); ++j) s[j] = middle;
 
-    Floats squares[4] = {};
-    Floats rests[4] = {};
-    for (std::int64_t j = 0; j < columns; j += N) {
-      V::load(v, s + j);
-      v -= middle;
-      V::store(s + j, v);
-      squares[(j / N) & 3] += v * v;
-      rests[(j / N) & 3] += v;
+    double square = 0.0;
+    double rest = 0.0;
+    for (std::int64_t start = 0; start < columns; start += kSummed) {
+      const std::int64_t end = start + kSummed < columns ? start + kSummed : columns;
+      Floats squares[4] = {};
+      Floats rests[4] = {};
+      for (std::int64_t j = start; j < end; j += N) {
+        V::load(v, s + j);
+        v -= middle;
+        V::store(s + j, v);
+        squares[(j / N) & 3] += v * v;
+        rests[(j / N) & 3] += v;
+      }
+      square += V::sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+      rest += V::sum((rests[0] + rests[1]) + (rests[2] + rests[3]));
     }
-    const Floats square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    const Floats rest = (rests[0] + rests[1]) + (rests[2] + rests[3]);
-    const float off = at.centred ? V::sum(rest) / count : 0.0F;
-    const float variance = V::sum(square) / count - off * off;
+    const float off = at.centred ? static_cast<float>(rest / count) : 0.0F;
+    const float variance = static_cast<float>(square / count) - off * off;
     const float rstd =
         1.0F / std::sqrt((variance > 0.0F ? variance : variance * 0.0F) + at.epsilon);
 
@@ -113,38 +125,43 @@ XPURUNTIME_INLINE void norm_backward_rows(const NormBackwardRows& at, std::int64
     const float mean = at.mean == nullptr ? 0.0F : at.mean[row * at.mean_stride];
     const float rstd = at.rstd[row * at.rstd_stride];
 
-    Floats sum_g[2] = {};
-    Floats sum_gx[2] = {};
     Floats v;
     Floats w;
     Floats one;
-    for (std::int64_t j = 0; j < columns; j += N) {
-      if (j < whole) {
-        V::load(v, grad_y + j);
-        V::load(w, x + j);
-      } else {
-        V::load_part(v, grad_y + j, part);
-        V::load_part(w, x + j, part);
+    double all_g = 0.0;
+    double all_gx = 0.0;
+    for (std::int64_t start = 0; start < columns; start += kSummed) {
+      const std::int64_t end = start + kSummed < columns ? start + kSummed : columns;
+      Floats sum_g[2] = {};
+      Floats sum_gx[2] = {};
+      for (std::int64_t j = start; j < end; j += N) {
+        if (j < whole) {
+          V::load(v, grad_y + j);
+          V::load(w, x + j);
+        } else {
+          V::load_part(v, grad_y + j, part);
+          V::load_part(w, x + j, part);
+        }
+        w = (w - mean) * rstd;
+        V::load(one, sums + j);
+        one += v * w;
+        V::store(sums + j, one);
+        V::load(one, sums + length + j);
+        one += v;
+        V::store(sums + length + j, one);
+        V::load(one, at.weight + j);
+        v *= one;
+        V::store(g + j, v);
+        V::store(normal + j, w);
+        sum_g[(j / N) & 1] += v;
+        sum_gx[(j / N) & 1] += v * w;
       }
-      w = (w - mean) * rstd;
-      V::load(one, sums + j);
-      one += v * w;
-      V::store(sums + j, one);
-      V::load(one, sums + length + j);
-      one += v;
-      V::store(sums + length + j, one);
-      V::load(one, at.weight + j);
-      v *= one;
-      V::store(g + j, v);
-      V::store(normal + j, w);
-      sum_g[(j / N) & 1] += v;
-      sum_gx[(j / N) & 1] += v * w;
+      all_g += V::sum(sum_g[0] + sum_g[1]);
+      all_gx += V::sum(sum_gx[0] + sum_gx[1]);
     }
-    const auto count = static_cast<float>(columns);
-    const Floats all_g = sum_g[0] + sum_g[1];
-    const Floats all_gx = sum_gx[0] + sum_gx[1];
-    const float mean_g = at.centred ? V::sum(all_g) / count : 0.0F;
-    const float mean_gx = V::sum(all_gx) / count;
+    const auto count = static_cast<double>(columns);
+    const float mean_g = at.centred ? static_cast<float>(all_g / count) : 0.0F;
+    const float mean_gx = static_cast<float>(all_gx / count);
     for (std::int64_t j = 0; j < columns; j += N) {
       V::load(v, g + j);
       V::load(w, normal + j);

@@ -32,19 +32,19 @@ DTYPES: dict[torch.dtype, str] = {
 #: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
 call_key = _core.call_key
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _recording: Callable[[], bool] = torch.is_grad_enabled
 
 
 def phase() -> str:
     """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
 
-    Backward is what runs inside a node of autograd with gradients off; with ``create_graph=True``, and where a
-    checkpoint computes its forward again, gradients are recorded, and the phase is ``"train"``.
+    Backward is what runs inside a backward pass with gradients off; with ``create_graph=True``, and where a checkpoint
+    computes its forward again, gradients are recorded, and the phase is ``"train"``.
     """
     if _recording():
         return "train"
-    return "infer" if _current_node() is None else "backward"
+    return "infer" if _graph_task() == -1 else "backward"
 
 
 def capturing() -> bool:

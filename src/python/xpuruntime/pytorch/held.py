@@ -341,7 +341,7 @@ def set_global(held: Held | None) -> Held | None:
     if held is None:
         gates.set_policy(None)
     else:
-        gates.set_policy(held.routes, held.circumstances if held.by_call else None)
+        gates.set_policy(held.routes, held.circumstances if held.by_call else None, by_module=held.by_module)
     _version += 1
     return before
 

@@ -4,7 +4,7 @@
 
 A gate calls the native kernel where no policy holds, and where the route of the call is known and native. Everything
 else is looked at by Python: calls that are not known yet, those that kernels of ours serve, and all calls while rules
-ask for phase or module, a thread has a policy of its own, or somebody watches.
+ask for modules, a thread has a policy of its own, or somebody watches.
 
 Gates before products are called by PyTorch as its own kernels are, without Python, and call the native one in the same
 way where they know a call to be native. Where that cannot be (`why_not_plain`), they call PyTorch's C functions, and
@@ -39,6 +39,7 @@ __all__ = [
     "keyset_of",
     "set_policy",
     "set_watched",
+    "why_no_phases",
     "why_not_direct",
     "why_not_in_c",
     "why_not_plain",
@@ -47,6 +48,7 @@ __all__ = [
 _lock = threading.Lock()
 _routes: dict[Any, Any] | None = None
 _circumstances: Callable[[], tuple[str, str]] | None = None
+_phases = False
 _threads = 0
 _watched = False
 
@@ -250,12 +252,26 @@ def _refusal(op: Callable[..., Any], c: Any, a: Any) -> str:
     return ""
 
 
+@functools.cache
+def why_no_phases() -> str:
+    """Return why gates do not tell the phase of a call by themselves in this process; empty where they do.
+
+    What they say is compared with `calls.phase` for each kind of call that they keep.
+    """
+    return find_out(_core.open_phases)
+
+
 def forget() -> None:
     """Have all gates look anew which calls are native, since a route that was kept is another one now."""
     _core.forget_native_calls()
 
 
-def set_policy(routes: dict[Any, Any] | None, circumstances: Callable[[], tuple[str, str]] | None = None) -> None:
+def set_policy(
+    routes: dict[Any, Any] | None,
+    circumstances: Callable[[], tuple[str, str]] | None = None,
+    *,
+    by_module: bool = False,
+) -> None:
     """Say what routes the policy of the process has, under which keys. ``None``: no policy.
 
     Parameters
@@ -263,10 +279,13 @@ def set_policy(routes: dict[Any, Any] | None, circumstances: Callable[[], tuple[
     routes : dict, optional
     circumstances : callable, optional
         Gives phase and module of the call that runs, where they are parts of the keys.
+    by_module : bool
+        Whether the module is one; otherwise gates tell the phase by themselves, where this PyTorch says it in C.
     """
-    global _routes, _circumstances
+    global _routes, _circumstances, _phases
+    phases = circumstances is not None and not by_module and not why_no_phases()
     with _lock:
-        _routes, _circumstances = routes, circumstances
+        _routes, _circumstances, _phases = routes, circumstances, phases
         _tell()
 
 
@@ -287,4 +306,4 @@ def set_watched(watched: bool) -> None:
 
 
 def _tell() -> None:
-    _core.set_gates(_routes, _watched or _threads > 0, _circumstances)
+    _core.set_gates(_routes, _watched or _threads > 0, _circumstances, _phases)

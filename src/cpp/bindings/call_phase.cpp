@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "call_phase.h"
+
+#include "torch_shim.h"
+
+namespace xpuruntime::bindings {
+namespace {
+
+constexpr const char* kLibrary = "libtorch_cpu.so";
+constexpr const char* kRecords = "aoti_torch_grad_mode_is_enabled";
+// torch::autograd::get_current_graph_task_id(), which torch._C has, too.
+constexpr const char* kTask = "_ZN5torch8autograd25get_current_graph_task_idEv";
+
+struct Functions {
+  bool (*records_gradients)() = nullptr;
+  int (*graph_task)() = nullptr;  // the backward that runs in this thread, or -1
+};
+
+Functions functions;
+
+}  // namespace
+
+std::string open_phases() {
+  Functions found;
+  found.records_gradients = reinterpret_cast<bool (*)()>(find_loaded(kLibrary, kRecords));
+  found.graph_task = reinterpret_cast<int (*)()>(find_loaded(kLibrary, kTask));
+  if (found.records_gradients == nullptr) return std::string("this PyTorch has no ") + kRecords;
+  if (found.graph_task == nullptr) return std::string("this PyTorch has no ") + kTask;
+  functions = found;
+  return "";
+}
+
+CallPhase call_phase() noexcept {
+  if (functions.records_gradients()) return CallPhase::kTrain;
+  return functions.graph_task() == -1 ? CallPhase::kInfer : CallPhase::kBackward;
+}
+
+std::string_view phase_name(CallPhase phase) noexcept {
+  switch (phase) {
+    case CallPhase::kTrain:
+      return "train";
+    case CallPhase::kBackward:
+      return "backward";
+    case CallPhase::kInfer:
+      return "infer";
+    case CallPhase::kUnknown:
+      break;
+  }
+  return "";
+}
+
+}  // namespace xpuruntime::bindings

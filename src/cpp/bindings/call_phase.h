@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace xpuruntime::bindings {
+
+/// What the call that runs in a thread is part of, as xpuruntime.pytorch.calls.phase says it.
+enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
+
+/// Finds PyTorch's functions that tell. Returns what is against using them, or nothing. With the
+/// GIL.
+std::string open_phases();
+
+/// Needs no GIL, and open_phases before.
+CallPhase call_phase() noexcept;
+
+/// The word that policies have for a phase; empty for kUnknown.
+std::string_view phase_name(CallPhase phase) noexcept;
+
+}  // namespace xpuruntime::bindings

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates tell the phase of a call by themselves: rules of a phase hold, and Python is asked of a new call alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gated_calls import F  # noqa: E402 - it needs PyTorch
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime import _core  # noqa: E402
+from xpuruntime.pytorch import calls, held  # noqa: E402
+from xpuruntime.pytorch.overriding import gates, operator_gates  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+OPS = ("matmul", "layer_norm", "attention")
+
+
+@pytest.fixture(params=["plain", "boxed"])
+def way(request, monkeypatch):
+    if request.param == "boxed":
+        for module in (gates, operator_gates):
+            monkeypatch.setattr(module, "why_not_plain", lambda: "not in this test")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls for which Python was asked what phase they are of."""
+    seen = []
+    real = held.Held.circumstances
+
+    def circumstances(self):
+        seen.append(real(self))
+        return seen[-1]
+
+    monkeypatch.setattr(held.Held, "circumstances", circumstances)
+    return seen
+
+
+def rules(phase):
+    return [{"match": {"op": op, "phase": phase}, "use": "cpu.reference"} for op in OPS]
+
+
+def served():
+    return {one.op for one in xrt.decisions()}
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its argument, and notes in which phase its gradient is computed."""
+
+    seen: list[tuple[str, str]] = []  # noqa: RUF012 - shared on purpose
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        Doubled.seen.append((calls.phase(), _core.call_phase()))
+        return 2 * grad
+
+
+def test_what_is_told_in_c_is_what_python_says():
+    assert gates.why_no_phases() == ""
+    assert (calls.phase(), _core.call_phase()) == ("train", "train")
+    with torch.no_grad():
+        assert (calls.phase(), _core.call_phase()) == ("infer", "infer")
+    Doubled.seen.clear()
+    x = torch.ones(3, requires_grad=True)
+    hooked = []
+    x.register_hook(lambda grad: hooked.append((calls.phase(), _core.call_phase())))
+    torch.autograd.grad(Doubled.apply(x).sum(), x, create_graph=True)
+    torch.autograd.grad(Doubled.apply(x).sum(), x)
+    assert Doubled.seen == [("train", "train"), ("backward", "backward")]
+    assert hooked == Doubled.seen
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(_core.call_phase()))
+    thread.start()
+    thread.join()
+    assert elsewhere == ["train"]
+
+
+def net():
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    weight, columns = torch.randn(8, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+
+    def step(recorded=True):
+        with torch.set_grad_enabled(recorded):
+            mixed = F.scaled_dot_product_attention(q, q, q)
+            out = F.layer_norm(mixed.reshape(-1, 8) @ weight, (8,), columns, columns)
+        return torch.autograd.grad(out.square().sum(), (q, weight, columns)) if recorded else (out,)
+
+    return step
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("phase", "training", "inferring"),
+    [
+        ("train", {"matmul", "layer_norm", "attention", "attention_backward"}, set()),
+        ("infer", set(), {"matmul", "layer_norm", "attention"}),
+        ("backward", {"matmul", "layer_norm_backward", "attention", "attention_backward"}, set()),
+    ],
+)
+def test_rules_of_each_phase_hold_also_when_calls_of_other_phases_are_known(phase, training, inferring):
+    step = net()
+    expected = step(), step(recorded=False)
+    with xt.kernel_policy(rules=rules(phase)):
+        for _ in range(3):
+            xrt.clear_decisions()
+            found = step()
+            assert served() & training == served()
+            assert bool(served()) is bool(training)
+            xrt.clear_decisions()
+            inferred = step(recorded=False)
+            assert served() == inferring
+            for one, other in zip((*found, *inferred), (*expected[0], *expected[1]), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("way")
+def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked):
+    step = net()
+    expected = step()
+    with xt.kernel_policy(rules=rules("infer")):
+        step()  # the routes are found
+        step()  # and kept
+        first = len(asked)
+        assert {phase for phase, _ in asked} == {"train", "backward"}
+        for _ in range(3):
+            for one, other in zip(step(), expected, strict=True):
+                assert torch.equal(one, other)
+        assert len(asked) == first
+        step(recorded=False)
+        assert asked[-1] == ("infer", "")
+    with xt.kernel_policy(rules=[{"match": {"op": op, "module": "nowhere"}, "use": "cpu.reference"} for op in OPS]):
+        step()
+        step()
+        first = len(asked)
+        step()
+        assert len(asked) > first  # the module of a call is asked for each time
+
+
+def test_where_c_and_python_disagree_nothing_is_kept(monkeypatch, asked):
+    a = torch.randn(3, 3)
+    monkeypatch.setattr(calls, "phase", lambda: "infer")  # and C says "train"
+    with xt.kernel_policy(rules=rules("backward")):
+        for count in range(1, 4):
+            a @ a
+            assert len(asked) >= count
+
+
+def test_without_pytorchs_functions_python_says_the_phase_each_time(monkeypatch, asked):
+    monkeypatch.setattr(gates, "why_no_phases", lambda: "not in this test")
+    a = torch.randn(3, 3)
+    with xt.kernel_policy(rules=rules("backward")):
+        a @ a
+        a @ a
+        first = len(asked)
+        a @ a
+        assert len(asked) > first
