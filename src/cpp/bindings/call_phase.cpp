@@ -32,6 +32,7 @@ std::string open_phases() {
 }
 
 CallPhase call_phase() noexcept {
+  if (functions.graph_task == nullptr) return CallPhase::kUnknown;
   if (functions.records_gradients()) return CallPhase::kTrain;
   return functions.graph_task() == -1 ? CallPhase::kInfer : CallPhase::kBackward;
 }

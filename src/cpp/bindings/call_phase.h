@@ -15,7 +15,7 @@ enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
 /// GIL.
 std::string open_phases();
 
-/// Needs no GIL, and open_phases before.
+/// Unknown before open_phases. Needs no GIL.
 CallPhase call_phase() noexcept;
 
 /// The word that policies have for a phase; empty for kUnknown.
