@@ -16,7 +16,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.pytorch import calls, held  # noqa: E402
-from xpuruntime.pytorch.overriding import gates, operator_gates  # noqa: E402
+from xpuruntime.pytorch.overriding import attention, gates, operator_gates  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -147,6 +147,36 @@ def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked):
         first = len(asked)
         step()
         assert len(asked) > first  # the module of a call is asked for each time
+
+
+@pytest.mark.parametrize(
+    ("phase", "kernel", "apart"),
+    [("infer", "cpu.reference", False), ("backward", "torch", False), ("backward", "cpu.reference", True)],
+)
+def test_recorded_attention_beside_a_rule_of_a_phase_is_pythons_each_time_where_its_gradient_is_ours(
+    phase, kernel, apart, monkeypatch
+):
+    looked = []
+    real = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *args: (looked.append(1), real(*args))[1])
+    q = torch.randn(2, 2, 4, 8, requires_grad=True)
+
+    def gradient():
+        return torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q)[0]
+
+    expected = gradient()
+    with xt.kernel_policy(rules=[{"match": {"op": "attention", "phase": phase}, "use": kernel}]):
+        torch.testing.assert_close(gradient(), expected)
+        first = len(looked)
+        xrt.clear_decisions()
+        for _ in range(3):
+            torch.testing.assert_close(gradient(), expected)
+        assert (len(looked) > first) is apart
+        assert served() == ({"attention_backward"} if apart else set())
+        xrt.clear_decisions()
+        with torch.no_grad():  # another kind of call
+            F.scaled_dot_product_attention(q, q, q)
+        assert served() == ({"attention"} if phase == "infer" else set())
 
 
 def test_where_c_and_python_disagree_nothing_is_kept(monkeypatch, asked):

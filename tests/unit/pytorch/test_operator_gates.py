@@ -130,36 +130,6 @@ def test_training_asks_python_only_in_its_first_step(policy, asked):
         torch.testing.assert_close(one.grad, grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("phase", "kernel", "apart"),
-    [("infer", "cpu.reference", False), ("backward", "torch", False), ("backward", "cpu.reference", True)],
-)
-def test_recorded_attention_beside_a_rule_of_a_phase_is_pythons_each_time_where_its_gradient_is_ours(
-    phase, kernel, apart, asked
-):
-    q = torch.randn(2, 2, 4, 8, requires_grad=True)
-
-    def gradient():
-        return torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q)[0]
-
-    def served():
-        return {one.chosen for one in xrt.decisions()}
-
-    expected = gradient()
-    with xt.kernel_policy(rules=[{"match": {"op": "attention", "phase": phase}, "use": kernel}]):
-        torch.testing.assert_close(gradient(), expected)
-        first = len(asked)
-        xrt.clear_decisions()
-        for _ in range(3):
-            torch.testing.assert_close(gradient(), expected)
-        assert (len(asked) > first) is apart
-        assert served() == ({"cpu.reference"} if apart else set())
-        xrt.clear_decisions()
-        with torch.no_grad():  # another kind of call
-            F.scaled_dot_product_attention(q, q, q)
-        assert served() == ({"cpu.reference"} if phase == "infer" else set())
-
-
 @pytest.mark.parametrize("form", ["layer_norm", "layer_norm_backward", "rms_norm"])
 def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
     run = call(form)
