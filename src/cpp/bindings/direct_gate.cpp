@@ -187,6 +187,7 @@ PyObject* DirectGate::run_ours(PyObject* place, PyObject* const* values, Py_ssiz
   all[2] = values[size - 1];
   if (adds_) all[3] = values[0];
   if (into_) all[6] = values[size];
+  all[9] = phase_argument();
   PyObject* const done = PyObject_Vectorcall(op, all.data(), all.size(), nullptr);
   if (done == nullptr) {
     // Python does it again, and sees to what is refused.

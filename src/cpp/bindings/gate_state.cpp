@@ -2,8 +2,11 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "gate_state.h"
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -22,6 +25,7 @@ struct State {
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
   std::atomic<bool> phases{false};
+  unsigned agreed = 0;                   // bits of the phases that Python has said, too
   std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
   std::unordered_set<PyObject*> places;  // owned, as long as threads may know of them
 };
@@ -68,21 +72,35 @@ py::object attribute(PyObject* object, PyObject* name) {
   return py::reinterpret_steal<py::object>(found);
 }
 
-// (key, phase, module). `agree`: whether call_phase says what Python says.
-py::object with_circumstances(const py::object& key, const char* fixed, bool& agree) {
-  const auto call = py::reinterpret_borrow<py::object>(state().circumstances);
-  const auto rest = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(call.ptr()));
-  if (!rest) throw py::error_already_set();
+py::str text_of(CallPhase phase) { return {std::string(phase_name(phase))}; }
+
+// Phase and module of the call that runs. `agree`: whether call_phase says what Python says, which
+// is asked once for each phase.
+py::tuple circumstances_now(bool& agree) {
+  State& now = state();
+  const bool told = now.phases.load(std::memory_order_relaxed);
+  const CallPhase phase = told ? call_phase() : CallPhase::kUnknown;
+  const unsigned bit = 1U << static_cast<unsigned>(phase);
+  if (told && (now.agreed & bit) != 0) return py::make_tuple(text_of(phase), "");
+  const std::uint64_t number = now.number.load(std::memory_order_acquire);
+  const auto call = py::reinterpret_borrow<py::object>(now.circumstances);
+  const py::object rest = call();
   if (PyTuple_Check(rest.ptr()) == 0 || PyTuple_GET_SIZE(rest.ptr()) != 2) {
     throw py::type_error("the circumstances of a call are its phase and its module");
   }
-  auto phase = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(rest.ptr(), 0));
-  agree = !state().phases.load(std::memory_order_relaxed) ||
-          phase.equal(py::str(std::string(phase_name(call_phase()))));
+  auto found = py::reinterpret_borrow<py::tuple>(rest);
+  agree = !told || py::object(found[0]).equal(text_of(phase));
+  // Another policy may have come meanwhile.
+  if (told && agree && now.number.load(std::memory_order_acquire) == number) now.agreed |= bit;
+  return found;
+}
+
+// (key, phase, module)
+py::object with_circumstances(const py::object& key, const char* fixed, bool& agree) {
+  const py::tuple rest = circumstances_now(agree);
+  py::object phase = rest[0];
   if (fixed != nullptr && py::len(phase) > 0) phase = py::str(fixed);
-  PyObject* const whole = PyTuple_Pack(3, key.ptr(), phase.ptr(), PyTuple_GET_ITEM(rest.ptr(), 1));
-  if (whole == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(whole);
+  return py::make_tuple(key, phase, rest[1]);
 }
 
 bool is_invalidated() {
@@ -105,6 +123,7 @@ void set_gate_state(const py::object& routes, bool slow, const py::object& circu
   now.circumstances = circumstances.is_none() ? nullptr : py::object(circumstances).release().ptr();
   if (now.routes != before) forget_native_calls();
   now.slow.store(slow, std::memory_order_release);
+  now.agreed = 0;
   now.phases.store(phases, std::memory_order_release);
   now.simple.store(!slow && (now.circumstances == nullptr || phases), std::memory_order_release);
   Py_XDECREF(before);
@@ -124,6 +143,19 @@ std::uint64_t first_fact(std::uint64_t gate) noexcept {
 }
 
 std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }
+
+PyObject* phase_argument() {
+  static const std::array<PyObject*, 4> phases = [] {
+    std::array<PyObject*, 4> made{};
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const std::string_view name = phase_name(static_cast<CallPhase>(i));
+      made[i] = name.empty() ? Py_None : interned(std::string(name).c_str());
+    }
+    return made;
+  }();
+  if (!state().phases.load(std::memory_order_acquire)) return Py_None;
+  return phases[static_cast<std::size_t>(call_phase())];
+}
 
 CallTable& native_calls() { return known_calls().native; }
 
@@ -163,9 +195,9 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const py::object key = call_key_of(name, arrays, count, last);
   bool known = !key.is_none();  // arrays that cannot be seen may look like others here
+  bool agree = true;
   py::object whole = key;
   if (now.circumstances != nullptr) {
-    bool agree = true;
     whole = with_circumstances(key, phase, agree);
     known = known && agree;
   }
@@ -177,7 +209,7 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
   const auto route = py::reinterpret_borrow<py::object>(found);
   py::object ours = attribute(route.ptr(), place_name);
   if (!ours.is_none()) {
-    if (place == nullptr || attribute(route.ptr(), quick_name).ptr() != Py_True) {
+    if (place == nullptr || !agree || attribute(route.ptr(), quick_name).ptr() != Py_True) {
       return Verdict::kAsk;
     }
     *place = std::move(ours);

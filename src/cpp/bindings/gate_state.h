@@ -33,6 +33,9 @@ bool facts_decide() noexcept;
 /// The first word of the facts of a call: the number of its gate, and its phase where rules ask for
 /// one. Without the GIL, too.
 std::uint64_t first_fact(std::uint64_t gate) noexcept;
+/// What operations of ours take as the phase of the call that runs, where rules ask for one: a
+/// text, else None. Borrowed, with the GIL.
+PyObject* phase_argument();
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
 /// Where the kernel of ours is that this thread knows to serve a call that is kQuick, or null: a

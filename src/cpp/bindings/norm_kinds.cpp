@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "gate_state.h"
 #include "operator_kind.h"
 #include "torch_cxx.h"
 
@@ -227,7 +228,7 @@ bool our_norm(PyObject* place, const Objects& given, OperatorCall& call, bool rm
                                          given[2].ptr(), bias.ptr(),
                                          Py_None,        Py_None,
                                          Py_False,       Py_True,
-                                         eps.ptr(),      Py_None,
+                                         eps.ptr(),      phase_argument(),
                                          Py_None};
   const py::object done = call_core(op, all);
   if (!done) return false;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "gate_state.h"
 #include "operator_kind.h"
 #include "torch_cxx.h"
 
@@ -115,7 +116,7 @@ bool run_ours(PyObject* place, std::span<const py::object> given, OperatorCall& 
                                          call.flag(kCausal) ? top_left : Py_False,
                                          given[kScale].ptr(),
                                          no_dropout.ptr(),
-                                         Py_None,
+                                         phase_argument(),
                                          Py_None};
   if (!call_core(op, all)) return false;
   TorchTensor made = nullptr;

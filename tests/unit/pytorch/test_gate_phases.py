@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import pytest
 
@@ -177,6 +178,32 @@ def test_recorded_attention_beside_a_rule_of_a_phase_is_pythons_each_time_where_
         with torch.no_grad():  # another kind of call
             F.scaled_dot_product_attention(q, q, q)
         assert served() == ({"attention"} if phase == "infer" else set())
+
+
+@pytest.mark.usefixtures("way")
+def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked):
+    step = net()
+    expected = step(recorded=False)
+    with xt.kernel_policy(rules=rules(["train", "infer", "backward"])), torch.no_grad():
+        step(recorded=False)
+        step(recorded=False)
+        first = len(asked)
+        xrt.clear_decisions()
+        for _ in range(3):
+            torch.testing.assert_close(step(recorded=False), expected)
+        assert len(asked) == first
+        counts = Counter[tuple[str, str]]()
+        for one in xrt.decisions():
+            counts[one.op, one.phase] += one.count
+        assert counts == {(op, "infer"): 3 for op in ("matmul", "layer_norm", "attention")}
+    step = net()
+    with xt.kernel_policy(rules=rules(["train", "backward"])):
+        for _ in range(4):
+            xrt.clear_decisions()
+            step()
+            phases = {(one.op, one.phase) for one in xrt.decisions()}
+            assert phases >= {("matmul", "train"), ("matmul", "backward"), ("layer_norm", "train")}
+            assert ("layer_norm_backward", "backward") in phases
 
 
 def test_where_c_and_python_disagree_nothing_is_kept(monkeypatch, asked):

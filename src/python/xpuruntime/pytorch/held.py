@@ -66,6 +66,8 @@ class Held:
         Whether some rule asks for it; otherwise nobody needs to find it out.
     by_call : bool
         Whether some rule asks for one of them.
+    in_gates : bool
+        Whether gates know by themselves all that rules ask for, so that they may call kernels of ours without Python.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
     """
@@ -82,6 +84,7 @@ class Held:
         self.by_phase = any(rule.match.phase is not None for rule in rules)
         self.by_module = any(rule.match.module is not None or rule.match.node is not None for rule in rules)
         self.by_call = self.by_phase or self.by_module
+        self.in_gates = not self.by_module and not (self.by_phase and gates.why_no_phases())
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_words = self._words("attention")
@@ -341,7 +344,7 @@ def set_global(held: Held | None) -> Held | None:
     if held is None:
         gates.set_policy(None)
     else:
-        gates.set_policy(held.routes, held.circumstances if held.by_call else None, by_module=held.by_module)
+        gates.set_policy(held.routes, held.circumstances if held.by_call else None, phases=held.in_gates)
     _version += 1
     return before
 

@@ -138,7 +138,7 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
                 return served
             continue
         # Then the gate in C may hand over the arrays by itself.
-        route.quick = plain and not kernel and not needs_grad and rng is None and not held.by_call and four_already
+        route.quick = plain and not kernel and not needs_grad and rng is None and held.in_gates and four_already
         return out if four_already else out.reshape(query.shape)
 
 

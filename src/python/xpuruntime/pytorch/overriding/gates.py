@@ -256,7 +256,7 @@ def _refusal(op: Callable[..., Any], c: Any, a: Any) -> str:
 def why_no_phases() -> str:
     """Return why gates do not tell the phase of a call by themselves in this process; empty where they do.
 
-    What they say is compared with `calls.phase` for each kind of call that they keep.
+    What they say is compared with `calls.phase`, once for each phase under a policy.
     """
     return find_out(_core.open_phases)
 
@@ -270,7 +270,7 @@ def set_policy(
     routes: dict[Any, Any] | None,
     circumstances: Callable[[], tuple[str, str]] | None = None,
     *,
-    by_module: bool = False,
+    phases: bool = False,
 ) -> None:
     """Say what routes the policy of the process has, under which keys. ``None``: no policy.
 
@@ -279,13 +279,12 @@ def set_policy(
     routes : dict, optional
     circumstances : callable, optional
         Gives phase and module of the call that runs, where they are parts of the keys.
-    by_module : bool
-        Whether the module is one; otherwise gates tell the phase by themselves, where this PyTorch says it in C.
+    phases : bool
+        Whether of these only the phase is, so that gates tell it by themselves; only where `why_no_phases` is empty.
     """
     global _routes, _circumstances, _phases
-    phases = circumstances is not None and not by_module and not why_no_phases()
     with _lock:
-        _routes, _circumstances, _phases = routes, circumstances, phases
+        _routes, _circumstances, _phases = routes, circumstances, phases and circumstances is not None
         _tell()
 
 

@@ -66,7 +66,7 @@ def find_route(
         phase=phase, module=module, doing=f"{name} on {a.device}", m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
     )  # fmt: skip
     plan = route.plan = Plan(product)
-    quick = not held.by_call and plan.is_quick(product)
+    quick = held.in_gates and plan.is_quick(product)
     route.quick = quick and not route.open
     if not route.open or any(word == "auto" for word, _ in skip):
         return route

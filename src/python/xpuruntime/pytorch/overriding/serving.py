@@ -119,7 +119,7 @@ def serve(
 
 
 def _mark_quick(held: Held, route: Route, quick: Callable[[], bool] | None) -> None:
-    route.quick = quick is not None and route.place is not None and not held.by_call and quick()
+    route.quick = quick is not None and route.place is not None and held.in_gates and quick()
 
 
 def _doing(name: str, like: Tensor) -> str:
