@@ -39,35 +39,62 @@ _OURS = {
     "rms_norm": ["cuda_raw.rms_norm", "cpu.vectorised", "cpu.reference", "torch"],
     "conv": ["cudnn.conv_heuristic", "cpu.gemm_conv", "cpu.reference", "torch"],
 }
-_FAST_PATH = "it expects the fast path of nn.MultiheadAttention, which policies of attention turn off"
-_REWRITTEN = "it looks for PyTorch's own attention in compiled code"
-_HOOKS = "it counts PyTorch's global hooks of modules, two of which follow modules while a rule names one"
-_ROUNDING = "it allows 1e-5 of numbers near zero, whose rounding errors are larger"
-_DROPOUT = "it expects the numbers that PyTorch's own kernel draws for its dropout"
-#: Kernels of a policy: every call looked up and left to PyTorch, every call by ours where one can serve, and rules that
-#: have each call asked for its phase and its module.
+_BACKWARD = [{"match": {"op": op, "phase": "backward"}, "use": _OURS[op]} for op in _OPS]
+#: Kernels of a policy: every call looked up and left to PyTorch; every call by ours where one can serve; ours in the
+#: backward alone; the same beside a rule of a module, for which Python is asked at each call.
 POLICIES: dict[str, dict[str, Any]] = {
     "looked-up": {"rules": [{"match": {"op": op, "dtype": "int4"}, "use": "cpu.reference"} for op in _OPS]},
     "ours": dict(_OURS),
-    "by-phase": {
-        "rules": [
-            {"match": {"op": op, "phase": "backward", "module": "no.such.module"}, "use": "cpu.reference"}
-            for op in _OPS
-        ]
-        + [{"match": {"op": op, "phase": "backward"}, "use": _OURS[op]} for op in _OPS]
-    },
+    "by-phase": {"rules": _BACKWARD},
+    "by-module": {"rules": [{"match": {"module": "no.such.module"}, "use": "cpu.reference"}, *_BACKWARD]},
 }
-#: Cases that a policy has to lose, each with the reason.
+_ALL = tuple(POLICIES)
+_SERVING = ("ours", "by-phase", "by-module")
+
+
+class _Meant(NamedTuple):
+    """Cases that have to fail under some policies.
+
+    Attributes
+    ----------
+    cases : str
+        A regular expression.
+    policies : tuple of str
+    why : str
+    """
+
+    cases: str
+    policies: tuple[str, ...]
+    why: str
+
+
+_FAST_PATH = "it expects the fast path of nn.MultiheadAttention, which policies of attention turn off"
 MEANT = (
-    (r"test_(disable_fastpath|mask_check_fastpath|multihead\w+_(outside_fast_path|fast_path_mock))", _FAST_PATH),
-    (r"test_(TransformerEncoderLayer_empty|transformerencoderlayer_cpu)", _FAST_PATH),
-    (r"test_sdpa_(prev|rewriter)_\d+_", _REWRITTEN),
-    (r"test_scaled_dot_product_attention_\w+_dropout_p_0_[25]_", _DROPOUT),
-    (r"test_(hook_registration|always_called_forward_hooks)$", _HOOKS),
-    (r"test_layer_norm_reduce_ragged_idx_1_", _ROUNDING),
+    _Meant(
+        r"test_(disable|mask_check)_fastpath|test_multihead\w+_(outside_fast_path|fast_path_mock)", _ALL, _FAST_PATH
+    ),
+    _Meant(r"test_(TransformerEncoderLayer_empty|transformerencoderlayer_cpu)", _ALL, _FAST_PATH),
+    _Meant(r"test_sdpa_(prev|rewriter)_\d+_", _SERVING, "it looks for PyTorch's own attention in compiled code"),
+    _Meant(
+        r"test_scaled_dot_product_attention_\w+_dropout_p_0_[25]_",
+        ("ours",),
+        "it expects the numbers that PyTorch's own kernel draws for its dropout",
+    ),
+    _Meant(
+        r"test_(hook_registration|always_called_forward_hooks)$",
+        ("by-module",),
+        "it counts PyTorch's global hooks of modules, two of which follow modules while a rule names one",
+    ),
+    _Meant(
+        r"test_layer_norm_reduce_ragged_idx_1_",
+        ("ours",),
+        "it allows 1e-5 of numbers near zero, whose rounding errors are larger",
+    ),
 )
 _POLICY = "XPURUNTIME_SUITE_POLICY"
 _ROWS = "XPURUNTIME_SUITE_ROWS"
+#: Stands for a case where pytest has come to its end.
+_FINISHED = ""
 
 
 def pytest_sessionstart() -> None:
@@ -101,6 +128,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _write(report.nodeid, report.outcome, lines[0][:300] if lines else "", _served())
 
 
+def pytest_sessionfinish() -> None:
+    """Note that no case has ended the process."""
+    _write(_FINISHED, "", "", {})
+
+
 def _served() -> dict[str, int]:
     """Return how often each kernel of ours has served since the last call."""
     if not os.environ[_POLICY]:
@@ -129,8 +161,9 @@ def _read(rows: Path) -> dict[str, _Row]:
     """Return what came of each case."""
     found: dict[str, _Row] = {}
     for line in rows.read_text(encoding="utf-8").splitlines() if rows.exists() else ():
-        case, *row = json.loads(line)
-        found[case] = _Row(*row)
+        case, outcome, reason, served = json.loads(line)
+        before = found[case].served if case in found else {}
+        found[case] = _Row(outcome, reason, dict(Counter(before) + Counter(served)))
     return found
 
 
@@ -142,12 +175,13 @@ def run(folder: Path, file: str, policy: str, select: str | None, kept: Path) ->
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), _POLICY: policy, _ROWS: str(rows)}
     while True:
-        before = len(_read(rows))
+        before = rows.read_text(encoding="utf-8") if rows.exists() else ""
         done = subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False)
-        found = _read(rows)
-        if done.returncode in (0, 1, 5):  # all passed, some failed, none left
-            return found
-        if len(found) == before:
+        new = (rows.read_text(encoding="utf-8") if rows.exists() else "")[len(before) :].splitlines()
+        finished = any(json.loads(line)[0] == _FINISHED for line in new)
+        if finished and done.returncode in (0, 1, 5):  # all passed, some failed, none left
+            return {case: row for case, row in _read(rows).items() if case != _FINISHED}
+        if finished or not new:
             raise SystemExit(f"{file} cannot be run by pytest:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
@@ -163,9 +197,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         rows = given.rows or Path(temporary)
         rows.mkdir(parents=True, exist_ok=True)
-        lost = sum(
-            compare(given.folder, file, given.policy or list(POLICIES), given.select, rows) for file in given.files
-        )
+        folder, policies = given.folder.resolve(), given.policy or list(POLICIES)
+        lost = sum(compare(folder, file, policies, given.select, rows) for file in given.files)
     return 1 if lost else 0
 
 
@@ -174,6 +207,8 @@ def compare(folder: Path, file: str, policies: Sequence[str], select: str | None
     found = run(folder, file, "", select, rows)
     print(f"{file}, no policy: {dict(Counter(row.outcome for row in found.values()))}", flush=True)
     passing = [case for case, row in found.items() if row.outcome == "passed"]
+    if not passing:
+        raise SystemExit(f"{file}: no case passes without a policy, so that there is nothing to compare")
     lost = 0
     for policy in policies:
         found = run(folder, file, policy, select, rows)
@@ -181,7 +216,12 @@ def compare(folder: Path, file: str, policies: Sequence[str], select: str | None
         bad = {case: found.get(case, _Row("not run", "", {})) for case in passing}
         bad = {case: row for case, row in bad.items() if row.outcome != "passed"}
         print(f"{file}, {policy}: {len(passing) - len(bad)} of {len(passing)} pass; served: {dict(served)}", flush=True)
-        meant = {case: why for case in bad for pattern, why in MEANT if re.search(pattern, case)}
+        meant = {
+            case: one.why
+            for case, row in bad.items()
+            for one in MEANT
+            if policy in one.policies and row.outcome == "failed" and re.search(one.cases, case)
+        }
         for why, count in Counter(meant.values()).items():
             print(f"  {count} as it has to be: {why}")
         for case in bad.keys() - meant.keys():

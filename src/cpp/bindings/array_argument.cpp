@@ -172,7 +172,7 @@ void ArrayArgument::import_other() {
   }
 }
 
-void ArrayArgument::take_table(const Exchange& exchange, bool below_autograd) {
+void ArrayArgument::take_table(Exchange exchange, bool below_autograd) {
   kind_ = Kind::kTable;
   DLTensor view;
   if (api_->dltensor_from_py_object_no_sync(object_, &view) != 0) {
@@ -182,8 +182,8 @@ void ArrayArgument::take_table(const Exchange& exchange, bool below_autograd) {
     throw UnsupportedOperationError(std::string("'") + operand_.name +
                                     "' is complex: no operation here takes complex numbers");
   }
-  if (!below_autograd) {
-    refuse_negation(exchange, object_, view, std::string("'") + operand_.name + "'");
+  if (!below_autograd && exchange.has_negation) {
+    refuse_negation(object_, std::string("'") + operand_.name + "'");
   }
   if (!below_autograd && exchange.has_gradients && would_lose_gradient(object_)) {
     throw UnsupportedOperationError(

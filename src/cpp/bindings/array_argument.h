@@ -54,7 +54,7 @@ class ArrayArgument {
   pybind11::object hand_over(pybind11::object made) const;
 
  private:
-  void take_table(const Exchange& exchange, bool below_autograd);
+  void take_table(Exchange exchange, bool below_autograd);
   void take_tensor(const Tensor& tensor);
   void import_other();
   pybind11::object make_by_torch(const OutputSpec& spec, Operand& view) const;

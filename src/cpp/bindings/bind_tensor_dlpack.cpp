@@ -98,18 +98,6 @@ Tensor import_capsule(py::handle capsule, py::handle stream) {
                    "__dlpack__() returns");
 }
 
-// Whether its numbers lie one after another, which says nothing of a single one.
-bool is_dense(const DLTensor& tensor) {
-  std::int64_t elements = 1;
-  for (std::int32_t i = tensor.ndim; i-- > 0;) {
-    if (tensor.strides != nullptr && tensor.shape[i] > 1 && tensor.strides[i] != elements) {
-      return false;
-    }
-    elements *= tensor.shape[i];
-  }
-  return elements != 1;
-}
-
 }  // namespace
 
 // The table of a type, or nothing. Types that have one are remembered, and kept alive by that. Of
@@ -144,10 +132,8 @@ const Exchange* find_exchange(PyTypeObject* type) {
   return &entry;
 }
 
-void refuse_negation(const Exchange& exchange, py::handle object, const DLTensor& tensor,
-                     const std::string& what) {
+void refuse_negation(py::handle object, const std::string& what) {
   static PyObject* const method = PyUnicode_InternFromString("is_neg");
-  if (!exchange.has_negation || is_dense(tensor)) return;
   PyObject* const self = object.ptr();
   const auto answer =
       py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(method, &self, 1, nullptr));
@@ -174,8 +160,8 @@ bool needs_protocol(const Exchange& exchange, py::handle object, const DLTensor&
   return needs;
 }
 
-std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle object,
-                                      py::handle stream) {
+// By value: what is asked of the object may run Python, which looks for other tables.
+std::optional<Tensor> import_by_table(Exchange exchange, py::handle object, py::handle stream) {
   DLManagedTensorVersioned* managed = nullptr;
   if (exchange.api->managed_tensor_from_py_object_no_sync(object.ptr(), &managed) != 0) {
     PyErr_Clear();  // __dlpack__ says better why.
@@ -185,7 +171,7 @@ std::optional<Tensor> import_by_table(const Exchange& exchange, py::handle objec
       managed, [](DLManagedTensorVersioned* self) {
         if (self->deleter != nullptr) self->deleter(self);
       });
-  refuse_negation(exchange, object, managed->dl_tensor, "this " + type_name(object));
+  if (exchange.has_negation) refuse_negation(object, "this " + type_name(object));
   if (needs_protocol(exchange, object, managed->dl_tensor)) return std::nullopt;
   std::optional<Stream> ready_on;
   const DLDevice device = managed->dl_tensor.device;

@@ -23,11 +23,10 @@ struct Exchange {
 /// `api` in it for as long as the process lives.
 const Exchange* find_exchange(PyTypeObject* type);
 
-/// Throws UnsupportedOperationError, with `what` in front, where an object has yet to negate the
-/// numbers in its memory: no protocol of DLPack tells of that. Only views that are not dense are
-/// asked, as such objects come of parts of conjugates.
-void refuse_negation(const Exchange& exchange, pybind11::handle object, const DLTensor& tensor,
-                     const std::string& what);
+/// Throws UnsupportedOperationError, with `what` in front, where an object of a type that
+/// has_negation has yet to negate the numbers in its memory: no protocol of DLPack tells of that.
+/// May run Python.
+void refuse_negation(pybind11::handle object, const std::string& what);
 
 /// A tensor on the memory of any DLPack array, or of a capsule. `stream` as for
 /// Tensor.from_dlpack.

@@ -98,6 +98,28 @@ def test_names_that_stand_in_an_expression_alone():
             probe_sizes(inputs(x=("rows", 4), y=(name,)), {"rows": size})
 
 
+@pytest.mark.parametrize("first", ["k", "k + 1"])
+def test_the_order_of_inputs_does_not_matter(first):
+    made = {"k": ("k", 4), "k + 1": ("k + 1", 4)}
+    made = {first: made.pop(first), **made}
+    assert probe_sizes(inputs(**dict(zip("ab", made.values(), strict=True)))) == {"k": 1, "k + 1": 2}
+
+
+def test_what_is_computed_keeps_its_own_limits_and_very_long_sums_are_names():
+    (one,) = inputs(m=("b", "past + rows"))
+    one = msgspec.structs.replace(one, limits=(None, (2, 4)))
+    assert probe_sizes([one]) == {"b": 1, "past": 0, "rows": 8, "past + rows": 4}
+    long = " + ".join(f"n{i}" for i in range(3000))
+    assert names_in(long) == (long,)
+
+
+def test_a_sequence_that_is_given_says_no_sizes():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (seq(float[n]) s, int64 i) => (float[k] z) { z = SequenceAt(s, i) }""")
+    given = [np.zeros(2, np.float32), np.zeros(3, np.float32)]
+    assert sorted(probe_feeds(inspect_bytes(model), overrides={"s": given})) == ["i", "s"]
+
+
 def test_sizes_keep_the_limits_of_all_inputs_and_follow_arrays_that_are_given():
     one, other = inputs(x=("rows", 4), y=("rows", 4))
     one = msgspec.structs.replace(one, limits=((2, 16), None))

@@ -308,10 +308,12 @@ def test_gradients_are_not_lost_silently() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("shape", [(4, 4), (1, 1)])
-def test_a_minus_is_not_lost_silently(shape: tuple[int, int]) -> None:
+def test_a_minus_is_not_lost_silently(shape: tuple[int, int], dense: bool) -> None:
     torch = pytest.importorskip("torch")
     a = torch.randn(shape, dtype=torch.complex64).conj().imag
+    a = a.as_strided(shape, (shape[1], 1)) if dense else a
     assert a.is_neg()
     b = torch.randn(shape)
     for wrong in (lambda: ops.matmul(a, b), lambda: ops.matmul(b, a), lambda: ops.matmul(b, b, out=a)):

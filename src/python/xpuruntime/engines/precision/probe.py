@@ -80,11 +80,10 @@ def probe_feeds(
                 f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}. Fix: correct the name."
             )
     feeds: dict[str, Any] = {}
-    known = {tensor.name: np.shape(given[tensor.name]) for tensor in model.inputs if tensor.name in given}
     stated = {
-        dim: size
+        dim: int(size)
         for tensor in model.inputs
-        for dim, size in zip(tensor.shape or (), known.get(tensor.name, ()), strict=False)
+        for dim, size in zip(tensor.shape or (), getattr(given.get(tensor.name), "shape", ()), strict=False)
         if isinstance(dim, str)
     }
     sizes = probe_sizes([tensor for tensor in model.inputs if tensor.name not in given], {**stated, **(dims or {})})

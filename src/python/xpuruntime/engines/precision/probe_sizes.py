@@ -21,6 +21,8 @@ __all__ = ["names_in", "probe_size", "probe_sizes"]
 # What a dimension's name says about a small, sensible size.
 _SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), ("len", 8), ("time", 8), ("token", 8))
 _ANY = (0, 2**63 - 1)
+#: Names in one expression.
+_MOST = 64
 # Sums and differences have spaces, as PyTorch and exporters of ONNX write them: "key-length" is a name.
 _TOKEN = re.compile(r"(?P<name>[A-Za-z_][\w.]*)|\d+| [+-] |//| ?[*] ?|[()]")
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -55,7 +57,7 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
 
     A name has one size in all inputs: that of `dims`, else the largest that suits one of its places and keeps the
     limits of all. What is written as a sum, difference, product or quotient of names, such as ``"past + rows"``, is
-    computed from theirs, unless `dims` has it as a whole.
+    computed from theirs and kept inside its own limits, unless `dims` has it as a whole.
 
     Parameters
     ----------
@@ -69,29 +71,31 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
         A computed size is negative, or divides by zero.
     """
     sizes = dict(dims or {})
-    computed: dict[str, tuple[ast.expr, dict[str, str]]] = {}
-    low, high, suits = dict[str, int](), dict[str, int](), dict[str, int]()
-    for dim, limits, suitable in _places(inputs):
-        if dim in sizes:
-            continue
-        parsed = _parsed(dim)
-        if parsed is not None:
-            computed[dim] = parsed
-            for name in parsed[1].values():
-                suits.setdefault(name, probe_size(name, 1, 2))
-            continue
-        low[dim], high[dim] = max(low.get(dim, 0), limits[0]), min(high.get(dim, limits[1]), limits[1])
+    limits: dict[str, tuple[int, int]] = {}
+    suits: dict[str, int] = {}
+    for dim, (least, most), suitable in _places(inputs):
+        low, high = limits.get(dim, _ANY)
+        limits[dim] = max(low, least), min(high, most)
         suits[dim] = max(suits.get(dim, 0), suitable)
-    for name, suitable in suits.items():
-        sizes.setdefault(name, min(max(suitable, low.get(name, 0)), high.get(name, _ANY[1])))
+
+    def inside(dim: str, size: int) -> int:
+        low, high = limits.get(dim, _ANY)
+        return min(max(size, low), high)
+
+    computed = {dim: parsed for dim in suits if dim not in sizes and (parsed := _parsed(dim)) is not None}
+    for name in suits.keys() - computed.keys():
+        sizes.setdefault(name, inside(name, suits[name]))
     for dim, (tree, names) in computed.items():
+        for name in names.values():  # that stand in expressions alone
+            sizes.setdefault(name, probe_size(name, 1, 2))
         try:
-            sizes[dim] = _value(tree, names, sizes)
+            size = _value(tree, names, sizes)
         except ZeroDivisionError:
-            sizes[dim] = -1
-        if sizes[dim] < 0:
+            size = -1
+        if size < 0:
             given = ", ".join(f"{name}={sizes[name]}" for name in names_in(dim))
             raise InputError(f"{given} leaves no size for the dimension {dim}. Fix: state other sizes.")
+        sizes[dim] = inside(dim, size)
     return sizes
 
 
@@ -118,11 +122,11 @@ def _parsed(dim: str) -> tuple[ast.expr, dict[str, str]] | None:
             variable = f"v{len(names)}"
             names[variable] = token["name"]
             text += variable
-    if end != len(dim) or not names:
+    if end != len(dim) or not names or len(names) > _MOST:
         return None
     try:
         tree = ast.parse(text, mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         return None
     known = (ast.BinOp, ast.Constant, ast.Name, ast.Load, *_OPERATIONS)
     plain = isinstance(tree, ast.Name) or not all(isinstance(node, known) for node in ast.walk(tree))

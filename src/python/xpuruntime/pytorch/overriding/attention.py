@@ -110,7 +110,7 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
     while True:
         apart = both and call is not None and _gradient_is_apart(held, route, known, call)
         if route.place is None and not apart:
-            if both and plain and seen not in held.routes:
+            if both and plain and not route.open and seen not in held.routes:
                 held.keep(seen, route)  # the gate in C may know that forward and gradient are PyTorch's
             return _natively(route, natively, plain, (query, key, value))
         rng = None

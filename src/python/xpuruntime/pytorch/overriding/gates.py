@@ -3,8 +3,8 @@
 """Gates: what stands for an operator, in C++, so that a call that no rule speaks of costs little.
 
 A gate calls the native kernel where no policy holds, and where the route of the call is known and native. Everything
-else is looked at by Python: calls that are not known yet, those that kernels of ours serve, and all calls while rules
-ask for modules, a thread has a policy of its own, or somebody watches.
+else is looked at by Python: calls that are not known yet, those that kernels of ours serve and that need more than the
+arrays, and all calls while rules ask for modules, a thread has a policy of its own, or somebody watches.
 
 Gates before products are called by PyTorch as its own kernels are, without Python, and call the native one in the same
 way where they know a call to be native. Where that cannot be (`why_not_plain`), they call PyTorch's C functions, and
@@ -256,7 +256,7 @@ def _refusal(op: Callable[..., Any], c: Any, a: Any) -> str:
 def why_no_phases() -> str:
     """Return why gates do not tell the phase of a call by themselves in this process; empty where they do.
 
-    What they say is compared with `calls.phase`, once for each phase under a policy.
+    What they say is compared with `calls.phase`, once for each phase under a policy, and again when somebody watches.
     """
     return find_out(_core.open_phases)
 
