@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,3 +47,16 @@ def test_a_case_that_is_lost_is_told(suite) -> None:
     assert suite.worse(row, "mine")
     results = {"cases": 2, "onnx": "1", "engines": {"mine": {"version": "1", "left": [row]}}}
     assert "| mine (1) | 1 | 0 | 1 | 1 |" in suite.page(results)
+
+
+@pytest.mark.parametrize(
+    ("again", "raw"), [(["passed"] * 4, "passed"), (["passed", "wrong", "passed", "passed"], "wrong")]
+)
+def test_what_an_engine_gets_right_by_chance_is_not_right(suite, monkeypatch, tmp_path, again, raw) -> None:
+    monkeypatch.setattr(suite, "cases", lambda: [SimpleNamespace(name="test_one", kind="node")])
+    monkeypatch.setattr(suite, "load", lambda _: (None, []))
+    outcomes = iter([("passed", ""), ("EngineError", "no"), *((one, "") for one in again)])
+    monkeypatch.setattr(suite, "outcome", lambda *_, **__: next(outcomes))
+    suite.work("mine", "cpu", 0, tmp_path / "rows")
+    row = json.loads((tmp_path / "rows").read_text().splitlines()[-1])
+    assert (row["raw"], row["ours"], suite.worse(row, "mine")) == (raw, "EngineError", raw == "passed")
