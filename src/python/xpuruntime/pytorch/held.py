@@ -344,7 +344,9 @@ def set_global(held: Held | None) -> Held | None:
     if held is None:
         gates.set_policy(None)
     else:
-        gates.set_policy(held.routes, held.circumstances if held.by_call else None, phases=held.in_gates)
+        gates.set_policy(
+            held.routes, held.circumstances if held.by_call else None, phases=held.by_phase and held.in_gates
+        )
     _version += 1
     return before
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.precision.probe_sizes import probe_size, probe_sizes
+from xpuruntime.engines.precision.probe_sizes import inside, probe_size, probe_sizes
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
     if tensor.shape is None:
         raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
     sizes = probe_sizes([tensor], dims)
+    limits = tensor.limits or (None,) * len(tensor.shape)
     shape: list[int] = []
     for index, dim in enumerate(tensor.shape):
         if dim is None:
-            low, high = (tensor.limits[index] if tensor.limits else None) or (0, 2**63 - 1)
-            shape.append(min(max(probe_size(None, index, len(tensor.shape)), low), high))
+            shape.append(inside(probe_size(None, index, len(tensor.shape)), limits[index]))
         else:
             shape.append(dim if isinstance(dim, int) else sizes[dim])
     return tuple(shape)

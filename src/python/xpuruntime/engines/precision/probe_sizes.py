@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = ["names_in", "probe_size", "probe_sizes"]
+__all__ = ["inside", "names_in", "probe_size", "probe_sizes"]
 
 # What a dimension's name says about a small, sensible size.
 _SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), ("len", 8), ("time", 8), ("token", 8))
@@ -44,6 +44,11 @@ def probe_size(name: str | None, index: int, rank: int) -> int:
     if low in ("h", "w") or (rank >= 4 and index >= rank - 2):
         return 64
     return 8
+
+
+def inside(size: int, limits: tuple[int, int] | None) -> int:
+    """Return the size nearest to `size` that a policy's limits, if any, leave."""
+    return size if limits is None else min(max(size, limits[0]), limits[1])
 
 
 def names_in(dim: str) -> tuple[str, ...]:
@@ -74,17 +79,13 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
     limits: dict[str, tuple[int, int]] = {}
     suits: dict[str, int] = {}
     for dim, (least, most), suitable in _places(inputs):
-        low, high = limits.get(dim, _ANY)
+        low, high = limits.get(dim, (least, most))
         limits[dim] = max(low, least), min(high, most)
         suits[dim] = max(suits.get(dim, 0), suitable)
 
-    def inside(dim: str, size: int) -> int:
-        low, high = limits.get(dim, _ANY)
-        return min(max(size, low), high)
-
     computed = {dim: parsed for dim in suits if dim not in sizes and (parsed := _parsed(dim)) is not None}
     for name in suits.keys() - computed.keys():
-        sizes.setdefault(name, inside(name, suits[name]))
+        sizes.setdefault(name, inside(suits[name], limits[name]))
     for dim, (tree, names) in computed.items():
         for name in names.values():  # that stand in expressions alone
             sizes.setdefault(name, probe_size(name, 1, 2))
@@ -95,7 +96,7 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
         if size < 0:
             given = ", ".join(f"{name}={sizes[name]}" for name in names_in(dim))
             raise InputError(f"{given} leaves no size for the dimension {dim}. Fix: state other sizes.")
-        sizes[dim] = inside(dim, size)
+        sizes[dim] = inside(size, limits[dim])
     return sizes
 
 

@@ -284,7 +284,7 @@ def set_policy(
     """
     global _routes, _circumstances, _phases
     with _lock:
-        _routes, _circumstances, _phases = routes, circumstances, phases and circumstances is not None
+        _routes, _circumstances, _phases = routes, circumstances, phases
         _tell()
 
 
