@@ -37,3 +37,25 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
         if fails:
             raise ValueError("no")
     assert log == ["warm-up waits for caller", "work", "caller waits for warm-up"]
+
+
+class PyTorchStream(torch.Stream):
+    """One of PyTorch's own, which says of itself neither that it is equal to None nor that it is other."""
+
+    def wait_stream(self, other: torch.Stream) -> None:
+        LOG.append((self.stream_id, other.stream_id))
+
+
+LOG: list[tuple[int, int]] = []
+
+
+def test_a_replay_waits_for_the_last_one_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "take", lambda index: None)
+    monkeypatch.setattr(streams, "give_back", lambda stream: None)
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    LOG.clear()
+    for number in (7, 7, 8, 8, 7):
+        stream = PyTorchStream(stream_id=number, device_index=0, device_type=1)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        recorder.order()
+    assert LOG == [(8, 7), (7, 8)]

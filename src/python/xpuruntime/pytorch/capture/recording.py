@@ -102,11 +102,11 @@ class CudaRecorder:
 
     def order(self) -> None:
         """Let the current stream wait for the last replay, when that was on another one."""
-        stream = torch.cuda.current_stream(self.device)
-        if stream != self._last:
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            self._last = stream
+        stream, last = torch.cuda.current_stream(self.device), self._last
+        # PyTorch calls a stream neither equal to None nor other than it.
+        if last is not None and stream != last:
+            stream.wait_stream(last)
+        self._last = stream
 
     @contextlib.contextmanager
     def warming(self) -> Iterator[None]:
