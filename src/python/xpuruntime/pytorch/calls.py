@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["DTYPES", "Recorder", "arch_of", "call_key", "capturing", "has_tangent", "phase", "recorder", "watch"]
+__all__ = [
+    "DTYPES",
+    "Recorder",
+    "arch_of",
+    "call_key",
+    "capturing",
+    "has_tangent",
+    "phase",
+    "recorder",
+    "transforms",
+    "watch",
+]
 
 #: Types of PyTorch by the names that policies use.
 DTYPES: dict[torch.dtype, str] = {
@@ -50,6 +61,17 @@ def phase() -> str:
 def capturing() -> bool:
     """Say whether the current CUDA stream is being captured into a graph."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def transforms() -> list[Any]:
+    """Return the transforms of ``torch.func`` in force in this thread, outermost first.
+
+    PyTorch is asked for them only where there are some: whoever asks has a stack of them made for the thread, and from
+    then on each node of autograd copies that, 1 % of the host's time in a step of a small model.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        return []
+    return list(torch._C._functorch.get_interpreter_stack() or ())
 
 
 _archs: dict[int, str] = {}

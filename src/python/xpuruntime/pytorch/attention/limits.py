@@ -10,8 +10,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.attention.call import four
-from xpuruntime.pytorch.calls import has_tangent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["reason_against_all_of_ours", "transforms"]
 
-_stack = torch._C._functorch.get_interpreter_stack
 _KIND = torch._C._functorch.TransformType
 
 
 def transforms(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
     """Return the transforms of ``torch.func`` in force, outermost first, and which tensors have forward derivatives."""
-    stack = _stack()
+    stack = calls.transforms()
     level = forward_ad._current_level
-    if stack is None and level < 0:
+    if not stack and level < 0:
         return ()
-    return (level, *(has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack or ()))
+    return (level, *(calls.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
 
 
 def reason_against_all_of_ours(call: AttentionCall) -> str:
@@ -57,10 +56,10 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
 
 
 def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
-    kinds = [one.key() for one in _stack() or ()]
+    kinds = [one.key() for one in calls.transforms()]
     if _KIND.Jvp in kinds:
         return "our kernels have no forward-mode derivative"
-    if forward_ad._current_level >= 0 and any(has_tangent(x) for x in (*tensors, call.mask)):
+    if forward_ad._current_level >= 0 and any(calls.has_tangent(x) for x in (*tensors, call.mask)):
         return "our kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"

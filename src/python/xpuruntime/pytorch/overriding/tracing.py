@@ -81,8 +81,7 @@ def _is_ours(op: str, x: Tensor) -> bool:
 
 def _is_differentiated_by_func() -> bool:
     """Say whether a transform of ``torch.func`` that differentiates is in force; ``vmap`` alone is none."""
-    stack = torch._C._functorch.get_interpreter_stack()
-    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in stack or ())
+    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in calls.transforms())
 
 
 def _asks_for_ours(held: Held, op: str, x: Tensor, phase: str) -> bool:

@@ -25,10 +25,12 @@ def undisturbed() -> Iterator[None]:
     ``torch.jit.trace`` writes down.
     """
     traced = torch._C._get_tracing_state()
+    transformed = torch._C._are_functorch_transforms_active()
     torch._C._set_tracing_state(None)
     try:
         with (
-            temporarily_clear_interpreter_stack(),
+            # Where nothing is transformed, asking for the stack would have PyTorch make one for this thread.
+            temporarily_clear_interpreter_stack() if transformed else contextlib.nullcontext(),
             _disable_current_modes(),
             torch._C.DisableTorchFunction(),
             torch.inference_mode(mode=False),
