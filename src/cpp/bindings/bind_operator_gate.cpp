@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "operator_gate.h"
 #include "plain_operator.h"
+#include "tensor_layout.h"
 #include "torch_library.h"
 
 namespace py = pybind11;
@@ -114,8 +115,12 @@ py::object place_probe(const std::string& space, const py::object& slow) {
 void bind_operator_gate(py::module_& module) {
   module.def("open_torch_values", open_torch_values,
              "Find PyTorch's C functions for what is no tensor. Returns what is against it.");
-  module.def("open_torch_state", open_torch_state, py::arg("plain_keys"),
-             "Find what tells plain tensors and threads from others. Returns what is against it.");
+  module.def(
+      "open_tensor_layout", open_tensor_layout, py::arg("plain_keys"),
+      "Find where PyTorch's tensors have their shapes and keys. Returns what is against it.");
+  module.def(
+      "open_torch_state", open_torch_state,
+      "Find what tells calls in one state of PyTorch's from others. Returns what is against it.");
   module.def("why_no_function", why_no_function, py::arg("name"), py::arg("key"),
              "Why PyTorch's own kernel of an operator cannot be called by a C++ function.");
   module.def("run_operator", run_operator, py::arg("name"), py::arg("key"),

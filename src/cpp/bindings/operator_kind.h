@@ -52,9 +52,8 @@ const OperatorKind& sdpa_kind();
 /// what is refused. With the GIL. Throws py::error_already_set for what ends the program.
 pybind11::object call_core(PyObject* function, std::span<PyObject* const> values);
 
-/// Opens what `sdpa_kind` reads of PyTorch beside the arguments. `plain_keys`: the dispatch keys of
-/// tensors that are nothing but tensors, as PyTorch's bits. With the GIL. Returns what is against
-/// it, or nothing.
-std::string open_torch_state(std::uint64_t plain_keys);
+/// Opens what `sdpa_kind` reads of PyTorch beside the arguments and the layout of tensors. With the
+/// GIL. Returns what is against it, or nothing.
+std::string open_torch_state();
 
 }  // namespace xpuruntime::bindings

@@ -8,6 +8,7 @@
 
 #include "gate_state.h"
 #include "operator_kind.h"
+#include "tensor_layout.h"
 #include "torch_cxx.h"
 
 namespace py = pybind11;
@@ -27,8 +28,6 @@ struct State {
   bool (*requires_grad)(const void* tensor) = nullptr;
   const void* (*context)() = nullptr;
   bool (*deterministic)(const void* context) = nullptr;
-  std::size_t keys = 0;  // where a tensor has its dispatch keys
-  std::uint64_t plain_keys = 0;
 };
 
 State state;
@@ -37,17 +36,6 @@ const char* object_of(TorchTensor tensor) noexcept {
   const char* object = nullptr;
   std::memcpy(static_cast<void*>(&object), tensor, sizeof object);
   return object;
-}
-
-std::uint64_t word_at(const char* object, std::size_t offset) noexcept {
-  std::uint64_t word = 0;
-  std::memcpy(&word, object + offset, sizeof word);
-  return word;
-}
-
-// No subclass that looks on, no symbol for a size, nothing that is nested or wrapped.
-bool is_plain(TorchTensor tensor) noexcept {
-  return (word_at(object_of(tensor), state.keys) & ~state.plain_keys) == 0;
 }
 
 std::uint32_t flags_of(const OperatorCall& call) {
@@ -137,45 +125,9 @@ std::string function_of(std::string_view /*key*/) {
          "RKSt8optionalIS1_EdbS4_IdEb";
 }
 
-// A tensor's address here, and its dispatch keys as Python says them.
-std::pair<const char*, std::uint64_t> keys_of(const py::handle& tensor) {
-  const py::object keys = py::module_::import("torch").attr("_C").attr("_dispatch_keys")(tensor);
-  return {object_of(torch_shim()->tensor_of(tensor.ptr())),
-          keys.attr("raw_repr")().cast<std::uint64_t>()};
-}
-
-// Tensors of several kinds, each with other keys.
-py::list samples(const py::module_& torch) {
-  const auto ones = [&torch](const char* device) -> py::object {
-    return torch.attr("ones")(2, 3, py::arg("device") = device);
-  };
-  const py::object plain = ones("cpu");
-  py::list made;
-  made.append(plain);
-  made.append(ones("cpu").attr("requires_grad_")());
-  made.append(ones("meta"));
-  made.append(plain.attr("to_sparse")());
-  made.append(plain.attr("to")(torch.attr("complex64")).attr("conj")());
-  return made;
-}
-
-// 0 where no place is.
-std::size_t find_keys(const py::list& tensors) {
-  constexpr std::size_t kMost = 192;  // the least size of such an object so far
-  for (std::size_t offset = sizeof(void*); offset < kMost; offset += sizeof(void*)) {
-    if (std::all_of(tensors.begin(), tensors.end(), [offset](const py::handle tensor) {
-          const auto [object, keys] = keys_of(tensor);
-          return word_at(object, offset) == keys;
-        })) {
-      return offset;
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
-std::string open_torch_state(std::uint64_t plain_keys) {
+std::string open_torch_state() {
   State found;
   const auto take = [](auto& function, const char* library, const char* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(find_loaded(library, name));
@@ -196,16 +148,13 @@ std::string open_torch_state(std::uint64_t plain_keys) {
           core.attr("_get_deterministic_algorithms")().cast<bool>()) {
     return "this PyTorch's C++ functions do not say of a thread what Python does";
   }
-  const py::list tensors = samples(torch);
-  for (const py::handle tensor : tensors) {
-    if (found.requires_grad(object_of(torch_shim()->tensor_of(tensor.ptr()))) !=
-        tensor.attr("requires_grad").cast<bool>()) {
+  for (const bool required : {false, true}) {
+    const py::object tensor =
+        torch.attr("ones")(2, py::arg("device") = "cpu", py::arg("requires_grad") = required);
+    if (found.requires_grad(object_of(torch_shim()->tensor_of(tensor.ptr()))) != required) {
       return "this PyTorch's C++ functions do not say of a tensor what Python does";
     }
   }
-  found.keys = find_keys(tensors);
-  if (found.keys == 0) return "where this PyTorch's tensors have their dispatch keys is not known";
-  found.plain_keys = plain_keys;
   state = found;
   return "";
 }

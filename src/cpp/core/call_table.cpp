@@ -8,13 +8,24 @@
 namespace xpuruntime {
 namespace {
 
+constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15U;
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
+  hash = (hash ^ word) * kFactor;
+  return hash ^ hash >> 29U;
+}
+
+// Of two chains that do not wait for each other.
 std::uint64_t hash_of(std::span<const std::uint64_t> key) noexcept {
-  std::uint64_t hash = key.size();
-  for (const std::uint64_t word : key) {
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15U;
-    hash ^= hash >> 29U;
+  std::uint64_t even = key.size();
+  std::uint64_t odd = kFactor;
+  std::size_t i = 0;
+  for (; i + 1 < key.size(); i += 2) {
+    even = mixed(even, key[i]);
+    odd = mixed(odd, key[i + 1]);
   }
-  return hash;
+  if (i < key.size()) even = mixed(even, key[i]);
+  return mixed(even, odd);
 }
 
 }  // namespace

@@ -209,11 +209,15 @@ def place_plain_gate(
 def open_torch_values() -> str:
     """Find PyTorch's C functions for what is no tensor. Returns what is against using them, or nothing."""
 
-def open_torch_state(plain_keys: int) -> str:
-    """Find what tells plain tensors, whose dispatch keys are among these bits, and threads from others.
+def open_tensor_layout(plain_keys: int) -> str:
+    """Find where PyTorch's tensors have shape, type, device and dispatch keys, so that gates read them there.
 
-    Returns what is against using it, or nothing.
+    Those of tensors that are nothing but tensors, whose keys are among these bits. Returns what is against it, or
+    nothing.
     """
+
+def open_torch_state() -> str:
+    """Find what tells threads that a mode looks on from others. Returns what is against using it, or nothing."""
 
 def why_no_function(name: str, key: str) -> str:
     """Return why PyTorch's own kernel of an operator cannot be called by a C++ function; empty where it can."""

@@ -20,7 +20,13 @@ from xpuruntime.pytorch.overriding import gates, operator_gates, operator_trials
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
 PRODUCTS = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]
-_CACHED = (gates.why_not_plain, gates.why_not_in_c, operator_gates._why_not_values, operator_gates._why_not_state)
+_CACHED = (
+    gates.why_no_layout,
+    gates.why_not_plain,
+    gates.why_not_in_c,
+    operator_gates._why_not_values,
+    operator_gates._why_not_state,
+)
 
 
 @pytest.fixture
@@ -105,10 +111,10 @@ def broken(*_):
     [
         (_core, "open_torch"),
         (_core, "open_torch_values"),
+        (_core, "open_tensor_layout"),
         (_core, "open_torch_state"),
         (_core, "place_raising_kernel"),
         (operator_trials, "_numbers"),
-        (torch._C, "_dispatch_keys"),
     ],
 )
 def test_where_a_trial_itself_fails_other_ways_serve_and_it_is_said(where, name, monkeypatch):

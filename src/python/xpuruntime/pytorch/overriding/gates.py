@@ -39,6 +39,7 @@ __all__ = [
     "keyset_of",
     "set_policy",
     "set_watched",
+    "why_no_layout",
     "why_no_phases",
     "why_not_direct",
     "why_not_in_c",
@@ -105,6 +106,7 @@ def gate(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | Kerne
         the native kernel's name, the operator's arrays in their order, and `out` where it is given.
     """
     if is_own(native) and not why_not_direct():
+        why_no_layout()  # gates read tensors where they lie where that is known, and ask PyTorch otherwise
         direct = _core.make_direct_gate(native.name, native.key, slow, native, keyset_of(native.key))
         if direct is not None:
             native.direct = True
@@ -250,6 +252,21 @@ def _refusal(op: Callable[..., Any], c: Any, a: Any) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+#: Dispatch keys of tensors that are nothing but tensors.
+_PLAIN_KEYS = ("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+
+
+@functools.cache
+def why_no_layout() -> str:
+    """Return why gates do not know where tensors keep shape, type and device in this process; empty where they do."""
+
+    def opened() -> str:
+        keys = functools.reduce(lambda one, other: one | other, map(keyset_of, _PLAIN_KEYS))
+        return why_not_direct() or _core.open_tensor_layout(int(keys.raw_repr()))
+
+    return find_out(opened)
 
 
 @functools.cache

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch.overriding.gates import Kernel, is_own, keyset_of, why_not_direct, why_not_in_c, why_not_plain
+from xpuruntime.pytorch.overriding.gates import (
+    Kernel,
+    is_own,
+    keyset_of,
+    why_no_layout,
+    why_not_direct,
+    why_not_in_c,
+    why_not_plain,
+)
 from xpuruntime.pytorch.overriding.operator_trials import try_operator
 from xpuruntime.pytorch.overriding.undisturbed import find_out
 
@@ -31,8 +39,6 @@ __all__ = ["operator_gate", "why_not"]
 
 #: Operator and dispatch key to why no gate in C stands there; empty where one does.
 _reasons: dict[tuple[str, str], str] = {}
-
-_PLAIN_KEYS = ("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
 
 
 class _OperatorKernel(Kernel):
@@ -126,12 +132,7 @@ def _tried(name: str, key: str, native: Native) -> str | None:
 @functools.cache
 def _why_not_state() -> str:
     """Return why it is not known what tells plain tensors, and threads that a mode looks on, from others."""
-
-    def opened() -> str:
-        keys = functools.reduce(lambda one, other: one | other, map(keyset_of, _PLAIN_KEYS))
-        return _core.open_torch_state(int(keys.raw_repr()))
-
-    return find_out(opened)
+    return why_no_layout() or find_out(_core.open_torch_state)
 
 
 @functools.cache
