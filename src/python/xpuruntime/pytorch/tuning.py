@@ -30,8 +30,11 @@ _MARGIN = 0.03
 #: Microseconds that the way to a kernel of ours costs the host in a step, beside what is measured here, where a call is
 #: made again and again and caches are warm: what steps of `benchmarks/bench_training_step.py` showed, for each call.
 _WAY = 10.0
+#: How many times as long as the host PyTorch's own kernel has to take on the device, so that steps made of such calls
+#: surely wait for the device: the operations beside them, casts and additions, need the host more than the device.
+_AHEAD = 4.0
 #: Another word whenever what is measured is another, so that times of before are not taken for it.
-_METHOD = "3"
+_METHOD = "4"
 #: Seconds that the measuring of one candidate may take, and the fewest and most launches of it.
 _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
@@ -173,9 +176,10 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     Notes
     -----
     On CUDA the time of the device is measured by events, with the launches queued behind a kernel that waits, so that
-    the host's time is not in it. Eager calls cost the larger of the host's and the device's time; inside `replayed`
-    only the device's. To the host's time of others than PyTorch's own, 10 microseconds are added, which the way to them
-    costs in a step: a kernel that is faster on the device alone would have the device wait for the host.
+    the host's time is not in it. Inside `replayed` only the device's time counts. Eager calls cost the larger of the
+    two where PyTorch's own kernel keeps the device for more than four times as long as the host, and the host's time
+    otherwise, since there a step waits for the host: a kernel that is faster on the device alone would gain nothing.
+    To the host's time of others than PyTorch's own, 10 microseconds are added, which the way to them costs in a step.
     Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these versions of PyTorch, its
     libraries and this one.
     """
@@ -245,7 +249,10 @@ def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, eage
     """Return what each candidate costs a step, of microseconds of the host and of the device."""
     if not eager:
         return devices
-    return {name: max(hosts[name] + (_WAY if name != native else 0.0), devices[name]) for name in hosts}
+    paid = {name: host + (_WAY if name != native else 0.0) for name, host in hosts.items()}
+    if native in hosts and devices[native] < _AHEAD * hosts[native]:
+        return paid
+    return {name: max(paid[name], devices[name]) for name in hosts}
 
 
 def _time_host(run: Callable[[], Any]) -> float:
