@@ -103,6 +103,22 @@ py::object run_operator(const std::string& name, const std::string& key, const p
   return call.returned();
 }
 
+// As words alone, so that tests can compare them.
+py::object tensor_traits(const py::handle& tensor, bool ask) {
+  const TorchShim& torch = *torch_shim();
+  if (PyObject_TypeCheck(tensor.ptr(), torch.type) == 0) throw py::type_error("not a tensor");
+  TorchTensor handle = torch.tensor_of(tensor.ptr());
+  TensorTraits found;
+  if (!(ask ? ask_for_traits : read_traits)(torch, handle, found)) return py::none();
+  py::list sizes;
+  py::list strides;
+  for (std::int64_t i = 0; i < found.rank; ++i) {
+    sizes.append(found.sizes[i]);
+    strides.append(found.strides[i]);
+  }
+  return py::make_tuple(sizes, strides, found.dtype, found.device, found.index, found.alignment);
+}
+
 py::object place_probe(const std::string& space, const py::object& slow) {
   std::atomic<OperatorGate*>& slot = gates[kSlots - 1];
   slot.store(new OperatorGate(kProbe, nullptr, slow, py::none(), py::none()));
@@ -113,6 +129,8 @@ py::object place_probe(const std::string& space, const py::object& slow) {
 }  // namespace
 
 void bind_operator_gate(py::module_& module) {
+  module.def("tensor_traits", tensor_traits, py::arg("tensor"), py::arg("ask"),
+             "What gates tell a tensor of PyTorch's from others by; `ask`: PyTorch's functions.");
   module.def("open_torch_values", open_torch_values,
              "Find PyTorch's C functions for what is no tensor. Returns what is against it.");
   module.def(

@@ -57,7 +57,8 @@ bool has_plain_keys(const Layout& layout, const char* object) noexcept {
 }
 
 bool read_where_they_lie(const Layout& layout, const char* object, TensorTraits& traits) noexcept {
-  const auto* const storage = value_at<const char*>(object, layout.storage);
+  const auto* const storage =
+      reinterpret_cast<const char*>(value_at<std::uintptr_t>(object, layout.storage));
   const auto rank = value_at<std::uint64_t>(object, layout.shape);
   if (storage == nullptr || rank > kMostRank) return false;
   const auto* const sizes = reinterpret_cast<const std::int64_t*>(object + layout.shape + kWord);
@@ -65,27 +66,11 @@ bool read_where_they_lie(const Layout& layout, const char* object, TensorTraits&
   traits.sizes = sizes;
   traits.strides = sizes + kMostRank;
   traits.dtype = value_at<std::uint16_t>(object, layout.dtype);
-  traits.device = value_at<std::int8_t>(object, layout.device);
-  traits.index = value_at<std::int8_t>(object, layout.device + 1);
+  traits.device = value_at<std::uint8_t>(object, layout.device);
+  traits.index = value_at<std::uint8_t>(object, layout.device + 1);
   const auto first = value_at<std::uintptr_t>(storage, layout.data) & (kAlignment - 1);
   const auto offset = value_at<std::uint64_t>(object, layout.offset) & (kAlignment - 1);
   traits.alignment = static_cast<std::uint32_t>(first | offset * kAlignment);
-  return true;
-}
-
-bool ask_for_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& traits) noexcept {
-  std::int64_t* sizes = nullptr;
-  std::int64_t* strides = nullptr;
-  const void* data = nullptr;
-  if (torch.dim(tensor, &traits.rank) != 0 || torch.sizes(tensor, &sizes) != 0 ||
-      torch.strides(tensor, &strides) != 0 || torch.dtype(tensor, &traits.dtype) != 0 ||
-      torch.device_type(tensor, &traits.device) != 0 ||
-      torch.device_index(tensor, &traits.index) != 0 || torch.data(tensor, &data) != 0) {
-    return false;
-  }
-  traits.sizes = sizes;
-  traits.strides = strides;
-  traits.alignment = reinterpret_cast<std::uintptr_t>(data) & (kAlignment - 1);
   return true;
 }
 
@@ -99,13 +84,11 @@ struct Sample {
   std::uintptr_t data = 0;  // of the storage
   std::uint64_t offset = 0;
   std::vector<std::uint64_t> shape;
-  std::int32_t dtype = 0;
-  std::int32_t device = 0;
-  std::int32_t index = 0;
+  TensorTraits told;  // by PyTorch's functions
 
   Sample(const py::object& from, bool is_plain) : tensor(from), plain(is_plain) {
     const TorchShim& torch = *torch_shim();
-    TorchTensor const handle = torch.tensor_of(from.ptr());
+    TorchTensor handle = torch.tensor_of(from.ptr());
     object = object_of(handle);
     keys = py::module_::import("torch")
                .attr("_C")
@@ -123,9 +106,7 @@ struct Sample {
       shape[1 + i] = from.attr("size")(i).cast<std::uint64_t>();
       shape[1 + kMostRank + i] = from.attr("stride")(i).cast<std::uint64_t>();
     }
-    (void)torch.dtype(handle, &dtype);
-    (void)torch.device_type(handle, &device);
-    (void)torch.device_index(handle, &index);
+    if (!ask_for_traits(torch, handle, told)) throw py::type_error("its traits are not told");
   }
 };
 
@@ -187,10 +168,14 @@ bool shape_fits(const Sample& sample, std::size_t at) {
   return true;
 }
 
+bool dtype_fits(const Sample& sample, std::size_t at) {
+  return value_at<std::uint16_t>(sample.object, at) == sample.told.dtype;
+}
+
 bool device_fits(const Sample& sample, std::size_t at) {
-  return value_at<std::int8_t>(sample.object, at) == sample.device &&
-         value_at<std::int8_t>(sample.object, at + 1) == sample.index &&
-         value_at<std::int8_t>(sample.object, at + 2) == 1;
+  return value_at<std::uint8_t>(sample.object, at) == sample.told.device &&
+         value_at<std::uint8_t>(sample.object, at + 1) == sample.told.index &&
+         value_at<std::uint8_t>(sample.object, at + 2) == 1;
 }
 
 bool data_fits(const Sample& sample, std::size_t at) {
@@ -209,7 +194,7 @@ std::string open_tensor_layout(std::uint64_t plain_keys) {
   found.storage = find_value<std::uintptr_t>(tensors, &Sample::storage);
   found.shape = find_place(tensors, kTensorSize, kShapeWords * kWord, kWord, shape_fits);
   found.offset = find_value<std::uint64_t>(tensors, &Sample::offset);
-  found.dtype = find_value<std::uint16_t>(tensors, &Sample::dtype);
+  found.dtype = find_place(tensors, kTensorSize, 2, 2, dtype_fits);
   found.device = find_place(tensors, kTensorSize, 3, 1, device_fits);
   found.data = find_place(tensors, kStorageSize, kWord, kWord, data_fits);
   const std::array<std::pair<std::size_t, const char*>, 7> places = {
@@ -232,6 +217,26 @@ std::string open_tensor_layout(std::uint64_t plain_keys) {
 bool is_plain(TorchTensor tensor) noexcept {
   const Layout* const layout = opened.load(std::memory_order_acquire);
   return layout != nullptr && has_plain_keys(*layout, object_of(tensor));
+}
+
+bool ask_for_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& traits) noexcept {
+  std::int64_t* sizes = nullptr;
+  std::int64_t* strides = nullptr;
+  std::int32_t device = 0;
+  std::int32_t index = 0;
+  const void* data = nullptr;
+  if (torch.dim(tensor, &traits.rank) != 0 || torch.sizes(tensor, &sizes) != 0 ||
+      torch.strides(tensor, &strides) != 0 || torch.dtype(tensor, &traits.dtype) != 0 ||
+      torch.device_type(tensor, &device) != 0 || torch.device_index(tensor, &index) != 0 ||
+      torch.data(tensor, &data) != 0) {
+    return false;
+  }
+  traits.sizes = sizes;
+  traits.strides = strides;
+  traits.device = static_cast<std::uint8_t>(device);
+  traits.index = static_cast<std::uint8_t>(index);
+  traits.alignment = reinterpret_cast<std::uintptr_t>(data) & (kAlignment - 1);
+  return true;
 }
 
 bool read_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& traits) noexcept {

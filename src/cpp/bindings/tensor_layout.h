@@ -18,8 +18,9 @@ struct TensorTraits {
   const std::int64_t* sizes = nullptr;
   const std::int64_t* strides = nullptr;
   std::int32_t dtype = 0;
-  std::int32_t device = 0;
-  std::int32_t index = 0;
+  /// Type and index, a byte of each: -1 is 255.
+  std::uint8_t device = 0;
+  std::uint8_t index = 0;
   /// Tensors of one dtype with the same word are aligned alike, to 16 bytes.
   std::uint32_t alignment = 0;
 };
@@ -33,8 +34,11 @@ std::string open_tensor_layout(std::uint64_t plain_keys);
 /// nothing that is nested or wrapped. False before open_tensor_layout(). Needs no GIL.
 bool is_plain(TorchTensor tensor) noexcept;
 
-/// The traits of a tensor: of a plain one where they lie, of others by PyTorch's functions. False
-/// where these do not say them. Needs no GIL.
+/// The traits of a tensor by PyTorch's functions, one for each. False where these do not say them.
+/// Needs no GIL.
+bool ask_for_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& traits) noexcept;
+
+/// The same; of a plain tensor they are read where they lie.
 bool read_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& traits) noexcept;
 
 }  // namespace xpuruntime::bindings

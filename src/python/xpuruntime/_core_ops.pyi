@@ -216,6 +216,13 @@ def open_tensor_layout(plain_keys: int) -> str:
     nothing.
     """
 
+def tensor_traits(tensor: Any, ask: bool) -> tuple[list[int], list[int], int, int, int, int] | None:
+    """Return what gates tell a tensor from others by: sizes, strides, dtype, device, its index, alignment, as numbers.
+
+    With `ask` by PyTorch's functions, and the alignment is the address modulo 16. Otherwise those of plain tensors are
+    read where they lie, and the alignment is that of the storage, and 16 times the offset modulo 16.
+    """
+
 def open_torch_state() -> str:
     """Find what tells threads that a mode looks on from others. Returns what is against using it, or nothing."""
 
