@@ -194,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--step-rounds", type=int, default=60)
+    parser.add_argument("--step-rounds", type=int, default=200)
     parser.add_argument("--rows", default="1,32", help="sequences of a training step, with commas; default: 1,32")
     parser.add_argument("--layers", type=int, help="of the model, in place of BERT's: does it run?")
     parser.add_argument("--only", choices=("calls", "steps"), help="measure and print one part, and write nothing")

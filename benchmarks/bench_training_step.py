@@ -7,13 +7,15 @@ python benchmarks/bench_training_step.py --out FOLDER/training_step.json
 All variants of one phase run in turns, in the same rounds. A policy holds process-wide, and torch.compile compiles anew
 after it changes, so captures under a policy have phases of their own; in each of them the capture that is written by
 hand runs too, made without a policy, and times of different phases are compared by it. Eager steps, whose host is often
-what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it.
+what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it. They train one
+model, since where the objects of a model lie in memory is worth some percent of such a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import sys
 import time
@@ -64,6 +66,13 @@ class Training:
         rate = torch.tensor(1e-4, device="cuda")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, fused=True, capturable=True)
         self.loss: Callable[..., torch.Tensor] = self.forward
+        self._beginning = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def restart(self) -> None:
+        """Begin with the weights of the beginning, and an optimizer that has made no step."""
+        self.optimizer.zero_grad()
+        self.optimizer.state.clear()
+        self.model.load_state_dict(self._beginning)
 
     def forward(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -213,21 +222,33 @@ POLICIES = {"norms": NORMS, "tuned": TUNED}
 
 
 def rounds_of(steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, calls: int) -> dict[str, Any]:
-    """Return milliseconds a step of each variant, one sample a round; each round begins with another variant."""
+    """Return milliseconds a step of each variant, one sample a round: the least of `calls` steps, each waited for.
+
+    Rounds have the variants in an order of their own, and Python collects its garbage between them alone.
+    """
     samples: dict[str, list[float]] = {name: [] for name in steps}
-    order = list(steps.items())
+    order, shuffle = list(steps.items()), random.Random(0).shuffle
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for number in range(rounds):
-        first = number % len(order)
-        for name, step in (*order[first:], *order[:first]):
-            with step if isinstance(step, Eager) else nullcontext():
-                step(*batches[0]), step(*batches[0])  # in which the calls of a step become known to a policy
-                start.record()
-                for call in range(calls):
-                    step(*batches[call % len(batches)])
-                end.record()
-                end.synchronize()
-                samples[name].append(start.elapsed_time(end) / calls)
+
+    def timed(step: Step, batch: tuple[Any, Any]) -> float:
+        start.record()
+        step(*batch)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            gc.collect()
+            shuffle(order)
+            for name, step in order:
+                with step if isinstance(step, Eager) else nullcontext():
+                    step(*batches[0]), step(*batches[0])  # in which the calls of a step become known to a policy
+                    torch.cuda.synchronize()
+                    samples[name].append(min(timed(step, batches[call % len(batches)]) for call in range(calls)))
+    finally:
+        gc.enable()
     return samples
 
 
@@ -244,6 +265,7 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
     ]
     steps: dict[str, Step] = {}
     results: dict[str, dict[str, Any]] = {}
+    shared: Training | None = None
     try:
         for variant, make in chosen.items():  # the anchor first, without a policy
             if variant != ANCHOR and policy is not None and xrt_torch.get_kernel_policy() is None:
@@ -252,7 +274,11 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
             row: dict[str, Any] = {"shape": shape, "phase": name, "variant": variant}
             results[variant] = row
             try:
-                step = make(Training(kind, size), batches[0])
+                training = shared or Training(kind, size)
+                if name == "eager" and variant != ANCHOR:
+                    shared = training
+                    shared.restart()
+                step = make(training, batches[0])
                 with step if isinstance(step, Eager) else nullcontext():
                     row["losses"] = [step(*batches[turn % 2]).item() for turn in range(WARM)]
                 steps[variant] = step
@@ -269,6 +295,7 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
     finally:
         xrt_torch.clear_kernel_policy()
         steps.clear()
+        shared = None
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
@@ -308,8 +335,8 @@ def main() -> int:
     parser.add_argument("--phases", help=f"of {', '.join(PHASES)}; default: all")
     parser.add_argument("--variants", help="names, such as 'eager,compile; reduce-overhead'; default: all")
     parser.add_argument("--skip-compile", action="store_true", help="leave torch.compile out, which takes most time")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--calls", type=int, default=2, help="steps of a variant in a round")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
     parser.add_argument("--quick", action="store_true", help="two layers and three rounds: does it run?")
     options = parser.parse_args()
     shapes = listed(options.shapes, list(SHAPES), "--shapes")
@@ -326,7 +353,6 @@ def main() -> int:
                 rows += phase(name, shape, wanted, rounds, options.calls, layers)
                 print(f"{shape} {name}: {time.perf_counter() - begun:.0f} s so far", file=sys.stderr, flush=True)
                 body = {
-                    "note": "",
                     "dtype": "bfloat16 autocast, float32 weights",
                     "optimizer": "AdamW(fused, capturable)",
                     "rounds": rounds,

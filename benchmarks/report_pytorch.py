@@ -68,20 +68,23 @@ def training_step(record: dict[str, Any]) -> Section:
     parts, checks = [], []
     for shape in dict.fromkeys(case["shape"] for case in cases):
         found = [case for case in cases if case["shape"] == shape]
-        parts.append(f"### {shape}\n\n{_steps(found)}\n{_losses_to_compile(found)}")
+        parts.append(f"### {shape}\n\n{_steps(found)}\n{_to_eager(found)}{_losses_to_compile(found)}")
         checks += _step_checks(found, record["targets"])
     policies = "".join(f"* {name}: `{json.dumps(policy)}`\n" for name, policy in record["policies"].items())
+    note = f"{record['note']} " if "note" in record else ""
     quick = "**Models of two layers only, which says no more than that it runs.** " if record["quick"] else ""
     text = (
         "How long does a whole training step take, forward, backward and optimizer: eager, compiled by "
         "`torch.compile`, captured into a CUDA graph by hand, and by `capture_graph`, without a policy and under two?"
-        f"\n\n{machine(record)}\n{record['note']} "
+        f"\n\n{machine(record)}\n{note}"
         f"`python benchmarks/bench_training_step.py`: {quick}{record['dtype']}; "
-        f"{record['optimizer']}; {record['rounds']} rounds of {record['calls']} steps each. A policy holds "
-        "process-wide, so captures under one run in a phase of their own, in which the capture by hand, made "
-        "without a policy, runs too; *to by hand* is the time over that of the same phase. Eager steps, under a policy "
-        "or not, take turns in one phase, and *to eager* is the median of their rounds. *Drift* is the largest "
-        "difference of the first losses from those of the capture by hand, relative; more than 0.02 would be an error."
+        f"{record['optimizer']}; {record['rounds']} rounds, in each of which the least of {record['calls']} steps, "
+        "each waited for, counts. A policy holds process-wide, so captures under one run in a phase of their own, in "
+        "which the capture by hand, made without a policy, runs too; *to by hand* is the time over that of the same "
+        "phase. Eager steps, under a policy or not, take turns in one phase, and *to eager* is the median of their "
+        "rounds, with the interval in which 95 % of such medians lie where rounds are drawn anew. *Drift* is the "
+        "largest difference of the first losses from those of the capture by hand, relative; more than 0.02 would be "
+        "an error."
         f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Training steps", text, tuple(checks))
@@ -131,6 +134,23 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
     )
 
 
+def _eager(cases: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the times of eager steps by their variant, those without a policy first; nothing where these are not."""
+    found = {case["variant"]: case for case in cases if case["variant"].startswith("eager") and "error" not in case}
+    return {name: found[name]["samples_ms"] for name in sorted(found)} if "eager" in found else {}
+
+
+def _to_eager(cases: list[dict[str, Any]]) -> str:
+    """Compare eager steps under a policy with those without, round by round."""
+    times = _eager(cases)
+    rows = [
+        [name, *(f"{1 + value:.3f}" for value in over(found, times["eager"]))]
+        for name, found in times.items()
+        if name != "eager"
+    ]
+    return f"{table(('to eager', 'median', 'from', 'to'), rows)}\n" if rows else ""
+
+
 def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list[Check]:
     checks = []
     ratio = {case["variant"]: case["to_anchor"] for case in cases if "to_anchor" in case and "error" not in case}
@@ -141,9 +161,9 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
     ):
         if variant in ratio:
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
-    ran = {case["variant"]: case for case in cases if case["phase"] == "eager" and "error" not in case}
-    if "eager" in ran and "eager, tuned" in ran:
-        figure = 1 + over(ran["eager, tuned"]["samples_ms"], ran["eager"]["samples_ms"]).part
+    times = _eager(cases)
+    if "eager, tuned" in times:
+        figure = 1 + over(times["eager, tuned"], times["eager"]).part
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
 

@@ -131,7 +131,10 @@ def test_a_tuned_policy_is_held_to_eager_round_by_round(report):
         case("eager", "eager", 24.0, 8.0, samples_ms=native),
         case("eager, tuned", "eager", 26.4, 8.0, samples_ms=tuned),
     )
-    check = report.training_step(steps(*PLAIN, *eager)).checks[-1]
+    section = report.training_step(steps(*PLAIN, *eager))
+    assert "| to eager | median | from | to |" in section.text
+    assert "| eager, tuned | 1.100 | 1.100 | 1.600 |" in section.text
+    check = section.checks[-1]
     assert (check.what, check.figure) == ("gpt2-1x1024: eager, tuned, to eager", pytest.approx(1.1))
     assert check.verdict.startswith("**missed**")
 
