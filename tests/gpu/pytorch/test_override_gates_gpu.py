@@ -11,6 +11,7 @@ import torch
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
+from xpuruntime import _core
 from xpuruntime.pytorch.overriding import gates, matmul
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def call(form: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
 def test_this_pytorch_has_what_gates_need() -> None:
     assert gates.why_not_direct() == ""
     assert gates.why_not_in_c() == ""
+    assert gates.why_no_layout() == ""
+    matrix = torch.ones(5, 7, device="cuda", dtype=torch.bfloat16)
+    for x in (matrix, matrix.t(), matrix[1:, 2::2], matrix.requires_grad_()):
+        asked, read = (_core.tensor_traits(x, ask) for ask in (True, False))
+        assert asked is not None
+        assert read is not None
+        assert asked[:5] == read[:5]
+        assert (read[5] % 16 + read[5] // 16 * x.element_size()) % 16 == asked[5]
 
 
 @pytest.mark.parametrize("form", FORMS)
