@@ -67,7 +67,7 @@ def transforms() -> list[Any]:
     """Return the transforms of ``torch.func`` in force in this thread, outermost first.
 
     PyTorch is asked for them only where there are some: whoever asks has a stack of them made for the thread, and from
-    then on each node of autograd copies that, 1 % of the host's time in a step of a small model.
+    then on each node of autograd copies that: 1 % more instructions in a training step of a small model.
     """
     if not torch._C._are_functorch_transforms_active():
         return []
