@@ -265,7 +265,7 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
     ]
     steps: dict[str, Step] = {}
     results: dict[str, dict[str, Any]] = {}
-    shared: Training | None = None
+    training = step = shared = None
     try:
         for variant, make in chosen.items():  # the anchor first, without a policy
             if variant != ANCHOR and policy is not None and xrt_torch.get_kernel_policy() is None:
@@ -295,7 +295,7 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
     finally:
         xrt_torch.clear_kernel_policy()
         steps.clear()
-        shared = None
+        training = step = shared = None
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()

@@ -105,6 +105,7 @@ py::object run_operator(const std::string& name, const std::string& key, const p
 
 // As words alone, so that tests can compare them.
 py::object tensor_traits(const py::handle& tensor, bool ask) {
+  if (torch_shim() == nullptr) throw py::value_error("PyTorch's C functions are not open");
   const TorchShim& torch = *torch_shim();
   if (PyObject_TypeCheck(tensor.ptr(), torch.type) == 0) throw py::type_error("not a tensor");
   TorchTensor handle = torch.tensor_of(tensor.ptr());

@@ -128,6 +128,7 @@ std::string function_of(std::string_view /*key*/) {
 }  // namespace
 
 std::string open_torch_state() {
+  if (torch_shim() == nullptr) return "PyTorch's C functions are not open";
   State found;
   const auto take = [](auto& function, const char* library, const char* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(find_loaded(library, name));

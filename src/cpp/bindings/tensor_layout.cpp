@@ -23,6 +23,7 @@ constexpr std::size_t kShapeWords = 1 + 2 * kMostRank;
 constexpr std::size_t kTensorSize = 192;
 constexpr std::size_t kStorageSize = 56;
 constexpr std::uintptr_t kAlignment = 16;
+constexpr std::size_t kTypes = 256;
 
 // Offsets in a tensor's object.
 struct Layout {
@@ -34,6 +35,8 @@ struct Layout {
   std::size_t dtype = 0;
   std::size_t device = 0;  // type, index, and whether there is one; a byte each
   std::size_t data = 0;    // in the storage's object
+  // Bytes of an element by the number of its type; 0 of types that are not known.
+  std::array<std::uint8_t, kTypes> item_sizes{};
 };
 
 std::atomic<const Layout*> opened{nullptr};
@@ -51,6 +54,10 @@ T value_at(const char* object, std::size_t offset) noexcept {
   return value;
 }
 
+std::uint8_t low_bits(std::uintptr_t address) noexcept {
+  return static_cast<std::uint8_t>(address % kAlignment);
+}
+
 bool has_plain_keys(const Layout& layout, const char* object) noexcept {
   const auto keys = value_at<std::uint64_t>(object, layout.keys);
   return keys != 0 && (keys & ~layout.plain_keys) == 0;
@@ -60,17 +67,20 @@ bool read_where_they_lie(const Layout& layout, const char* object, TensorTraits&
   const auto* const storage =
       reinterpret_cast<const char*>(value_at<std::uintptr_t>(object, layout.storage));
   const auto rank = value_at<std::uint64_t>(object, layout.shape);
-  if (storage == nullptr || rank > kMostRank) return false;
+  const std::size_t dtype = value_at<std::uint16_t>(object, layout.dtype);
+  if (storage == nullptr || rank > kMostRank || dtype >= kTypes || layout.item_sizes[dtype] == 0) {
+    return false;
+  }
   const auto* const sizes = reinterpret_cast<const std::int64_t*>(object + layout.shape + kWord);
   traits.rank = static_cast<std::int64_t>(rank);
   traits.sizes = sizes;
   traits.strides = sizes + kMostRank;
-  traits.dtype = value_at<std::uint16_t>(object, layout.dtype);
+  traits.dtype = static_cast<std::int32_t>(dtype);
   traits.device = value_at<std::uint8_t>(object, layout.device);
   traits.index = value_at<std::uint8_t>(object, layout.device + 1);
-  const auto first = value_at<std::uintptr_t>(storage, layout.data) & (kAlignment - 1);
-  const auto offset = value_at<std::uint64_t>(object, layout.offset) & (kAlignment - 1);
-  traits.alignment = static_cast<std::uint32_t>(first | offset * kAlignment);
+  const std::uint64_t bytes =
+      value_at<std::uint64_t>(object, layout.offset) * layout.item_sizes[dtype];
+  traits.alignment = low_bits(value_at<std::uintptr_t>(storage, layout.data) + bytes);
   return true;
 }
 
@@ -130,23 +140,62 @@ std::vector<Sample> samples() {
   add(empty(py::make_tuple(2, 3, 5, 7, 11), "bfloat16", "cpu"));
   add(empty(py::make_tuple(13, 3, 2, 5), "float64", "cpu").attr("transpose")(1, 3));
   add(empty(py::make_tuple(3, 17), "float16", "meta"));
+  // Of memory that is somebody else's, and not the storage's context at the same time.
+  add(torch
+          .attr("frombuffer")(py::bytearray(std::string(64, '\0')),
+                              py::arg("dtype") = torch.attr("int16"), py::arg("offset") = 6)
+          .attr("narrow")(0, 3, 11));
+  if (torch.attr("cuda").attr("is_initialized")().cast<bool>()) {
+    const int last = torch.attr("cuda").attr("device_count")().cast<int>() - 1;
+    add(empty(py::make_tuple(2, 2), "float32", ("cuda:" + std::to_string(last)).c_str()));
+  }
   add(matrix.attr("to_sparse")(), false);
   add(matrix.attr("to")(torch.attr("complex64")).attr("conj")(), false);
   return made;
 }
 
-// The first place of `width` bytes in objects of `size` bytes that fits all samples; 0 where none
-// does.
+// The one place of `width` bytes in objects of `size` bytes that fits all samples; 0 where there is
+// none, or another one.
 template <typename Fits>
 std::size_t find_place(const std::vector<Sample>& tensors, std::size_t size, std::size_t width,
                        std::size_t step, Fits fits) {
+  std::size_t found = 0;
   for (std::size_t at = kWord; at + width <= size; at += step) {
     if (std::all_of(tensors.begin(), tensors.end(),
                     [&](const Sample& sample) { return fits(sample, at); })) {
-      return at;
+      if (found != 0) return 0;
+      found = at;
     }
   }
-  return 0;
+  return found;
+}
+
+// Of the types that PyTorch says the numbers of; others are left to its functions.
+std::array<std::uint8_t, kTypes> find_item_sizes() {
+  constexpr std::array<std::pair<const char*, std::uint8_t>, 17> known = {{{"float64", 8},
+                                                                           {"float32", 4},
+                                                                           {"float16", 2},
+                                                                           {"bfloat16", 2},
+                                                                           {"float8_e4m3fn", 1},
+                                                                           {"float8_e5m2", 1},
+                                                                           {"complex64", 8},
+                                                                           {"complex128", 16},
+                                                                           {"int64", 8},
+                                                                           {"int32", 4},
+                                                                           {"int16", 2},
+                                                                           {"int8", 1},
+                                                                           {"uint64", 8},
+                                                                           {"uint32", 4},
+                                                                           {"uint16", 2},
+                                                                           {"uint8", 1},
+                                                                           {"bool", 1}}};
+  std::array<std::uint8_t, kTypes> sizes{};
+  for (const auto& [name, bytes] : known) {
+    auto* const number = reinterpret_cast<std::int32_t (*)()>(
+        find_loaded("libtorch_cpu.so", (std::string("aoti_torch_dtype_") + name).c_str()));
+    if (number != nullptr) sizes.at(static_cast<std::size_t>(number())) = bytes;
+  }
+  return sizes;
 }
 
 // The same of one value in a tensor's object.
@@ -186,9 +235,11 @@ bool data_fits(const Sample& sample, std::size_t at) {
 
 std::string open_tensor_layout(std::uint64_t plain_keys) {
   if (opened.load(std::memory_order_acquire) != nullptr) return "";
+  if (torch_shim() == nullptr) return "PyTorch's C functions are not open";
   std::vector<Sample> tensors = samples();
   Layout found;
   found.plain_keys = plain_keys;
+  found.item_sizes = find_item_sizes();
   found.keys = find_value<std::uint64_t>(tensors, &Sample::keys);
   std::erase_if(tensors, [](const Sample& sample) { return !sample.plain; });
   found.storage = find_value<std::uintptr_t>(tensors, &Sample::storage);
@@ -235,7 +286,7 @@ bool ask_for_traits(const TorchShim& torch, TorchTensor tensor, TensorTraits& tr
   traits.strides = strides;
   traits.device = static_cast<std::uint8_t>(device);
   traits.index = static_cast<std::uint8_t>(index);
-  traits.alignment = reinterpret_cast<std::uintptr_t>(data) & (kAlignment - 1);
+  traits.alignment = low_bits(reinterpret_cast<std::uintptr_t>(data));
   return true;
 }
 

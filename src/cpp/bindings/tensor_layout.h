@@ -21,8 +21,8 @@ struct TensorTraits {
   /// Type and index, a byte of each: -1 is 255.
   std::uint8_t device = 0;
   std::uint8_t index = 0;
-  /// Tensors of one dtype with the same word are aligned alike, to 16 bytes.
-  std::uint32_t alignment = 0;
+  /// The address modulo 16; of a tensor without elements, anything.
+  std::uint8_t alignment = 0;
 };
 
 /// Finds where PyTorch's tensors have their traits, by comparing some with what Python says of

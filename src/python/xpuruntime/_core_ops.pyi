@@ -219,8 +219,8 @@ def open_tensor_layout(plain_keys: int) -> str:
 def tensor_traits(tensor: Any, ask: bool) -> tuple[list[int], list[int], int, int, int, int] | None:
     """Return what gates tell a tensor from others by: sizes, strides, dtype, device, its index, alignment, as numbers.
 
-    With `ask` by PyTorch's functions, and the alignment is the address modulo 16. Otherwise those of plain tensors are
-    read where they lie, and the alignment is that of the storage, and 16 times the offset modulo 16.
+    By PyTorch's functions with `ask`; otherwise those of plain tensors are read where they lie. The alignment is the
+    address modulo 16; of a tensor without elements, anything.
     """
 
 def open_torch_state() -> str:

@@ -40,10 +40,7 @@ def test_this_pytorch_has_what_gates_need() -> None:
     matrix = torch.ones(5, 7, device="cuda", dtype=torch.bfloat16)
     for x in (matrix, matrix.t(), matrix[1:, 2::2], matrix.requires_grad_()):
         asked, read = (_core.tensor_traits(x, ask) for ask in (True, False))
-        assert asked is not None
-        assert read is not None
-        assert asked[:5] == read[:5]
-        assert (read[5] % 16 + read[5] // 16 * x.element_size()) % 16 == asked[5]
+        assert asked == read
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -42,9 +42,7 @@ def test_this_pytorch_has_what_gates_need():
 def agree(x):
     asked, read = _core.tensor_traits(x, True), _core.tensor_traits(x, False)
     assert asked[:5] == read[:5]
-    first, offset = read[5] % 16, read[5] // 16
-    if x.numel() > 0:  # PyTorch says no address of others
-        assert (first + offset * x.element_size()) % 16 == asked[5]
+    assert asked[5] == read[5] or x.numel() == 0  # of which PyTorch says no address
     assert asked[:2] == (list(x.shape), list(x.stride()))
 
 

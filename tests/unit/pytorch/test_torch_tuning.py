@@ -159,7 +159,8 @@ def test_what_cannot_serve_is_out():
         ((12.0, 60.0), (13.0, 40.0), "auto"),  # the device is behind
         ((12.0, 60.0), (70.0, 40.0), "torch.mm"),  # then it would wait
         ((12.0, 40.0), (13.0, 20.0), "torch.mm"),  # it may wait for what is beside such calls
-        ((30.0, 40.0), (13.0, 60.0), "auto"),
+        ((30.0, 40.0), (13.0, 42.0), "auto"),
+        ((30.0, 40.0), (13.0, 60.0), "torch.mm"),  # what the host gains, the device loses
     ],
 )
 def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(native, ours, kernel):

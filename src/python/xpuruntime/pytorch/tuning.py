@@ -177,8 +177,9 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     -----
     On CUDA the time of the device is measured by events, with the launches queued behind a kernel that waits, so that
     the host's time is not in it. Inside `replayed` only the device's time counts. Eager calls cost the larger of the
-    two where PyTorch's own kernel keeps the device for more than four times as long as the host, and the host's time
-    otherwise, since there a step waits for the host: a kernel that is faster on the device alone would gain nothing.
+    two where PyTorch's own kernel keeps the device for more than four times as long as the host. Otherwise a step may
+    wait for the host, where a kernel that is faster on the device alone gains nothing: they cost the host's time, and
+    what a kernel keeps the device for longer than PyTorch's own.
     To the host's time of others than PyTorch's own, 10 microseconds are added, which the way to them costs in a step.
     Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these versions of PyTorch, its
     libraries and this one.
@@ -251,7 +252,7 @@ def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, eage
         return devices
     paid = {name: host + (_WAY if name != native else 0.0) for name, host in hosts.items()}
     if native in hosts and devices[native] < _AHEAD * hosts[native]:
-        return paid
+        return {name: paid[name] + max(0.0, devices[name] - devices[native]) for name in hosts}
     return {name: max(paid[name], devices[name]) for name in hosts}
 
 
