@@ -113,10 +113,12 @@ def test_tf32_is_switched_and_given_back(program: Path, x: Any) -> None:
     assert not torch.equal(loose, exact)
 
 
-def test_bound_and_captured(program: Path, x: Any) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_bound_and_captured(own: bool, program: Path, x: Any) -> None:
     policy = {"execution": {"cuda_graph": "require", "device": "cuda:0"}}
-    with xrt.InferenceSession(program, policy=policy) as session:
-        binding = session.bind({"x": (2, 64, 256)})
+    stream = torch.cuda.Stream() if own else torch.cuda.current_stream()
+    with xrt.InferenceSession(program, policy=policy) as session, torch.cuda.stream(stream):
+        binding = session.bind({"x": (2, 64, 256)}, stream=stream if own else None)
         assert binding.graph == "captured"
         for scale in (1.0, 2.0):
             binding.inputs["x"].copy_(scale * x.cuda())

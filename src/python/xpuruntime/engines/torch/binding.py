@@ -40,20 +40,21 @@ class TorchBinding(Binding):
         known_outputs(outputs, model.outputs)
         given = [v for v in (*inputs.values(), *outputs.values()) if v is not None and not isinstance(v, tuple)]
         numpy = model.device == "cpu" and not any(kind_of("buffer", v) == "torch" for v in given)
-        self._inputs = {name: self._input(name, inputs.get(name)) for name in model.names}
+        self._stream = model._stream(stream)
+        with self._stream:
+            self._inputs = {name: self._input(name, inputs.get(name)) for name in model.names}
         for name, tensor in self._inputs.items():
             check.check(name, torch_dtype_name(tensor.dtype), tuple(tensor.shape))
         check.symbols({name: tuple(tensor.shape) for name, tensor in self._inputs.items()})
-        self._stream = model._stream(stream)
         with torch.no_grad(), self._stream:
             try:
                 results = model.call(list(self._inputs.values()))
             except Exception as error:
                 raise model.failed(error) from None
-        self._outputs = {
-            name: self._output(name, result, outputs.get(name))
-            for name, result in zip(model.outputs, results, strict=True)
-        }
+            self._outputs = {
+                name: self._output(name, result, outputs.get(name))
+                for name, result in zip(model.outputs, results, strict=True)
+            }
         self.inputs = {n: inputs[n] if _is_array(inputs.get(n)) else _shown(t, numpy) for n, t in self._inputs.items()}
         self.outputs = {n: outputs[n] if n in outputs else _shown(t, numpy) for n, t in self._outputs.items()}
         self.graph = "off"
@@ -64,18 +65,22 @@ class TorchBinding(Binding):
         call, ins, outs = model.call, list(self._inputs.values()), list(self._outputs.values())
         failed, no_grad = model.failed, torch.no_grad
 
-        def run() -> None:
+        def compute() -> None:
             try:
-                with no_grad(), around:
-                    for target, result in zip(outs, call(ins), strict=True):
-                        target.copy_(result)
+                for target, result in zip(outs, call(ins), strict=True):
+                    target.copy_(result)
             except Exception as error:
                 raise failed(error) from None
+
+        def run() -> None:
+            with no_grad(), around:
+                compute()
 
         if model.settings.graph == "off":
             return run
         try:
-            graph = self._capture(run)
+            with no_grad(), around:
+                graph = self._capture(compute)
         except Exception as error:
             if model.settings.graph == "require":
                 text = str(error).strip().splitlines()[0]
@@ -95,15 +100,16 @@ class TorchBinding(Binding):
 
         return replay
 
-    def _capture(self, run: Callable[[], None]) -> Any:
+    def _capture(self, compute: Callable[[], None]) -> Any:
+        """Return a graph of what `compute` puts on the stream that is current when it is called."""
         from xpuruntime.pytorch.capture.recording import CudaRecorder
 
         # It mends what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
         self._recorder = CudaRecorder(self._torch.device(self._model.device))
         with self._recorder.warming():
             for _ in range(_WARM_UP):
-                run()
-        return self._recorder.record(run, []).graph
+                compute()
+        return self._recorder.record(compute, []).graph
 
     def _input(self, name: str, given: Any) -> Any:
         model, torch = self._model, self._torch
