@@ -108,6 +108,7 @@ class CudaModel(LoadedModel):
         self.several = several_devices()
         self._foreign: dict[int, Any] = {}
         self._others: list[Any] = []
+        self._meeting = threading.Lock()
         self.where = self._ort_device()
 
     @property
@@ -167,12 +168,16 @@ class CudaModel(LoadedModel):
     def _meet(self, handle: int, owner: Any) -> Any:
         from xpuruntime import _core
 
-        if self.stream is not None and handle == self.stream.handle:
-            self._foreign[handle] = self.stream
-            return self.stream
-        known = self._foreign[handle] = _core.Stream.wrap(stream=handle, device=self.device, owner=owner)
-        self._others = list({other.handle: other for other in (*self._others, known)}.values())
-        return known
+        with self._meeting:  # two that are met at once are both waited for
+            if handle in self._foreign:
+                return self._foreign[handle]
+            if self.stream is not None and handle == self.stream.handle:
+                self._foreign[handle] = self.stream
+                return self.stream
+            known = _core.Stream.wrap(stream=handle, device=self.device, owner=owner)
+            self._others = [*self._others, known]
+            self._foreign[handle] = known
+            return known
 
     def enter(self) -> None:
         """Put what follows after all work queued so far on every stream that ever received outputs."""
@@ -228,8 +233,7 @@ class CudaModel(LoadedModel):
     ) -> dict[str, Any]:
         kind: Kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
         caller = self.foreign(stream, kind)
-        order = self.stream if self.stream is not None else caller
-        items = {name: self._device_item(name, array, kinds[name], order) for name, array in feeds.items()}
+        items = {name: self._device_item(name, array, kinds[name], caller) for name, array in feeds.items()}
         self.check.admit({name: (item.dtype, item.shape) for name, item in items.items()})
         binding = self.thread_binding()
         where = self.where
@@ -274,9 +278,10 @@ class CudaModel(LoadedModel):
             held = self._local.binding = self.session.io_binding()
         return held._iobinding
 
-    def _device_item(self, name: str, array: Any, kind: Kind, order: Any) -> DeviceArray:
+    def _device_item(self, name: str, array: Any, kind: Kind, caller: Any) -> DeviceArray:
         if kind != "numpy":
-            return self._contiguous(name, device_array(name, array, kind, self.device, order), order)
+            order = self.stream if self.stream is not None else caller
+            return self._contiguous(name, device_array(name, array, kind, self.device, order), caller)
         host = self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
         self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
         return DeviceArray(None, host.dtype.name, host.shape, True, host)
@@ -291,7 +296,7 @@ class CudaModel(LoadedModel):
     def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
 
-    def _contiguous(self, name: str, item: DeviceArray, order: Any) -> DeviceArray:
+    def _contiguous(self, name: str, item: DeviceArray, caller: Any) -> DeviceArray:
         if item.contiguous:
             return item
         if self.settings.strict:
@@ -300,6 +305,10 @@ class CudaModel(LoadedModel):
         from xpuruntime import _core
 
         self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        order = caller
+        if self.stream is not None:
+            order = self.stream
+            order.wait_stream(caller)  # which may write the input still
         tensor = _core.Tensor.from_dlpack(item.owner, stream=order).contiguous(stream=order)
         return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
 
