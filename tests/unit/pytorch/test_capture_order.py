@@ -28,6 +28,7 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
     log: list[str] = []
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(streams, "take", lambda index: Stream("warm-up", log))
     monkeypatch.setattr(streams, "give_back", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("caller", log))
@@ -45,6 +46,10 @@ class PyTorchStream(torch.Stream):
     def wait_stream(self, other: torch.Stream) -> None:
         LOG.append((self.stream_id, other.stream_id))
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
 
 LOG: list[tuple[int, int]] = []
 
@@ -59,3 +64,11 @@ def test_a_replay_waits_for_the_last_one_on_another_stream(monkeypatch: pytest.M
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
         recorder.order()
     assert LOG == [(8, 7), (7, 8)]
+
+
+def test_a_stream_is_given_back_wherever_the_collector_frees_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_free", {})
+    stream = PyTorchStream(stream_id=1, device_index=0, device_type=1)
+    with streams._lock:  # as workspaces are made
+        streams.give_back(stream)
+    assert streams.take(0) is stream

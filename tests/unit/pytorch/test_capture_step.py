@@ -223,3 +223,19 @@ def test_what_is_tuned_is_tuned_for_replays_in_the_warmup_and_the_capture_alone(
     with pytest.warns(XpuRuntimeWarning, match="no"):
         step(*batches(1, 4)[0])
     assert tuning._replays == 0
+
+
+def test_all_that_a_call_does_comes_after_the_last_replay_on_another_stream(monkeypatch):
+    net, own = make()
+    step, recorder = captured(loss_of(net), optimizer=own)
+    log: list[str] = []
+    monkeypatch.setattr(recorder, "order", lambda: log.append("order"))
+    for name in ("warming", "released"):
+        real = getattr(recorder, name)
+        monkeypatch.setattr(recorder, name, lambda *args, name=name, real=real: log.append(name) or real(*args))
+    first, second = batches(2)
+    step(*first)
+    step(*second)
+    step.prepare(*(x[:2] for x in first))
+    step.reset()
+    assert log == ["order", "warming", "order", "order", "warming", "order", "released", "released"]

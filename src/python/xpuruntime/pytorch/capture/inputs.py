@@ -145,6 +145,13 @@ class StaticInputs:
         for number in self._places:
             self.leaves[number].grad = None
 
+    def keep_until_read(self) -> None:
+        """Let nobody have the memory of the buffers before the work that is on the current stream now is done."""
+        for number in self._places:
+            buffer = self.leaves[number]
+            if buffer.is_cuda:
+                buffer.record_stream(torch.cuda.current_stream(buffer.device))
+
     @property
     def bytes(self) -> int:
         """How much memory the buffers take."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,7 +83,6 @@ class CudaRecorder:
         self._pool: Any = None
         self._live = 0
         self._graph: Any = None
-        self._gc = False
         self._last: Any = None
         self._outer: contextlib.ExitStack | None = None
         #: Whether a failed capture has cut the generator of random numbers loose from the graphs captured before.
@@ -113,6 +113,8 @@ class CudaRecorder:
         """Let the work of the block run on the stream of captures, ordered after and before the caller's."""
         with torch.cuda.device(self.device):
             outer = torch.cuda.current_stream(self.device)
+            # Graphs of a recorder that is gone may still run, and write to the workspaces of this stream.
+            torch.cuda.synchronize(self.device)
             self.stream.wait_stream(outer)
             try:
                 with torch.cuda.stream(self.stream):
@@ -140,22 +142,22 @@ class CudaRecorder:
     def begin(self, generators: list[Any]) -> int:
         """Begin a capture on this thread. Returns the memory that PyTorch holds before it."""
         self._outer = contextlib.ExitStack()
-        self._outer.enter_context(torch.cuda.device(self.device))
-        streams.make_workspaces(self.stream)
-        torch.cuda.synchronize(self.device)
-        gc.collect()
-        torch.cuda.empty_cache()
-        held = int(torch.cuda.memory_reserved(self.device))
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            if generator.device == self.device:
-                graph.register_generator_state(generator)
-        pool = self.pool
-        # A graph or an event that the collector frees during a capture spoils it.
-        self._gc = gc.isenabled()
-        gc.disable()
-        self._outer.enter_context(torch.cuda.stream(self.stream))
         try:
+            self._outer.enter_context(torch.cuda.device(self.device))
+            torch.cuda.synchronize(self.device)  # what was freed on this stream may be read on others until here
+            streams.make_workspaces(self.stream)
+            torch.cuda.synchronize(self.device)
+            gc.collect()
+            torch.cuda.empty_cache()
+            held = int(torch.cuda.memory_reserved(self.device))
+            graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                if _is_on(generator.device, self.device):
+                    graph.register_generator_state(generator)
+            pool = self.pool
+            # A graph or an event that the collector frees during a capture spoils it.
+            self._outer.enter_context(_uncollected())
+            self._outer.enter_context(torch.cuda.stream(self.stream))
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except BaseException:
             self._leave()
@@ -212,12 +214,37 @@ class CudaRecorder:
             self.cut_loose = True
 
     def _leave(self) -> None:
-        if self._gc:
-            gc.enable()
-            self._gc = False
         if self._outer is not None:
             self._outer.close()
             self._outer = None
+
+
+def _is_on(device: torch.device, other: torch.device) -> bool:
+    """Say whether one device, which may be without its index, is another."""
+    return device.type == other.type and device.index in (None, other.index)
+
+
+_gc_lock = threading.Lock()
+_gc_pauses = 0
+_gc_was_on = False
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Have Python collect no garbage, in any thread, while somebody is inside."""
+    global _gc_pauses, _gc_was_on
+    with _gc_lock:
+        if _gc_pauses == 0:
+            _gc_was_on = gc.isenabled()
+            gc.disable()
+        _gc_pauses += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _gc_pauses -= 1
+            if _gc_pauses == 0 and _gc_was_on:
+                gc.enable()
 
 
 def _handle(pool: Any) -> Any:

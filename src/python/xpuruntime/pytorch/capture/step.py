@@ -133,6 +133,7 @@ class CapturedStep:
             self._lock.release()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._order()
         leaves, structure = flatten(args, kwargs)
         if self._why_eager:
             return self._run_eagerly(leaves, structure)
@@ -147,8 +148,6 @@ class CapturedStep:
         return self._replay(graph, leaves)
 
     def _replay(self, graph: _Graph, leaves: Sequence[Any]) -> Any:
-        assert self._recorder is not None
-        self._recorder.order()
         graph.inputs.fill(leaves)
         graph.recording.graph.replay()
         graph.hits += 1
@@ -162,6 +161,11 @@ class CapturedStep:
         if self._clone:
             return pytree.tree_map_only(torch.Tensor, torch.clone, graph.outputs)
         return graph.outputs
+
+    def _order(self) -> None:
+        """Put what this call does after the last one, whatever that was, when it was on another stream."""
+        if self._recorder is not None:
+            self._recorder.order()
 
     def _run_eagerly(self, leaves: Sequence[Any], structure: Any) -> Any:
         self._eager_calls += 1
@@ -273,6 +277,7 @@ class CapturedStep:
         if graph is self._active:
             self._active = None
         graph.recording.graph.reset()
+        graph.inputs.keep_until_read()
         assert self._recorder is not None
         self._recorder.released(1)
 
@@ -289,6 +294,7 @@ class CapturedStep:
         if self._why_eager:
             return False
         with self._lock:
+            self._order()
             key = (signature(leaves), structure_key(structure), *self._surroundings.now())
             graph = self._graphs.get(key)
             if graph is None or graph.places != self._places():
@@ -298,6 +304,7 @@ class CapturedStep:
     def reset(self) -> None:
         """Drop all graphs and give their memory back; needed after parameters or modules were replaced by others."""
         with self._lock:
+            self._order()
             self._drop_all()
             self._work.forget_gradients()
             self._eager.clear()

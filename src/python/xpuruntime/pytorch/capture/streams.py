@@ -11,6 +11,8 @@ another workspace comes to lie there.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import threading
 from typing import Any
 
@@ -22,25 +24,24 @@ from xpuruntime.pytorch.allocating.pools import allocating_from, keep_for_ever
 __all__ = ["give_back", "make_workspaces", "take"]
 
 _lock = threading.Lock()
-_free: dict[int, list[Any]] = {}
+#: Without a lock: a recorder that the garbage collector frees gives back what it had wherever that comes to run.
+_free: dict[int, collections.deque[Any]] = {}
 _pools: dict[int, Any] = {}
 _streams: list[_core.Stream] = []
 
 
 def take(index: int) -> Any:
     """Return a stream of a CUDA device that nobody else has; `give_back` ends that."""
-    with _lock:
-        if _free.get(index):
-            return _free[index].pop()
-        stream = _core.Stream(f"cuda:{index}")
-        _streams.append(stream)
+    with contextlib.suppress(KeyError, IndexError):
+        return _free[index].pop()
+    stream = _core.Stream(f"cuda:{index}")
+    _streams.append(stream)
     return torch.cuda.ExternalStream(stream.handle, device=index)
 
 
 def give_back(stream: Any) -> None:
     """Let others have a stream from `take`."""
-    with _lock:
-        _free.setdefault(stream.device.index, []).append(stream)
+    _free.setdefault(stream.device.index, collections.deque()).append(stream)
 
 
 def make_workspaces(stream: Any) -> None:
