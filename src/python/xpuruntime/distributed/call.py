@@ -103,7 +103,8 @@ def group() -> Iterator[None]:
     """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
 
     Calls are checked where they are written; an exception in the block drops them all. Results are valid after the
-    block. A group inside a group ends with the outer one.
+    block. A group inside a group ends with the outer one. Arrays are ordered with the stream that is current in their
+    library where the block ends, so let one stream be current from before the block until its end.
     """
     if _open.calls is not None:
         yield

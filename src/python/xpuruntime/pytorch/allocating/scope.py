@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.allocating import captures
-from xpuruntime.pytorch.allocating.pools import allocating_from, lender_of, release, retire, sweep
+from xpuruntime.pytorch.allocating.pools import allocating_from, keep_for_ever, lender_of, release, retire, sweep
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,6 +131,8 @@ class AllocatorScope:
                 self._threading = torch.autograd.set_multithreading_enabled(False)
             self._check_that_it_is_used()
         except BaseException:
+            if self._torch_pool is not None:
+                keep_for_ever(self._torch_pool)  # this thread may be inside of a pool that is not ours
             self._let_go()
             raise
 
