@@ -269,6 +269,25 @@ void random_work(FakeOrder& order, Ledger& ledger, MemoryPool& pool, bool host) 
   EXPECT_EQ(order.live_marks(), 0U);
 }
 
+TEST_F(CachingPoolStreams, WorkOnAStreamWithTheHandleOfADestroyedOneIsWaitedFor) {
+  constexpr StreamHandle kFirst = 0x100;
+  constexpr StreamHandle kOther = 0x200;
+  const auto pool = make(8 * kMiB);
+  pool->adopt_stream(kFirst);
+  pool->adopt_stream(kOther);
+  Buffer buffer = pool->allocate(2 * kMiB, kFirst);
+  const void* const memory = buffer.data();
+  order.work(kFirst);
+  order.complete(kFirst);
+  pool->retire_stream(kFirst);
+  pool->adopt_stream(kFirst);  // CUDA gives the handle to a new stream
+  const auto work = order.work(kFirst);
+  buffer.record_stream(kFirst);
+  buffer.reset();
+  const Buffer next = pool->allocate(2 * kMiB, kOther);
+  EXPECT_TRUE(next.data() != memory || order.after(kOther, kFirst, work));
+}
+
 TEST_F(CachingPoolStreams, RandomWorkNeverReusesTooEarly) {
   const auto pool = make(8 * kMiB);
   random_work(order, ledger, *pool, false);

@@ -58,8 +58,10 @@ enum class BlockState : unsigned char { kInUse, kBinned, kFree, kPending };
 
 struct CachedBlock : Block {
   BlockState state = BlockState::kFree;
-  bool unmarked = false;      // some work that uses it could not be marked
-  bool owner_marked = false;  // its own stream is retired, and among `events`
+  bool unmarked = false;  // some work that uses it could not be marked
+  // Its own stream is retired, and another one may have its handle by now. Where work is marked on
+  // the stream that a block belongs to, that mark is among `events`.
+  bool owner_marked = false;
   Home* home = nullptr;
   Bin* bin = nullptr;
   Segment* segment = nullptr;

@@ -38,9 +38,9 @@ void CachingPool::retire_stream(StreamHandle stream) noexcept {
     for (CachedBlock* block = segment->first; block != nullptr; block = block->after) {
       if (block->state != BlockState::kInUse) continue;
       if (std::erase(block->used_on, stream) > 0) mark_work(block, stream);
-      if (marks_own_stream_ && block->stream == stream && !block->owner_marked) {
+      if (block->stream == stream && !block->owner_marked) {
         block->owner_marked = true;
-        mark_work(block, stream);
+        if (marks_own_stream_) mark_work(block, stream);
       }
     }
   }
