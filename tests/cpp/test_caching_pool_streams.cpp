@@ -288,6 +288,24 @@ TEST_F(CachingPoolStreams, WorkOnAStreamWithTheHandleOfADestroyedOneIsWaitedFor)
   EXPECT_TRUE(next.data() != memory || order.after(kOther, kFirst, work));
 }
 
+TEST_F(CachingPoolStreams, ABlockWhoseStreamWasDestroyedIsLikeOthersWhenItIsUsedAgain) {
+  constexpr StreamHandle kFirst = 0x100;
+  constexpr StreamHandle kOther = 0x200;
+  const auto pool = make(8 * kMiB);
+  pool->adopt_stream(kFirst);
+  pool->adopt_stream(kOther);
+  Buffer buffer = pool->allocate(2 * kMiB, kFirst);
+  const void* const memory = buffer.data();
+  pool->retire_stream(kFirst);
+  buffer.reset();
+  Buffer again = pool->allocate(2 * kMiB, kOther);
+  ASSERT_EQ(again.data(), memory);
+  const int marks = order.records;
+  again.record_stream(kOther);
+  again.reset();
+  EXPECT_EQ(order.records, marks);
+}
+
 TEST_F(CachingPoolStreams, RandomWorkNeverReusesTooEarly) {
   const auto pool = make(8 * kMiB);
   random_work(order, ledger, *pool, false);

@@ -79,6 +79,7 @@ void CachingPool::mark(CachedBlock* block) noexcept {
       counts_.pending += block->size;
       return;
     }
+    block->owner_marked = false;
   }
   push(block);
 }

@@ -210,9 +210,9 @@ void Slot::record_stream(void* pointer, StreamHandle stream) noexcept {
   // Whoever calls this holds the memory, so that it is not freed meanwhile; two of them are kept
   // apart by the pool.
   try {
-    if (checked_stream(stream) == lent->buffer.stream()) return;
-    lent->used_elsewhere = true;
-    lent->buffer.record_stream(stream);
+    if (checked_stream(stream) != lent->buffer.stream()) lent->used_elsewhere = true;
+    lent->buffer.record_stream(
+        stream);  // the pool knows whether the handle is another stream's now
   } catch (const std::exception& error) {
     fail(lent->buffer.size(), lent->device, error.what());
   }
