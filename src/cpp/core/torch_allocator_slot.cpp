@@ -211,8 +211,8 @@ void Slot::record_stream(void* pointer, StreamHandle stream) noexcept {
   // apart by the pool.
   try {
     if (checked_stream(stream) != lent->buffer.stream()) lent->used_elsewhere = true;
-    lent->buffer.record_stream(
-        stream);  // the pool knows whether the handle is another stream's now
+    // The pool knows whether the handle is another stream's by now.
+    lent->buffer.record_stream(stream);
   } catch (const std::exception& error) {
     fail(lent->buffer.size(), lent->device, error.what());
   }
