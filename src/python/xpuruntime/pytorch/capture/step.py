@@ -176,7 +176,7 @@ class CapturedStep:
         return self._work.whole(args, kwargs)
 
     def _places(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._tensors]
+        return list(map(torch.Tensor.data_ptr, self._tensors))  # of hundreds of tensors, at each call
 
     def _graph_for(self, key: Any, leaves: Sequence[Any], structure: Any) -> _Graph | None:
         """Return a new graph for `key`, or nothing where the call has to run eagerly."""
