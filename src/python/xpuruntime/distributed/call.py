@@ -85,6 +85,7 @@ _open = _Open()
 def launch(call: Call) -> None:
     """Hand a call to NCCL now, or when the group that the thread is in ends."""
     if _open.calls is not None:
+        call.order_before()  # where the call stands, another stream may be current than at the end
         _open.calls.append(call)
         return
     communicator = call.communicator
@@ -103,8 +104,8 @@ def group() -> Iterator[None]:
     """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
 
     Calls are checked where they are written; an exception in the block drops them all. Results are valid after the
-    block. A group inside a group ends with the outer one. Arrays are ordered with the stream that is current in their
-    library where the block ends, so let one stream be current from before the block until its end.
+    block. A group inside a group ends with the outer one. What is done with their arrays afterwards, freeing them as
+    well, is ordered with the stream that is current in their library where the block ends.
     """
     if _open.calls is not None:
         yield
