@@ -269,39 +269,41 @@ void random_work(FakeOrder& order, Ledger& ledger, MemoryPool& pool, bool host) 
   EXPECT_EQ(order.live_marks(), 0U);
 }
 
-TEST_F(CachingPoolStreams, WorkOnAStreamWithTheHandleOfADestroyedOneIsWaitedFor) {
-  constexpr StreamHandle kFirst = 0x100;
-  constexpr StreamHandle kOther = 0x200;
-  const auto pool = make(8 * kMiB);
-  pool->adopt_stream(kFirst);
-  pool->adopt_stream(kOther);
-  Buffer buffer = pool->allocate(2 * kMiB, kFirst);
-  const void* const memory = buffer.data();
-  order.work(kFirst);
-  order.complete(kFirst);
-  pool->retire_stream(kFirst);
-  pool->adopt_stream(kFirst);  // CUDA gives the handle to a new stream
-  const auto work = order.work(kFirst);
-  buffer.record_stream(kFirst);
+// A buffer that outlives its stream, and another stream.
+class CachingPoolDestroyedStream : public CachingPoolStreams {
+ protected:
+  void SetUp() override {
+    pool = make(8 * kMiB);
+    pool->adopt_stream(kA);
+    pool->adopt_stream(kB);
+    buffer = pool->allocate(2 * kMiB, kA);
+    memory = buffer.data();
+  }
+
+  std::shared_ptr<MemoryPool> pool;
+  Buffer buffer;
+  const void* memory = nullptr;
+};
+
+TEST_F(CachingPoolDestroyedStream, WorkOnANewOneWithItsHandleIsWaitedFor) {
+  order.work(kA);
+  order.complete(kA);
+  pool->retire_stream(kA);
+  pool->adopt_stream(kA);  // CUDA gives the handle to a new stream
+  const auto work = order.work(kA);
+  buffer.record_stream(kA);
   buffer.reset();
-  const Buffer next = pool->allocate(2 * kMiB, kOther);
-  EXPECT_TRUE(next.data() != memory || order.after(kOther, kFirst, work));
+  const Buffer next = pool->allocate(2 * kMiB, kB);
+  EXPECT_TRUE(next.data() != memory || order.after(kB, kA, work));
 }
 
-TEST_F(CachingPoolStreams, ABlockWhoseStreamWasDestroyedIsLikeOthersWhenItIsUsedAgain) {
-  constexpr StreamHandle kFirst = 0x100;
-  constexpr StreamHandle kOther = 0x200;
-  const auto pool = make(8 * kMiB);
-  pool->adopt_stream(kFirst);
-  pool->adopt_stream(kOther);
-  Buffer buffer = pool->allocate(2 * kMiB, kFirst);
-  const void* const memory = buffer.data();
-  pool->retire_stream(kFirst);
+TEST_F(CachingPoolDestroyedStream, ItsBlocksAreLikeOthersWhenTheyAreUsedAgain) {
+  pool->retire_stream(kA);
   buffer.reset();
-  Buffer again = pool->allocate(2 * kMiB, kOther);
+  Buffer again = pool->allocate(2 * kMiB, kB);
   ASSERT_EQ(again.data(), memory);
   const int marks = order.records;
-  again.record_stream(kOther);
+  again.record_stream(kB);
   again.reset();
   EXPECT_EQ(order.records, marks);
 }

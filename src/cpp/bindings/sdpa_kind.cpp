@@ -2,7 +2,6 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -31,12 +30,6 @@ struct State {
 };
 
 State state;
-
-const char* object_of(TorchTensor tensor) noexcept {
-  const char* object = nullptr;
-  std::memcpy(static_cast<void*>(&object), tensor, sizeof object);
-  return object;
-}
 
 std::uint32_t flags_of(const OperatorCall& call) {
   const double dropout = call.number(kDropout);

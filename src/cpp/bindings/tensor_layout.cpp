@@ -41,12 +41,6 @@ struct Layout {
 
 std::atomic<const Layout*> opened{nullptr};
 
-const char* object_of(TorchTensor tensor) noexcept {
-  const char* object = nullptr;
-  std::memcpy(static_cast<void*>(&object), tensor, sizeof object);
-  return object;
-}
-
 template <typename T>
 T value_at(const char* object, std::size_t offset) noexcept {
   T value{};
@@ -263,6 +257,12 @@ std::string open_tensor_layout(std::uint64_t plain_keys) {
   }
   opened.store(new Layout(found), std::memory_order_release);  // for as long as the process lives
   return "";
+}
+
+const char* object_of(TorchTensor tensor) noexcept {
+  const char* object = nullptr;
+  std::memcpy(static_cast<void*>(&object), tensor, sizeof object);
+  return object;
 }
 
 bool is_plain(TorchTensor tensor) noexcept {

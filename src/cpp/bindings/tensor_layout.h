@@ -25,6 +25,9 @@ struct TensorTraits {
   std::uint8_t alignment = 0;
 };
 
+/// The c10::TensorImpl behind a tensor. Needs no GIL.
+const char* object_of(TorchTensor tensor) noexcept;
+
 /// Finds where PyTorch's tensors have their traits, by comparing some with what Python says of
 /// them. `plain_keys`: the dispatch keys of tensors that are nothing but tensors, as PyTorch's
 /// bits. Once. Returns what is against it, or nothing. With the GIL, after open_torch_shim().
