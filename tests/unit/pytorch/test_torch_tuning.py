@@ -19,7 +19,7 @@ tuning = pytest.importorskip("xpuruntime.pytorch.tuning")
 pytestmark = pytest.mark.torch
 
 FASTEST = {"schema": "xpuruntime.policy/1", "kernels": {}, "auto_strategy": "best_performance"}
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +44,9 @@ def takes(monkeypatch, **microseconds):
     asked = []
     real = tuning._measure
 
-    def measure(candidates, device, eager):
+    def measure(candidates, device, eager, calls_of_ours):
         asked.append([name for name, _ in candidates])
-        times = real(candidates, device, eager)  # which runs them
+        times = real(candidates, device, eager, calls_of_ours)  # which runs them
         return {name: microseconds["ours" if name == "auto" else "native"] for name in times}
 
     monkeypatch.setattr(tuning, "_measure", measure)
@@ -146,8 +146,7 @@ def test_what_cannot_serve_is_out():
     def cannot():
         raise UnsupportedOperationError("no")
 
-    held = None
-    assert tuning.pick(held, "matmul", "cannot", [("torch.mm", lambda: None), ("auto", cannot)], CPU) == "torch.mm"
+    assert tuning.pick("matmul", "cannot", [("torch.mm", lambda: None), ("auto", cannot)], CPU) == "torch.mm"
 
 
 @pytest.mark.parametrize(
@@ -155,36 +154,45 @@ def test_what_cannot_serve_is_out():
     [
         # microseconds of the host, and of the device
         ((12.0, 5.0), (10.0, 2.0), "torch.mm"),  # the device waits for the host, with either
-        ((40.0, 5.0), (20.0, 2.0), "auto"),
+        ((38.0, 30.0), (23.0, 29.0), "torch.mm"),  # less than a call costs more in a step
+        ((60.0, 5.0), (20.0, 2.0), "auto"),
         ((12.0, 60.0), (13.0, 40.0), "auto"),  # the device is behind
         ((12.0, 60.0), (70.0, 40.0), "torch.mm"),  # then it would wait
         ((12.0, 40.0), (13.0, 20.0), "torch.mm"),  # it may wait for what is beside such calls
-        ((30.0, 40.0), (13.0, 42.0), "auto"),
-        ((30.0, 40.0), (13.0, 60.0), "torch.mm"),  # what the host gains, the device loses
+        ((45.0, 40.0), (13.0, 42.0), "auto"),
+        ((45.0, 40.0), (13.0, 60.0), "torch.mm"),  # what the host gains, the device loses
     ],
 )
-def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(native, ours, kernel):
-    hosts, devices = ({"torch.mm": native[at], "auto": ours[at]} for at in (0, 1))
-    assert tuning._best(tuning._costs(hosts, devices, "torch.mm", True), "torch.mm") == kernel
-    replayed = tuning._costs(hosts, devices, "torch.mm", False)
-    assert replayed == devices
-    assert tuning._best(replayed, "torch.mm") == ("auto" if ours[1] < native[1] else "torch.mm")
+def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(native, ours, kernel, monkeypatch):
+    times = {"torch.mm": native, "auto": ours}
+    assert chosen(monkeypatch, times, eager=True) == kernel
+    assert chosen(monkeypatch, times, eager=False) == ("auto" if ours[1] < native[1] else "torch.mm")
 
 
-def test_on_the_cpu_a_few_microseconds_do_not_pay_for_the_way():
-    nothing = dict.fromkeys(("torch.mm", "auto"), 0.0)
-    assert (
-        tuning._best(tuning._costs({"torch.mm": 9.0, "auto": 1.0}, nothing, "torch.mm", True), "torch.mm") == "torch.mm"
-    )
-    assert (
-        tuning._best(tuning._costs({"torch.mm": 90.0, "auto": 60.0}, nothing, "torch.mm", True), "torch.mm") == "auto"
-    )
+def test_a_gradient_goes_the_way_twice(monkeypatch):
+    times = {"torch.mm": (100.0, 20.0), "auto": (60.0, 20.0)}
+    assert chosen(monkeypatch, times, eager=True) == "auto"
+    assert chosen(monkeypatch, times, eager=True, calls_of_ours=2) == "torch.mm"
+
+
+@pytest.mark.parametrize(("native", "ours", "kernel"), [(9.0, 1.0, "torch.mm"), (90.0, 60.0, "auto")])
+def test_on_the_cpu_a_few_microseconds_do_not_pay_for_the_way(native, ours, kernel, monkeypatch):
+    times = {"torch.mm": (native, 0.0), "auto": (ours, 0.0)}
+    assert chosen(monkeypatch, times, eager=True, device=CPU) == kernel
+
+
+def chosen(monkeypatch, times, *, eager, calls_of_ours=1, device=CUDA):
+    """Return what is chosen where calls take these microseconds of the host and of the device."""
+    monkeypatch.setattr(tuning, "_time_cuda", lambda run, _: times[run()])
+    monkeypatch.setattr(tuning, "_time_host", lambda run: times[run()][0])
+    candidates = [(name, lambda name=name: name) for name in times]
+    return tuning._best(tuning._measure(candidates, device, eager, calls_of_ours), "torch.mm")
 
 
 def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     runs = []
 
-    def measure(candidates, device, eager):
+    def measure(candidates, device, eager, calls_of_ours):
         runs.append(eager)
         return {"torch.mm": 10.0, "auto": 20.0 if eager else 1.0}
 
@@ -192,10 +200,10 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     cuda = type("Device", (), {"type": "cuda"})()
     monkeypatch.setattr(tuning, "_device_name", lambda device: "a GPU")
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
-    assert tuning.pick(None, "matmul", "x", candidates, cuda) == "torch.mm"
+    assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
     with tuning.replayed():
-        assert tuning.pick(None, "matmul", "x", candidates, cuda) == "auto"
-    assert tuning.pick(None, "matmul", "x", candidates, cuda) == "torch.mm"
+        assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
+    assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
     assert runs == [True, False]
 
 

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,17 +29,19 @@ __all__ = ["may_measure", "measured", "measuring", "pick", "replayed", "settle"]
 
 #: How much faster than PyTorch's own kernel another has to be, as a fraction, so that noise decides nothing.
 _MARGIN = 0.03
-#: Microseconds that the way to a kernel of ours costs the host in a step, beside what is measured here, where a call is
-#: made again and again and caches are warm: what steps of `benchmarks/bench_training_step.py` showed, for each call.
-_WAY = 10.0
+#: Microseconds that a call of ours costs the host in a step beside what is measured here, where it is made again and
+#: again and caches are warm: of a CUDA device, what steps of `benchmarks/bench_training_step.py` showed, 12 to 27.
+_WAY = {"cpu": 10.0, "cuda": 25.0}
 #: How many times as long as the host PyTorch's own kernel has to take on the device, so that steps made of such calls
 #: surely wait for the device: the operations beside them, casts and additions, need the host more than the device.
 _AHEAD = 4.0
 #: Another word whenever what is measured is another, so that times of before are not taken for it.
-_METHOD = "4"
-#: Seconds that the measuring of one candidate may take, and the fewest and most launches of it.
+_METHOD = "5"
+#: Seconds that the measuring of one candidate may take in a turn, and the fewest and most launches of it.
 _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
+#: Turns of all candidates, so that a change of the clock, or a program beside this one, meets all of them.
+_TURNS = 3
 
 _lock = threading.RLock()
 _measuring = threading.RLock()
@@ -129,7 +133,7 @@ def settle(
     place = held.place(route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic)
     candidates = [(route.kernel, native), ("auto", lambda: ours(place))]
     text = f"{text};tf32={allow_tf32};deterministic={deterministic}"
-    best = pick(held, route.op, text, candidates, device)
+    best = pick(route.op, text, candidates, device)
     if best is None:
         held.keep(key, None)
         return route
@@ -149,13 +153,13 @@ def settle(
     return found
 
 
-def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any) -> str | None:
+def pick(
+    op: str, key: str, candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, *, calls_of_ours: int = 1
+) -> str | None:
     """Return the id of the fastest candidate, measured once for each kind of call and kept on disk.
 
     Parameters
     ----------
-    held : Held
-        The policy in whose name it is done.
     op : str
         Operation of a `KernelPolicy`.
     key : str
@@ -166,6 +170,8 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
         or `InputError` is out.
     device : torch.device
         Where the operands are.
+    calls_of_ours : int
+        How many calls of kernels a candidate that is not PyTorch's own is: 2 with a gradient.
 
     Returns
     -------
@@ -180,11 +186,11 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
     two where PyTorch's own kernel keeps the device for more than four times as long as the host. Otherwise a step may
     wait for the host, where a kernel that is faster on the device alone gains nothing: they cost the host's time, and
     what a kernel keeps the device for longer than PyTorch's own.
-    To the host's time of others than PyTorch's own, 10 microseconds are added, which the way to them costs in a step.
+    To the host's time of others than PyTorch's own, 25 microseconds are added for each call, or 10 on the CPU, which
+    they cost more in a step than here.
     Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these versions of PyTorch, its
     libraries and this one.
     """
-    del held
     mark = _mark(op, key, device)
     times = _known.get(mark)
     if times is None:
@@ -202,7 +208,7 @@ def pick(held: Held, op: str, key: str, candidates: Sequence[tuple[str, Callable
                         marks.mark("tuning", f"{op}: {key}", candidates=names),
                         torch.profiler.record_function(marks.TUNING),
                     ):
-                        times = _known[mark] = _measure(candidates, device, mark[2])
+                        times = _known[mark] = _measure(candidates, device, mark[2], calls_of_ours)
                 finally:
                     _here.measuring = False
                 _keep(mark, times)
@@ -226,7 +232,9 @@ def _best(times: dict[str, float], native: str) -> str:
     return best
 
 
-def _measure(candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, eager: bool) -> dict[str, float]:
+def _measure(
+    candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, eager: bool, calls_of_ours: int
+) -> dict[str, float]:
     """Return the microseconds of each candidate that can serve."""
     working: list[tuple[str, Callable[[], Any]]] = []
     for name, run in candidates:
@@ -238,19 +246,18 @@ def _measure(candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, e
         working.append((name, run))
     hosts: dict[str, float] = {}
     devices: dict[str, float] = {}
-    for _ in range(2):  # in turns, so that a change of the clock meets all of them
+    for _ in range(_TURNS):
         for name, run in working:
             host, on_device = _time_cuda(run, device) if device.type == "cuda" else (_time_host(run), 0.0)
             hosts[name] = min(host, hosts.get(name, host))
             devices[name] = min(on_device, devices.get(name, on_device))
-    return _costs(hosts, devices, candidates[0][0], eager)
+    native = candidates[0][0]
+    return _costs(hosts, devices, native, _WAY[device.type] * calls_of_ours) if eager else devices
 
 
-def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, eager: bool) -> dict[str, float]:
-    """Return what each candidate costs a step, of microseconds of the host and of the device."""
-    if not eager:
-        return devices
-    paid = {name: host + (_WAY if name != native else 0.0) for name, host in hosts.items()}
+def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, way: float) -> dict[str, float]:
+    """Return what each candidate costs an eager step, of microseconds of the host and of the device."""
+    paid = {name: host + (way if name != native else 0.0) for name, host in hosts.items()}
     if native in hosts and devices[native] < _AHEAD * hosts[native]:
         return {name: paid[name] + max(0.0, devices[name] - devices[native]) for name in hosts}
     return {name: max(paid[name], devices[name]) for name in hosts}
@@ -284,15 +291,16 @@ def _time_cuda(run: Callable[[], Any], device: Any) -> tuple[float, float]:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
         torch.cuda._sleep(int(2e9 * (host * (count + 1) + 1e-4)))
-        begin = time.perf_counter()
+        clock = time.perf_counter
         first.record(stream)
+        points = [clock()]
         for _ in range(count):
             run()
+            points.append(clock())
         last.record(stream)
-        host = (time.perf_counter() - begin) / count
         last.synchronize()
         device_time = float(first.elapsed_time(last)) * 1e3 / count
-    return host * 1e6, device_time
+    return statistics.median(after - before for before, after in pairwise(points)) * 1e6, device_time
 
 
 def _device_name(device: Any) -> str:

@@ -326,7 +326,8 @@ def _settle(
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"
-        best = tuning.pick(held, "attention", text, candidates, call.q.device)
+        calls_of_ours = 2 if call.needs_grad else 1
+        best = tuning.pick("attention", text, candidates, call.q.device, calls_of_ours=calls_of_ours)
         times = tuning.measured("attention", text, call.q.device)
     if best is None:
         held.keep(key, None)
