@@ -8,7 +8,8 @@ All variants of one phase run in turns, in the same rounds. A policy holds proce
 after it changes, so captures under a policy have phases of their own; in each of them the capture that is written by
 hand runs too, made without a policy, and times of different phases are compared by it. Eager steps, whose host is often
 what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it. They train one
-model, so that nothing but the policy is another.
+model, so that nothing but the policy is another. Steps of such a host vary by some percent, so those without a policy
+and those under the tuned one have more rounds than the rest.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ SHAPES: dict[str, tuple[type, Size, int, int]] = {
     "bert-32x128": (Encoder, BERT, 32, 128),
 }
 ANCHOR = "by hand"
+#: Eager steps that are held to each other, in more rounds than the others.
+PAIR = ("eager", "eager, tuned")
 #: What capture_graph may cost over the capture by hand, and a tuned policy over none.
 CAPTURE_TARGET, TUNED_TARGET = 1.02, 1.01
 WARM = 5
@@ -221,13 +224,17 @@ PHASES: dict[str, tuple[Policy | None, dict[str, Callable[..., Step]]]] = {
 POLICIES = {"norms": NORMS, "tuned": TUNED}
 
 
-def rounds_of(steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, calls: int) -> dict[str, Any]:
+def rounds_of(
+    steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, pair_rounds: int, calls: int
+) -> dict[str, list[float]]:
     """Return milliseconds a step of each variant, one sample a round: the least of `calls` steps, each waited for.
 
-    Rounds have the variants in an order of their own, and Python collects its garbage between them alone.
+    After `rounds` come those of the pair alone, if it is among the variants, up to `pair_rounds`. Rounds have the
+    variants in an order of their own, and Python collects its garbage between them alone.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps.items()), random.Random(0).shuffle
+    pair = [one for one in order if one[0] in PAIR]
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def timed(step: Step, batch: tuple[Any, Any]) -> float:
@@ -237,22 +244,29 @@ def rounds_of(steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: in
         end.synchronize()
         return float(start.elapsed_time(end))
 
+    gc.collect()
+    gc.freeze()  # so that a collection is short
     gc.disable()
     try:
-        for _ in range(rounds):
+        for number in range(max(rounds, pair_rounds) if len(pair) == len(PAIR) else rounds):
             gc.collect()
-            shuffle(order)
-            for name, step in order:
+            turns = order if number < rounds else pair
+            shuffle(turns)
+            for name, step in turns:
                 with step if isinstance(step, Eager) else nullcontext():
-                    step(*batches[0]), step(*batches[0])  # in which the calls of a step become known to a policy
+                    for _ in range(3):  # in which the calls of a step become known to a policy, and caches warm
+                        step(*batches[0])
                     torch.cuda.synchronize()
                     samples[name].append(min(timed(step, batches[call % len(batches)]) for call in range(calls)))
     finally:
         gc.enable()
+        gc.unfreeze()
     return samples
 
 
-def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, layers: int | None) -> list[dict[str, Any]]:
+def phase(
+    name: str, shape: str, wanted: set[str], rounds: int, pair_rounds: int, calls: int, layers: int | None
+) -> list[dict[str, Any]]:
     """Measure the variants of one phase on one shape."""
     policy, variants = PHASES[name]
     chosen = {v: make for v, make in variants.items() if v in wanted or v == ANCHOR}
@@ -287,7 +301,7 @@ def phase(name: str, shape: str, wanted: set[str], rounds: int, calls: int, laye
                 traceback.print_exc()
             torch.cuda.synchronize()
             row["prepare_s"] = time.perf_counter() - begun
-        for variant, samples in rounds_of(steps, batches, rounds, calls).items():
+        for variant, samples in rounds_of(steps, batches, rounds, pair_rounds, calls).items():
             row = results[variant]
             quantiles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else [samples[0]]
             row |= {"ms": statistics.median(samples), "p10": quantiles[0], "p90": quantiles[-1], "samples_ms": samples}
@@ -335,14 +349,15 @@ def main() -> int:
     parser.add_argument("--phases", help=f"of {', '.join(PHASES)}; default: all")
     parser.add_argument("--variants", help="names, such as 'eager,compile; reduce-overhead'; default: all")
     parser.add_argument("--skip-compile", action="store_true", help="leave torch.compile out, which takes most time")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--pair-rounds", type=int, default=100, help="of eager steps, without a policy and tuned")
     parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
     parser.add_argument("--quick", action="store_true", help="two layers and three rounds: does it run?")
     options = parser.parse_args()
     shapes = listed(options.shapes, list(SHAPES), "--shapes")
     phases = listed(options.phases, list(PHASES), "--phases")
     wanted = {v for v in listed(options.variants, variants, "--variants") if not (options.skip_compile and "comp" in v)}
-    rounds, layers = (3, 2) if options.quick else (options.rounds, None)
+    rounds, pair_rounds, layers = (3, 4, 2) if options.quick else (options.rounds, options.pair_rounds, None)
     warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
@@ -350,12 +365,13 @@ def main() -> int:
     for shape in shapes:
         for name in phases:
             if wanted & (set(PHASES[name][1]) - {ANCHOR}) or wanted == {ANCHOR}:
-                rows += phase(name, shape, wanted, rounds, options.calls, layers)
+                rows += phase(name, shape, wanted, rounds, pair_rounds, options.calls, layers)
                 print(f"{shape} {name}: {time.perf_counter() - begun:.0f} s so far", file=sys.stderr, flush=True)
                 body = {
                     "dtype": "bfloat16 autocast, float32 weights",
                     "optimizer": "AdamW(fused, capturable)",
                     "rounds": rounds,
+                    "pair_rounds": pair_rounds,
                     "calls": options.calls,
                     "quick": options.quick,
                     "policies": {name: policy.to_dict() for name, policy in POLICIES.items()},

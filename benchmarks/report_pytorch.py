@@ -82,9 +82,9 @@ def training_step(record: dict[str, Any]) -> Section:
         "each waited for, counts. A policy holds process-wide, so captures under one run in a phase of their own, in "
         "which the capture by hand, made without a policy, runs too; *to by hand* is the time over that of the same "
         "phase. Eager steps, under a policy or not, take turns in one phase, and *to eager* is the median of their "
-        "rounds, with the interval in which 95 % of such medians lie where rounds are drawn anew. *Drift* is the "
-        "largest difference of the first losses from those of the capture by hand, relative; more than 0.02 would be "
-        "an error."
+        f"rounds, {record['pair_rounds']} for the tuned policy, with the interval in which 95 % of such medians lie "
+        "where rounds are drawn anew. *Drift* is the largest difference of the first losses from those of the capture "
+        "by hand, relative; more than 0.02 would be an error."
         f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Training steps", text, tuple(checks))
@@ -144,7 +144,7 @@ def _to_eager(cases: list[dict[str, Any]]) -> str:
     """Compare eager steps under a policy with those without, round by round."""
     times = _eager(cases)
     rows = [
-        [name, *(f"{1 + value:.3f}" for value in over(found, times["eager"]))]
+        [name, *(f"{1 + value:.3f}" for value in over(found, times["eager"][: len(found)]))]
         for name, found in times.items()
         if name != "eager"
     ]

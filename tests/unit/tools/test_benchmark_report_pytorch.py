@@ -34,7 +34,7 @@ def steps(*cases: dict[str, Any], quick: bool = False) -> dict[str, Any]:
         "environment": ENVIRONMENT, "note": "On two GPUs.", "cases": list(cases),
         "policies": {"tuned": {"kernels": {"matmul": "auto"}}},
         "targets": {"capture_graph to by hand": 1.02, "tuned to by hand": 1.01}, "quick": quick,
-        "dtype": "bfloat16", "optimizer": "AdamW", "rounds": 20, "calls": 2,
+        "dtype": "bfloat16", "optimizer": "AdamW", "rounds": 20, "pair_rounds": 30, "calls": 2,
     }  # fmt: skip
 
 
@@ -129,10 +129,12 @@ def test_a_tuned_policy_is_held_to_eager_round_by_round(report):
     eager = (
         case("by hand", "eager", 8.0, 8.0),
         case("eager", "eager", 24.0, 8.0, samples_ms=native),
+        case("eager, our norms", "eager", 24.0, 8.0, samples_ms=[10.0]),  # which has fewer rounds
         case("eager, tuned", "eager", 26.4, 8.0, samples_ms=tuned),
     )
     section = report.training_step(steps(*PLAIN, *eager))
     assert "| to eager | median | from | to |" in section.text
+    assert "| eager, our norms | 0.500 | 0.500 | 0.500 |" in section.text
     assert "| eager, tuned | 1.100 | 1.100 | 1.600 |" in section.text
     check = section.checks[-1]
     assert (check.what, check.figure) == ("gpt2-1x1024: eager, tuned, to eager", pytest.approx(1.1))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the benchmark of a training step keeps alive: a CUDA graph keeps neither parameters nor optimizer."""
+"""What the benchmark of a training step keeps alive, since a CUDA graph keeps nothing, and the rounds of its steps."""
 
 from __future__ import annotations
 
@@ -60,3 +60,37 @@ def test_each_variant_keeps_its_model_and_its_optimizer(name: str, monkeypatch: 
     gc.collect()
     assert all(one() is not None for one in kept)
     step(*batch)
+
+
+class Event:
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1.5
+
+
+def test_the_pair_has_more_rounds_than_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    bench: Any = importlib.import_module("bench_training_step")
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ran = dict.fromkeys(("by hand", "eager", "eager, tuned"), 0)
+
+    def step_of(name: str) -> Any:
+        def step(tokens: int, wanted: int) -> None:
+            ran[name] += 1
+
+        return step
+
+    steps = {name: step_of(name) for name in ran}
+    samples = bench.rounds_of(steps, [(0, 0), (1, 1)], rounds=2, pair_rounds=5, calls=4)
+    assert {name: len(times) for name, times in samples.items()} == {"by hand": 2, "eager": 5, "eager, tuned": 5}
+    assert ran == {"by hand": 14, "eager": 35, "eager, tuned": 35}
+    del steps["eager"]
+    samples = bench.rounds_of(steps, [(0, 0), (1, 1)], rounds=2, pair_rounds=5, calls=4)
+    assert {len(times) for times in samples.values()} == {2}
