@@ -10,6 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Processes of pytest. Each may take 2 GB, and files of tests are not split among them, so more than 8 gain little.
+TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && echo "$(JOBS)" || echo 8)
 # ON, OFF, or AUTO: build the CUDA core when nvcc is found.
 XPURUNTIME_CUDA ?= AUTO
 # Options for pytest: make test PYTEST="-k policy"
@@ -37,7 +39,7 @@ help: ## Show this list
 	@echo "xpuruntime: make <target>"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 20
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  CXX=$(or $(CXX),(found by CMake))"
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  TEST_JOBS=$(TEST_JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  CXX=$(or $(CXX),(found by CMake))"
 
 demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real images
 	@$(VENV)/bin/xrt demo
@@ -91,7 +93,7 @@ $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
 test: test-cpp test-python ## Run all tests that need no GPU
 
 test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
-	$(PY) -m pytest $(PYTEST)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST)
 
 CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
 .PHONY: $(CPP_TESTS)

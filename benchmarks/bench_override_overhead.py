@@ -21,7 +21,7 @@ import gc
 import random
 import statistics
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +30,10 @@ import xpuruntime.pytorch as xt
 from harness import write
 from paired import over
 from training_models import BERT, Encoder, Size, loss_of
+from xpuruntime.pytorch import module_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 #: Microseconds over native for a call that passes through.
@@ -62,6 +63,9 @@ _STEP_STATES: dict[str, list[dict[str, Any]] | None] = {
     "products, norms, attention": [
         _ELSEWHERE,
         *_OTHERS,
+    ],
+    "all three, of a module": [
+        {**rule, "match": {**rule["match"], "module": "nowhere"}} for rule in (_ELSEWHERE, *_OTHERS)
     ],
     "cleared": None,
 }
@@ -105,10 +109,17 @@ def states(device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
         "native": nullcontext,
         "no rule matches": lambda: xt.kernel_policy(rules=plain),
         "no rule of a phase matches": lambda: xt.kernel_policy(rules=_with(plain, phase="infer")),
-        "no rule of a module matches": lambda: xt.kernel_policy(rules=_with(plain, module="nowhere")),
+        "no rule of a module matches": lambda: in_a_module(_with(plain, module="nowhere")),
         "by kernels of ours": lambda: xt.kernel_policy(**ours),
         "cleared": nullcontext,
     }
+
+
+@contextmanager
+def in_a_module(rules: list[dict[str, Any]]) -> Iterator[None]:
+    """Have calls run under rules, in the forward of a module."""
+    with xt.kernel_policy(rules=rules), module_paths.inside("layers.0.attention"):
+        yield
 
 
 def _with(rules: list[dict[str, Any]], **more: str) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ def training_step(record: dict[str, Any]) -> Section:
     policies = "".join(f"* {name}: `{json.dumps(policy)}`\n" for name, policy in record["policies"].items())
     note = f"{record['note']} " if "note" in record else ""
     quick = "**Models of two layers only, which says no more than that it runs.** " if record["quick"] else ""
+    pairs = record.get("pair_rounds", record["rounds"])  # before there were more of them
     text = (
         "How long does a whole training step take, forward, backward and optimizer: eager, compiled by "
         "`torch.compile`, captured into a CUDA graph by hand, and by `capture_graph`, without a policy and under two?"
@@ -82,9 +83,9 @@ def training_step(record: dict[str, Any]) -> Section:
         "each waited for, counts. A policy holds process-wide, so captures under one run in a phase of their own, in "
         "which the capture by hand, made without a policy, runs too; *to by hand* is the time over that of the same "
         "phase. Eager steps, under a policy or not, take turns in one phase, and *to eager* is the median of their "
-        f"rounds, {record['pair_rounds']} for the tuned policy, with the interval in which 95 % of such medians lie "
-        "where rounds are drawn anew. *Drift* is the largest difference of the first losses from those of the capture "
-        "by hand, relative; more than 0.02 would be an error."
+        f"rounds, {pairs} for the tuned policy, with the interval in which 95 % of such medians lie where rounds are "
+        "drawn anew. *Drift* is the largest difference of the first losses from those of the capture by hand, "
+        "relative; more than 0.02 would be an error."
         f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Training steps", text, tuple(checks))

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
+#include <pybind11/stl.h>
+
 #include <cstdint>
 
 #include "bind.h"
+#include "call_module.h"
 #include "call_phase.h"
 #include "gate_state.h"
 
@@ -50,11 +53,21 @@ void bind_gate(py::module_& module) {
              "What stands for an operator; see xpuruntime.pytorch.overriding.gates.");
   module.def("set_gates", set_gate_state, py::arg("routes"), py::arg("slow"),
              py::arg("circumstances") = py::none(), py::arg("phases") = false,
-             "Say what holds for all gates.");
+             py::arg("modules") = false, "Say what holds for all gates.");
   module.def("open_phases", open_phases, "Find PyTorch's functions that tell phases.");
   module.def(
       "call_phase", [] { return phase_name(call_phase()); },
       "The phase of the call that runs in this thread.");
+  module.def("open_modules", open_modules,
+             "Find PyTorch's function that numbers the nodes of autograd.");
+  module.def("enter_module", enter_module, py::arg("path"),
+             "The forward of a module begins in this thread.");
+  module.def("leave_module", leave_module,
+             "The forward of a module ends in this thread. Whether it was the outermost one.");
+  module.def("running_module", running_module,
+             "The path of the innermost module that runs in this thread, or None.");
+  module.def("call_module", call_module_path, py::arg("recorded") = py::none(),
+             "The path of the module that the call that runs in this thread belongs to.");
   module.def("forget_native_calls", forget_native_calls,
              "Have gates look anew which calls are native.");
 }

@@ -34,7 +34,11 @@ std::string open_phases() {
 CallPhase call_phase() noexcept {
   if (functions.graph_task == nullptr) return CallPhase::kUnknown;
   if (functions.records_gradients()) return CallPhase::kTrain;
-  return functions.graph_task() == -1 ? CallPhase::kInfer : CallPhase::kBackward;
+  return runs_backward() ? CallPhase::kBackward : CallPhase::kInfer;
+}
+
+bool runs_backward() noexcept {
+  return functions.graph_task != nullptr && functions.graph_task() != -1;
 }
 
 std::string_view phase_name(CallPhase phase) noexcept {

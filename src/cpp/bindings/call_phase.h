@@ -18,6 +18,9 @@ std::string open_phases();
 /// Unknown before open_phases. Needs no GIL.
 CallPhase call_phase() noexcept;
 
+/// Whether this thread runs a backward pass; false before open_phases. Needs no GIL.
+bool runs_backward() noexcept;
+
 /// The word that policies have for a phase; empty for kUnknown.
 std::string_view phase_name(CallPhase phase) noexcept;
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "call_key.h"
+#include "call_module.h"
 #include "call_phase.h"
 
 namespace py = pybind11;
@@ -25,6 +26,7 @@ struct State {
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
   std::atomic<bool> phases{false};
+  std::atomic<bool> modules{false};
   unsigned agreed = 0;                   // bits of the phases that Python has said, too
   std::atomic<std::uint64_t> number{1};  // another one whenever what threads know is void
   std::unordered_set<PyObject*> places;  // owned, as long as threads may know of them
@@ -52,12 +54,15 @@ Known& known_calls() {
   return known;
 }
 
-// Of the first word of facts; gates are numbered from 1.
+// Of the first word of facts; gates are numbered from 1, and modules with 1 more than their number.
+constexpr unsigned kModuleAt = 24;
 constexpr unsigned kPhaseAt = 56;
 
 // Whether the facts of a call were gathered under a state like this one.
 bool fits(std::span<const std::uint64_t> call) {
-  return state().phases.load(std::memory_order_acquire) == (call.front() >> kPhaseAt != 0);
+  const bool has_module = static_cast<ModuleNumber>(call.front() >> kModuleAt) != 0;
+  return state().phases.load(std::memory_order_acquire) == (call.front() >> kPhaseAt != 0) &&
+         state().modules.load(std::memory_order_acquire) == has_module;
 }
 
 PyObject* interned(const char* text) {
@@ -78,10 +83,15 @@ py::str text_of(CallPhase phase) { return {std::string(phase_name(phase))}; }
 // is asked once for each phase.
 py::tuple circumstances_now(bool& agree) {
   State& now = state();
-  const bool told = now.phases.load(std::memory_order_relaxed);
-  const CallPhase phase = told ? call_phase() : CallPhase::kUnknown;
+  const bool phases = now.phases.load(std::memory_order_relaxed);
+  const bool modules = now.modules.load(std::memory_order_relaxed);
+  const bool told = phases || modules;
+  const CallPhase phase = phases ? call_phase() : CallPhase::kUnknown;
+  const ModuleNumber module = modules ? call_module() : kNoModule;
   const unsigned bit = 1U << static_cast<unsigned>(phase);
-  if (told && (now.agreed & bit) != 0) return py::make_tuple(text_of(phase), "");
+  if (told && (now.agreed & bit) != 0 && module != kUntoldModule) {
+    return py::make_tuple(text_of(phase), module_path(module));
+  }
   const std::uint64_t number = now.number.load(std::memory_order_acquire);
   const auto call = py::reinterpret_borrow<py::object>(now.circumstances);
   const py::object rest = call();
@@ -115,7 +125,7 @@ bool is_invalidated() {
 }  // namespace
 
 void set_gate_state(const py::object& routes, bool slow, const py::object& circumstances,
-                    bool phases) {
+                    bool phases, bool modules) {
   State& now = state();
   PyObject* const before = now.routes;
   PyObject* const others = now.circumstances;
@@ -125,7 +135,9 @@ void set_gate_state(const py::object& routes, bool slow, const py::object& circu
   now.slow.store(slow, std::memory_order_release);
   now.agreed = 0;
   now.phases.store(phases, std::memory_order_release);
-  now.simple.store(!slow && (now.circumstances == nullptr || phases), std::memory_order_release);
+  now.modules.store(modules, std::memory_order_release);
+  const bool told = now.circumstances == nullptr || phases || modules;
+  now.simple.store(!slow && told, std::memory_order_release);
   Py_XDECREF(before);
   Py_XDECREF(others);
 }
@@ -138,8 +150,14 @@ void forget_native_calls() noexcept {
 bool facts_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
 
 std::uint64_t first_fact(std::uint64_t gate) noexcept {
-  if (!state().phases.load(std::memory_order_acquire)) return gate;
-  return gate | static_cast<std::uint64_t>(call_phase()) << kPhaseAt;
+  std::uint64_t fact = gate;
+  if (state().modules.load(std::memory_order_acquire)) {
+    fact |= static_cast<std::uint64_t>(call_module() + 1) << kModuleAt;  // 0 where it is untold
+  }
+  if (state().phases.load(std::memory_order_acquire)) {
+    fact |= static_cast<std::uint64_t>(call_phase()) << kPhaseAt;
+  }
+  return fact;
 }
 
 std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }

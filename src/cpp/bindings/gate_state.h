@@ -21,17 +21,17 @@ enum class Verdict : std::uint8_t {
 
 /// What holds for all gates: the routes of the policy, whether Python looks at every call, and what
 /// gives the rest of a route's key, the phase of the call and its module, where shapes alone do not
-/// decide it; or none. `phases`: that rest is the phase alone, and call_phase tells it. With the
-/// GIL.
+/// decide it; or none. `phases`, `modules`: what of that rest rules ask for, where call_phase and
+/// call_module tell all of it. With the GIL.
 void set_gate_state(const pybind11::object& routes, bool slow,
-                    const pybind11::object& circumstances, bool phases);
+                    const pybind11::object& circumstances, bool phases, bool modules);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
 /// Whether facts alone decide which kernel serves a call. Without the GIL, too.
 bool facts_decide() noexcept;
-/// The first word of the facts of a call: the number of its gate, and its phase where rules ask for
-/// one. Without the GIL, too.
+/// The first word of the facts of a call: the number of its gate, and its phase and module where
+/// rules ask for these. Without the GIL, too.
 std::uint64_t first_fact(std::uint64_t gate) noexcept;
 /// What operations of ours take as the phase of the call that runs, where rules ask for one: a
 /// text, else None. Borrowed, with the GIL.

@@ -148,11 +148,13 @@ def set_gates(
     slow: bool,
     circumstances: Callable[[], tuple[str, str]] | None = None,
     phases: bool = False,
+    modules: bool = False,
 ) -> None:
     """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call.
 
     `circumstances` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
-    With `phases` that is the phase alone, and gates tell it by themselves, after `open_phases`.
+    `phases` and `modules` say which of these rules ask for, where gates tell all that they ask for by themselves, after
+    `open_phases` and `open_modules`.
     """
 
 def open_phases() -> str:
@@ -160,6 +162,29 @@ def open_phases() -> str:
 
 def call_phase() -> str:
     """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread; after `open_phases`."""
+
+def open_modules() -> str:
+    """Find PyTorch's function that numbers nodes of autograd. Returns what is against using it, or nothing.
+
+    After `open_phases` has returned nothing.
+    """
+
+def enter_module(path: str) -> None:
+    """Say that the forward of a module begins in this thread."""
+
+def leave_module() -> bool:
+    """Say that it ends. Returns whether it was the outermost one, or none runs."""
+
+def running_module() -> str | None:
+    """Return the path of the innermost module that runs in this thread, if any."""
+
+def call_module(recorded: bool | None = None) -> str:
+    """Return the path of the module that the call that runs in this thread belongs to; empty where it is not known.
+
+    In a forward the innermost one that runs, and a note is taken of the node of autograd that the call has recorded;
+    in a backward the one whose forward recorded the node that runs. `recorded`: whether gradients are, if PyTorch does
+    not say it.
+    """
 
 def forget_native_calls() -> None:
     """Have gates look anew which calls are native, since a route has changed."""

@@ -254,8 +254,8 @@ def conv_work(dtype: torch.dtype = torch.bfloat16, channels_last: bool = True) -
 
 def conv_gradient_work(of: str, dtype: torch.dtype = torch.bfloat16) -> Work:
     def want(grad_out: torch.Tensor, **other: torch.Tensor) -> dict[str, torch.Tensor]:
-        x = torch.zeros(2, 32, 17, 19, device=DEVICE, dtype=torch.float64)
-        weight = torch.zeros(64, 32, 3, 3, device=DEVICE, dtype=torch.float64)
+        x = torch.zeros(2, 32, 17, 19, device=grad_out.device, dtype=torch.float64)
+        weight = torch.zeros(64, 32, 3, 3, device=grad_out.device, dtype=torch.float64)
         leaves = [other.get("x", x).double().requires_grad_(), other.get("weight", weight).double().requires_grad_()]
         out = functional.conv2d(*leaves, stride=2, padding=1)
         grad_x, grad_weight = torch.autograd.grad(out, leaves, grad_out.double())

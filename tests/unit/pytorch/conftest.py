@@ -77,3 +77,39 @@ def decisions_of_this_test():
     import xpuruntime as xrt
 
     xrt.clear_decisions()
+
+
+@pytest.fixture(params=["plain", "boxed"])
+def way_to_gates(request, monkeypatch):
+    """Gates stand in PyTorch's dispatcher as its own kernels do, or take values of its interpreter."""
+    from xpuruntime.pytorch.overriding import gates, operator_gates
+
+    if request.param == "boxed":
+        for module in (gates, operator_gates):
+            monkeypatch.setattr(module, "why_not_plain", lambda: "not in this test")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The phase of each call that came to Python, or of which Python was asked for its circumstances."""
+    from xpuruntime.pytorch import calls, held
+    from xpuruntime.pytorch.overriding import attention, norm_routes
+
+    seen = []
+    real = held.Held.circumstances
+
+    def circumstances(self):
+        seen.append(calls.phase())
+        return real(self)
+
+    def looks(current):
+        def look():
+            seen.append(calls.phase())
+            return current()
+
+        return look
+
+    monkeypatch.setattr(held.Held, "circumstances", circumstances)
+    for module in (norm_routes, attention):  # products ask for their circumstances
+        monkeypatch.setattr(module, "current", looks(module.current))
+    return seen

@@ -117,7 +117,6 @@ def test_a_number_in_the_place_of_the_function_is_the_warmup_of_a_block():
         ({"warmup_iters": 5}, "write warmup=5"),
         ({"modules": ["net"]}, "modules holds a str"),
     ],
-    ids=str,
 )
 def test_arguments_that_are_refused(options, message):
     with pytest.raises(InputError, match=message):

@@ -45,7 +45,8 @@ def test_require_names_what_is_against_it():
         found.require(coverage=90)
 
 
-def test_text_dict_and_json_say_the_same():
+def test_text_dict_and_json_say_the_same(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     model, x = Block(), torch.randn(4, 8)
     with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
         step(model, x)

@@ -84,7 +84,8 @@ class Held:
         self.by_phase = any(rule.match.phase is not None for rule in rules)
         self.by_module = any(rule.match.module is not None or rule.match.node is not None for rule in rules)
         self.by_call = self.by_phase or self.by_module
-        self.in_gates = not self.by_module and not (self.by_phase and gates.why_no_phases())
+        untold = (self.by_phase and gates.why_no_phases()) or (self.by_module and gates.why_no_modules())
+        self.in_gates = not untold
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_words = self._words("attention")
@@ -345,7 +346,10 @@ def set_global(held: Held | None) -> Held | None:
         gates.set_policy(None)
     else:
         gates.set_policy(
-            held.routes, held.circumstances if held.by_call else None, phases=held.by_phase and held.in_gates
+            held.routes,
+            held.circumstances if held.by_call else None,
+            phases=held.by_phase and held.in_gates,
+            modules=held.by_module and held.in_gates,
         )
     _version += 1
     return before

@@ -4,25 +4,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import traceback
 from torch.nn.modules import module as torch_module
 
+from xpuruntime import _core
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["current", "give_back", "in_dynamo", "inside", "of_stack", "plain", "require", "running", "traced"]
 
-#: Nodes of autograd whose forward is remembered. A step has thousands; older ones are forgotten.
-_MOST = 1 << 17
 #: Prefixes that wrappers put before the names of the model's own modules.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
@@ -34,17 +33,16 @@ _lock = threading.Lock()
 _users = 0
 _hooks: list[Any] = []
 _roots: weakref.WeakKeyDictionary[torch.nn.Module, Mapping[int, str]] = weakref.WeakKeyDictionary()
-#: Sequence number of an autograd node to the path of the module that made it.
-_nodes: OrderedDict[int, str] = OrderedDict()
 
 
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.root: torch.nn.Module | None = None
+class _Outermost(threading.local):
+    """The outermost module that runs in this thread, and the paths of what is in it, by `id`."""
+
+    module: torch.nn.Module | None = None
+    names: Mapping[int, str] = MappingProxyType({})
 
 
-_stack = _Stack()
+_outermost = _Outermost()
 
 
 def require() -> None:
@@ -68,32 +66,22 @@ def give_back() -> None:
         if _users == 0:
             while _hooks:
                 _hooks.pop().remove()
-            _nodes.clear()
 
 
 def current(*, recorded: bool | None = None) -> str:
     """Return the path of the module that a call in this thread belongs to; empty where it is not known.
 
     In a forward that is the innermost module that runs, named from the outermost one that was called. In a backward it
-    is the module whose forward made the node of autograd that runs, where an overridden operator made it.
+    is the module whose forward made the node of autograd that runs, where an overridden operator made it: of that a
+    note is taken in the forward, since the node of a call is made just before it. A step has thousands of nodes; one is
+    forgotten for another that was made 131,072 later.
 
     Parameters
     ----------
     recorded : bool, optional
         Whether the call has just made a node of autograd; default: whether gradients are being recorded.
     """
-    node = torch._C._current_autograd_node()
-    paths = _stack.paths
-    if node is not None and not paths:
-        return _nodes.get(node._sequence_nr(), "")
-    path = paths[-1] if paths else ""
-    if path and (torch.is_grad_enabled() if recorded is None else recorded):
-        # The node of this call was made just before it; its number is the one before the next.
-        _nodes[torch.autograd._get_sequence_nr() - 1] = path
-        if len(_nodes) > _MOST:
-            with contextlib.suppress(KeyError):  # another thread has cleared it
-                _nodes.popitem(last=False)
-    return path
+    return _core.call_module(recorded)
 
 
 def traced() -> str:
@@ -122,14 +110,12 @@ def of_stack(stack: Mapping[str, Any]) -> str:
     # Of a module that is compiled itself, the record begins with what is inside of it.
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
     inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")
-    outer = _stack.paths[-1] if _stack.paths else ""
-    return f"{outer}.{plain(inner)}".strip(".")
+    return f"{running()}.{plain(inner)}".strip(".")
 
 
 def running() -> str:
     """Return the path of the innermost module that runs in this thread, and take no note of it; empty: none runs."""
-    paths = _stack.paths
-    return paths[-1] if paths else ""
+    return _core.running_module() or ""
 
 
 class inside:  # noqa: N801 - used like a function
@@ -146,10 +132,10 @@ class inside:  # noqa: N801 - used like a function
         self._path = path
 
     def __enter__(self) -> None:
-        _stack.paths.append(self._path)
+        _core.enter_module(self._path)
 
     def __exit__(self, *_: object) -> None:
-        _stack.paths.pop()
+        _core.leave_module()
 
 
 # torch.compile traces into hooks. In code that it compiles they do nothing, and do not even touch their arguments: the
@@ -157,24 +143,25 @@ class inside:  # noqa: N801 - used like a function
 def _enter(module: torch.nn.Module, _args: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    stack = _stack
-    if not stack.paths:
-        stack.root = module
-        stack.paths.append("")
+    outer = _core.running_module()
+    if outer is None:
+        _outermost.module, _outermost.names = module, _roots.get(module) or {}
+        _core.enter_module("")
         return
-    root = stack.root
-    assert root is not None
-    names = _roots.get(root)
-    name = None if names is None else names.get(id(module))
-    if name is None:
-        names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
-        name = names.get(id(module), f"{stack.paths[-1]}.{type(module).__name__}".lstrip("."))
-    stack.paths.append(name)
+    name = _outermost.names.get(id(module))
+    _core.enter_module(_named_anew(module, outer) if name is None else name)
+
+
+def _named_anew(module: torch.nn.Module, outer: str) -> str:
+    root = _outermost.module
+    if root is not None:
+        _outermost.names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
+    return _outermost.names.get(id(module), f"{outer}.{type(module).__name__}".lstrip("."))
 
 
 def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-    if not torch.compiler.is_compiling() and _stack.paths:
-        _stack.paths.pop()
+    if not torch.compiler.is_compiling() and _core.leave_module():
+        _outermost.module, _outermost.names = None, {}
 
 
 def plain(path: str) -> str:

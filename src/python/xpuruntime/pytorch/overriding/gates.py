@@ -4,7 +4,7 @@
 
 A gate calls the native kernel where no policy holds, and where the route of the call is known and native. Everything
 else is looked at by Python: calls that are not known yet, those that kernels of ours serve and that need more than the
-arrays, and all calls while rules ask for modules, a thread has a policy of its own, or somebody watches.
+arrays, and all calls while a thread has a policy of its own, or somebody watches.
 
 Gates before products are called by PyTorch as its own kernels are, without Python, and call the native one in the same
 way where they know a call to be native. Where that cannot be (`why_not_plain`), they call PyTorch's C functions, and
@@ -40,6 +40,7 @@ __all__ = [
     "set_policy",
     "set_watched",
     "why_no_layout",
+    "why_no_modules",
     "why_no_phases",
     "why_not_direct",
     "why_not_in_c",
@@ -50,6 +51,7 @@ _lock = threading.Lock()
 _routes: dict[Any, Any] | None = None
 _circumstances: Callable[[], tuple[str, str]] | None = None
 _phases = False
+_modules = False
 _threads = 0
 _watched = False
 
@@ -278,6 +280,12 @@ def why_no_phases() -> str:
     return find_out(_core.open_phases)
 
 
+@functools.cache
+def why_no_modules() -> str:
+    """Return why gates do not tell the module of a call by themselves in this process; empty where they do."""
+    return why_no_phases() or find_out(_core.open_modules)
+
+
 def forget() -> None:
     """Have all gates look anew which calls are native, since a route that was kept is another one now."""
     _core.forget_native_calls()
@@ -288,6 +296,7 @@ def set_policy(
     circumstances: Callable[[], tuple[str, str]] | None = None,
     *,
     phases: bool = False,
+    modules: bool = False,
 ) -> None:
     """Say what routes the policy of the process has, under which keys. ``None``: no policy.
 
@@ -296,12 +305,13 @@ def set_policy(
     routes : dict, optional
     circumstances : callable, optional
         Gives phase and module of the call that runs, where they are parts of the keys.
-    phases : bool
-        Whether of these only the phase is, so that gates tell it by themselves; only where `why_no_phases` is empty.
+    phases, modules : bool
+        Which of these are, where gates tell all that are by themselves; only where `why_no_phases` and
+        `why_no_modules` are empty.
     """
-    global _routes, _circumstances, _phases
+    global _routes, _circumstances, _phases, _modules
     with _lock:
-        _routes, _circumstances, _phases = routes, circumstances, phases
+        _routes, _circumstances, _phases, _modules = routes, circumstances, phases, modules
         _tell()
 
 
@@ -322,4 +332,4 @@ def set_watched(watched: bool) -> None:
 
 
 def _tell() -> None:
-    _core.set_gates(_routes, _watched or _threads > 0, _circumstances, _phases)
+    _core.set_gates(_routes, _watched or _threads > 0, _circumstances, _phases, _modules)

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace xpuruntime::bindings {
+
+/// What stands for the path of a module, as xpuruntime.pytorch.module_paths names it.
+using ModuleNumber = std::uint32_t;
+/// Of no module, or of one that is not known.
+constexpr ModuleNumber kNoModule = 0;
+/// Python could not be asked.
+constexpr ModuleNumber kUntoldModule = 0xFFFF'FFFF;
+
+/// Finds PyTorch's function that numbers the nodes of autograd. Returns what is against using it,
+/// or nothing. With the GIL, once open_phases has returned nothing.
+std::string open_modules();
+
+/// The forward of a module begins in this thread. With the GIL.
+void enter_module(const pybind11::str& path);
+/// It ends. Returns whether it was the outermost one, or none runs.
+bool leave_module() noexcept;
+/// The path of the innermost one that runs in this thread, or None.
+pybind11::object running_module();
+
+/// The module that the call that runs in this thread belongs to: in a forward the innermost one
+/// that runs, in a backward the one whose forward recorded the node of autograd that runs. In a
+/// forward, takes a note of the node that the call has recorded, where gradients are. Only once
+/// open_modules has returned nothing; takes the GIL itself inside of a backward.
+ModuleNumber call_module() noexcept;
+/// As call_module, also where PyTorch's functions are not found. `recorded`: whether gradients are,
+/// where PyTorch does not say it. With the GIL.
+pybind11::object call_module_path(std::optional<bool> recorded);
+/// Of a number that call_module has returned. With the GIL.
+pybind11::object module_path(ModuleNumber module);
+
+}  // namespace xpuruntime::bindings

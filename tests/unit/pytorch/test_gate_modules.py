@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Gates tell the module of a call by themselves: rules of a module hold, and Python is asked of a new call alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402 - it needs PyTorch
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.pytorch import module_paths  # noqa: E402
+from xpuruntime.pytorch.overriding import gates  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
+
+F = torch.nn.functional
+
+
+class Mixing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        q = self.inner(x).reshape(1, 2, 4, 8)
+        return F.scaled_dot_product_attention(q, q, q).reshape(8, 8)
+
+
+def stack():
+    """Modules of the same shapes: what tells their calls apart is their path."""
+    return torch.nn.Sequential(
+        *(torch.nn.Sequential(Mixing(), torch.nn.Linear(8, 8, bias=False), torch.nn.LayerNorm(8)) for _ in range(2))
+    )
+
+
+def stepping(model):
+    x = torch.randn(8, 8, requires_grad=True)
+
+    def step(recorded=True):
+        with torch.set_grad_enabled(recorded):
+            out = model(x)
+        return torch.autograd.grad(out.square().sum(), (x, *model.parameters())) if recorded else (out,)
+
+    return step
+
+
+def rules(module, **more):
+    return [
+        {"match": {"op": op, "module": module, **more}, "use": "cpu.reference"}
+        for op in ("matmul", "layer_norm", "attention")
+    ]
+
+
+def counts():
+    found = Counter()
+    for one in xrt.decisions():
+        found[one.op, one.module] += one.count
+    return found
+
+
+#: Of one step: a product and its two gradients, a norm and its gradient, an attention and its gradient.
+IN_LINEAR, IN_NORM = {("matmul", "1.1"): 3}, {("layer_norm", "1.2"): 1, ("layer_norm_backward", "1.2"): 1}
+IN_MIXING = {("attention", "1.0"): 1, ("attention_backward", "1.0"): 1, ("matmul", "1.0.inner"): 3}
+
+
+@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [("1.1", IN_LINEAR), ("1.2", IN_NORM), ("1.0*", IN_MIXING), ("1.*", IN_LINEAR | IN_NORM | IN_MIXING)],
+)
+def test_rules_of_a_module_hold_also_when_calls_of_others_are_known(module, expected):
+    step = stepping(stack())
+    wanted = step()
+    with xt.kernel_policy(rules=rules(module)):
+        for _ in range(4):
+            xrt.clear_decisions()
+            for one, other in zip(step(), wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            assert counts() == expected
+
+
+@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.parametrize("more", [{}, {"phase": "infer"}], ids=["of any phase", "of a phase"])
+def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked, more):
+    step = stepping(stack())
+    expected = step()
+    with xt.kernel_policy(rules=rules("nowhere", **more)):
+        step()  # the routes are found
+        step()  # and kept
+        assert set(asked) == {"train", "backward"}
+        first = len(asked)
+        for _ in range(3):
+            for one, other in zip(step(), expected, strict=True):
+                assert torch.equal(one, other)
+        assert len(asked) == first
+        step(recorded=False)
+        assert asked[-1] == "infer"
+
+
+@pytest.mark.usefixtures("way_to_gates")
+def test_kernels_of_ours_serve_without_python_and_their_module_is_recorded(asked):
+    step = stepping(stack())
+    expected = step(recorded=False)
+    with xt.kernel_policy(rules=rules("1.*")), torch.no_grad():
+        step(recorded=False)
+        step(recorded=False)
+        first = len(asked)
+        xrt.clear_decisions()
+        for _ in range(3):
+            torch.testing.assert_close(step(recorded=False), expected)
+        assert len(asked) == first
+        served = {("matmul", "1.0.inner"), ("attention", "1.0"), ("matmul", "1.1"), ("layer_norm", "1.2")}
+        assert counts() == dict.fromkeys(served, 3)
+
+
+def test_without_pytorchs_function_python_says_the_module_each_time(monkeypatch, asked):
+    monkeypatch.setattr(gates, "why_no_modules", lambda: "not in this test")
+    step = stepping(stack())
+    step()
+    with xt.kernel_policy(rules=rules("1.1")):
+        step()
+        step()
+        first = len(asked)
+        xrt.clear_decisions()
+        step()
+        assert len(asked) > first
+        assert counts() == IN_LINEAR
+
+
+class Pair(torch.nn.Module):
+    """Two products of which one learns nothing, and comes right after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.learning = torch.nn.Linear(8, 8, bias=False)
+        self.frozen = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+
+    def forward(self, x):
+        learnt = self.learning(x)
+        return learnt + self.frozen(x)
+
+
+def test_a_call_that_records_no_node_does_not_take_that_of_another_module():
+    pair, x = Pair(), torch.randn(8, 8)
+    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "module": "frozen"}, "use": "cpu.reference"}]):
+        for _ in range(3):
+            xrt.clear_decisions()
+            pair(x).sum().backward()
+            assert counts() == {("matmul", "frozen"): 1}
+
+
+def test_a_backward_in_another_thread_belongs_to_the_modules_of_its_forward():
+    step_model, x = stack(), torch.randn(8, 8)
+    with xt.kernel_policy(rules=rules("1.1")):
+        for _ in range(3):
+            loss = step_model(x).square().sum()
+            xrt.clear_decisions()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            assert counts() == {("matmul", "1.1"): 2}
+
+
+def test_modules_of_threads_are_their_own():
+    model, wanted = stack(), Counter()
+    barrier, errors = threading.Barrier(4), []
+
+    def work():
+        try:
+            x = torch.randn(8, 8)
+            with torch.no_grad():
+                expected = model(x)
+                for _ in range(50):
+                    barrier.wait()
+                    torch.testing.assert_close(model(x), expected)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    with xt.kernel_policy(rules=rules("1.1")):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        wanted["matmul", "1.1"] = 4 * 51
+        assert counts() == wanted
+
+
+def test_a_checkpoint_belongs_to_its_module_when_it_runs_again():
+    inner, x = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False)), torch.randn(8, 8, requires_grad=True)
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = inner
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    outer = Outer()
+    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "module": "*part.0"}, "use": "cpu.reference"}]):
+        outer(x).sum().backward()
+        assert counts()["matmul", "part.0"] >= 1
+        assert module_paths.running() == ""
+
+
+@pytest.mark.parametrize(("ahead", "known"), [((1 << 17) - 1, True), (1 << 17, False), ((1 << 17) + 1, True)])
+def test_one_node_is_forgotten_for_another_of_131072_later(ahead, known):
+    first, x = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False)), torch.randn(8, 8)
+    second = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(8, 8, bias=False))
+    more = torch.ones(1, requires_grad=True)
+    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "module": "0"}, "use": "cpu.reference"}]):
+        made = torch.autograd._get_sequence_nr()
+        loss = first(x)
+        at = loss.grad_fn._sequence_nr() - made
+        made = loss.grad_fn._sequence_nr()
+        while torch.autograd._get_sequence_nr() < made + ahead - at:
+            more * 1
+        assert second(x).grad_fn._sequence_nr() == made + ahead
+        xrt.clear_decisions()
+        loss.sum().backward()
+        assert counts() == ({("matmul", "0"): 1} if known else {})
+
+
+def test_a_model_that_has_run_is_not_kept():
+    with xt.kernel_policy(rules=rules("nowhere")):
+        model = stack()
+        model(torch.randn(8, 8))
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_forward_that_raises_leaves_no_module_behind():
+    class Raising(torch.nn.Module):
+        def forward(self, x):
+            raise LookupError("on purpose")
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Raising())
+    with xt.kernel_policy(rules=rules("nowhere")):
+        with pytest.raises(LookupError):
+            model(torch.randn(8, 8))
+        assert module_paths.running() == ""
+        assert module_paths.current() == ""
