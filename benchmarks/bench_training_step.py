@@ -8,7 +8,7 @@ All variants of one phase run in turns, in the same rounds. A policy holds proce
 after it changes, so captures under a policy have phases of their own; in each of them the capture that is written by
 hand runs too, made without a policy, and times of different phases are compared by it. Eager steps, whose host is often
 what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it. They train one
-model, so that nothing but the policy is another; those without one and under the tuned one have more rounds than others.
+model, so that nothing but the policy is another; those without one and under the tuned one have more rounds.
 """
 
 from __future__ import annotations
