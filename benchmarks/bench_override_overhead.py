@@ -216,8 +216,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"device": options.device}
+
+    def keep() -> None:
+        if options.only is None and not options.layers:
+            write(f"override_overhead_{options.device.partition(':')[0]}", result, options.out)
+
     if options.only != "steps":
         result |= {"samples_us": calls(options.device, options.rounds), "targets": TARGETS}
+        keep()
     if options.only == "steps" or (options.only is None and options.device != "cpu"):
         result |= {"step_target": STEP_TARGET, "step_samples_ms": {}}
         size = dataclasses.replace(BERT, layers=options.layers or BERT.layers)
@@ -225,9 +231,7 @@ def main() -> None:
             times = steps(options.device, size, rows, options.step_rounds, calls=5)
             result["step_samples_ms"][f"bert-{rows}x128"] = times
             _print_step(rows, times)
-    if options.only is None and not options.layers:
-        kind = options.device.partition(":")[0]
-        write(f"override_overhead_{kind}", result, options.out)
+            keep()
 
 
 def _print_step(rows: int, samples: dict[str, list[float]]) -> None:
