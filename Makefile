@@ -93,7 +93,7 @@ $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
 test: test-cpp test-python ## Run all tests that need no GPU
 
 test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
 .PHONY: $(CPP_TESTS)

@@ -6,7 +6,8 @@
 #
 #     tests/cpp/run.sh [plain] [asan] [tsan]      all three when none is named
 #
-# CUDA is left out, so the result is the same with and without nvcc. JOBS sets the number of compile jobs.
+# CUDA is left out, so the result is the same with and without nvcc. JOBS sets how many files are compiled, and how many
+# parts of the tests run, at once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,7 +18,7 @@ build_and_run() {
     -DXPURUNTIME_SANITIZE="$sanitize" >/dev/null
   cmake --build "$folder" --parallel "${JOBS:-2}"
   echo "== C++ tests, $name"
-  ctest --test-dir "$folder" --output-on-failure --no-tests=error
+  ctest --test-dir "$folder" --parallel "${JOBS:-2}" --output-on-failure --no-tests=error
 }
 
 for name in "${@:-plain asan tsan}"; do

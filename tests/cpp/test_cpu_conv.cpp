@@ -150,29 +150,32 @@ ConvOptions options(std::array<std::int32_t, 2> stride, std::array<std::int32_t,
   return out;
 }
 
-TEST(CpuConv, Conv) {
-  for (const bool last : {false, true}) {
-    const std::vector<Conv> cases = {
-        {2, 3, 9, 11, 5, 3, 3, options({1, 1}, {1, 1, 1, 1}), last},
-        {1, 4, 10, 7, 6, 3, 2, options({2, 3}, {0, 1, 2, 3}), last},
-        {1, 4, 13, 12, 6, 3, 3, options({1, 2}, {2, 0, 1, 4}, {2, 3}, 2), last},
-        {2, 6, 8, 8, 6, 3, 3, options({1, 1}, {1, 1, 1, 1}, {1, 1}, 6), last},
-        {2, 5, 7, 9, 3, 1, 1, options({1, 1}, {0, 0, 0, 0}), last},
-        {1, 6, 7, 9, 4, 1, 1, options({2, 2}, {0, 0, 0, 0}, {1, 1}, 2), last},
-        {1, 2, 1, 1, 3, 1, 1, options({1, 1}, {4, 4, 4, 4}), last},
-        {1, 1, 5, 40, 1, 5, 7, options({1, 1}, {6, 9, 6, 9}), last},
-        {0, 3, 4, 4, 2, 3, 3, options({1, 1}, {0, 0, 0, 0}), last},
-        {1, 0, 4, 4, 2, 3, 3, options({1, 1}, {0, 0, 0, 0}), last},
-        {3, 8, 30, 31, 16, 3, 3, options({1, 1}, {1, 1, 1, 1}), last},
-    };
-    for (const Conv& at : cases) {
-      for (const DType dtype : {kFp64, kFp32, kFp16, kBf16}) check_conv("cpu.reference", dtype, at);
-      for (const DType dtype : {kFp64, kFp32}) check_conv("cpu.gemm_conv", dtype, at);
-    }
+// The parameter: whether channels come last in memory.
+class CpuConvOfOrder : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Both, CpuConvOfOrder, ::testing::Bool());
+
+TEST_P(CpuConvOfOrder, Conv) {
+  const bool last = GetParam();
+  const std::vector<Conv> cases = {
+      {2, 3, 9, 11, 5, 3, 3, options({1, 1}, {1, 1, 1, 1}), last},
+      {1, 4, 10, 7, 6, 3, 2, options({2, 3}, {0, 1, 2, 3}), last},
+      {1, 4, 13, 12, 6, 3, 3, options({1, 2}, {2, 0, 1, 4}, {2, 3}, 2), last},
+      {2, 6, 8, 8, 6, 3, 3, options({1, 1}, {1, 1, 1, 1}, {1, 1}, 6), last},
+      {2, 5, 7, 9, 3, 1, 1, options({1, 1}, {0, 0, 0, 0}), last},
+      {1, 6, 7, 9, 4, 1, 1, options({2, 2}, {0, 0, 0, 0}, {1, 1}, 2), last},
+      {1, 2, 1, 1, 3, 1, 1, options({1, 1}, {4, 4, 4, 4}), last},
+      {1, 1, 5, 40, 1, 5, 7, options({1, 1}, {6, 9, 6, 9}), last},
+      {0, 3, 4, 4, 2, 3, 3, options({1, 1}, {0, 0, 0, 0}), last},
+      {1, 0, 4, 4, 2, 3, 3, options({1, 1}, {0, 0, 0, 0}), last},
+      {3, 8, 30, 31, 16, 3, 3, options({1, 1}, {1, 1, 1, 1}), last},
+  };
+  for (const Conv& at : cases) {
+    for (const DType dtype : {kFp64, kFp32, kFp16, kBf16}) check_conv("cpu.reference", dtype, at);
+    for (const DType dtype : {kFp64, kFp32}) check_conv("cpu.gemm_conv", dtype, at);
   }
 }
 
-TEST(CpuConv, Gradients) {
+TEST_P(CpuConvOfOrder, Gradients) {
   const auto plain = [](auto... given) {
     ConvOptions out = options(given...);
     out.activation = Activation::kNone;
@@ -180,30 +183,29 @@ TEST(CpuConv, Gradients) {
   };
   using Pair = std::array<std::int32_t, 2>;
   using Pads = std::array<std::int32_t, 4>;
-  for (const bool last : {false, true}) {
-    const std::vector<Conv> cases = {
-        {2, 3, 9, 11, 5, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
-        {1, 4, 10, 7, 6, 3, 2, plain(Pair{2, 3}, Pads{0, 1, 2, 3}), last},
-        {1, 4, 13, 12, 6, 3, 3, plain(Pair{1, 2}, Pads{2, 0, 1, 4}, Pair{2, 3}, 2), last},
-        {2, 6, 8, 8, 6, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}, Pair{1, 1}, 6), last},
-        {2, 5, 7, 9, 3, 1, 1, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
-        {1, 6, 7, 9, 4, 1, 1, plain(Pair{2, 2}, Pads{0, 0, 0, 0}, Pair{1, 1}, 2), last},
-        {1, 2, 10, 11, 3, 2, 2, plain(Pair{4, 5}, Pads{0, 0, 0, 0}), last},  // some never reached
-        {1, 2, 1, 1, 3, 1, 1, plain(Pair{1, 1}, Pads{4, 4, 4, 4}), last},
-        {1, 1, 5, 40, 1, 5, 7, plain(Pair{1, 1}, Pads{6, 9, 6, 9}), last},
-        {0, 3, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},  // weight: zeros
-        {1, 0, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
-        {3, 8, 30, 31, 16, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
-    };
-    for (const Conv& at : cases) {
-      for (const bool last_weight : {false, true}) {
-        for (const DType dtype : {kFp64, kFp32, kFp16, kBf16}) {
-          if (last_weight && dtype != kBf16) continue;  // it reads by strides alone
-          check_gradients("cpu.reference", dtype, at, last_weight);
-        }
-        for (const DType dtype : {kFp64, kFp32}) {
-          check_gradients("cpu.gemm_conv", dtype, at, last_weight);
-        }
+  const bool last = GetParam();
+  const std::vector<Conv> cases = {
+      {2, 3, 9, 11, 5, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
+      {1, 4, 10, 7, 6, 3, 2, plain(Pair{2, 3}, Pads{0, 1, 2, 3}), last},
+      {1, 4, 13, 12, 6, 3, 3, plain(Pair{1, 2}, Pads{2, 0, 1, 4}, Pair{2, 3}, 2), last},
+      {2, 6, 8, 8, 6, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}, Pair{1, 1}, 6), last},
+      {2, 5, 7, 9, 3, 1, 1, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
+      {1, 6, 7, 9, 4, 1, 1, plain(Pair{2, 2}, Pads{0, 0, 0, 0}, Pair{1, 1}, 2), last},
+      {1, 2, 10, 11, 3, 2, 2, plain(Pair{4, 5}, Pads{0, 0, 0, 0}), last},  // some never reached
+      {1, 2, 1, 1, 3, 1, 1, plain(Pair{1, 1}, Pads{4, 4, 4, 4}), last},
+      {1, 1, 5, 40, 1, 5, 7, plain(Pair{1, 1}, Pads{6, 9, 6, 9}), last},
+      {0, 3, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},  // weight: zeros
+      {1, 0, 4, 4, 2, 3, 3, plain(Pair{1, 1}, Pads{0, 0, 0, 0}), last},
+      {3, 8, 30, 31, 16, 3, 3, plain(Pair{1, 1}, Pads{1, 1, 1, 1}), last},
+  };
+  for (const Conv& at : cases) {
+    for (const bool last_weight : {false, true}) {
+      for (const DType dtype : {kFp64, kFp32, kFp16, kBf16}) {
+        if (last_weight && dtype != kBf16) continue;  // it reads by strides alone
+        check_gradients("cpu.reference", dtype, at, last_weight);
+      }
+      for (const DType dtype : {kFp64, kFp32}) {
+        check_gradients("cpu.gemm_conv", dtype, at, last_weight);
       }
     }
   }

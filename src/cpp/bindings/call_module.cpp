@@ -169,7 +169,8 @@ ModuleNumber call_module() noexcept {
 py::object call_module_path(std::optional<bool> recorded) {
   if (thread.running.empty()) return module_path(module_of_running_node());
   const ModuleNumber module = thread.running.back();
-  if (module != kNoModule && recorded.value_or(records_gradients())) note(last_node(), module);
+  const bool records = recorded ? *recorded : records_gradients();
+  if (module != kNoModule && records) note(last_node(), module);
   return module_path(module);
 }
 
