@@ -219,7 +219,8 @@ def main() -> None:
 
     def keep() -> None:
         if options.only is None and not options.layers:
-            write(f"override_overhead_{options.device.partition(':')[0]}", result, options.out)
+            kind = options.device.partition(":")[0]
+            write(f"override_overhead_{kind}", result, options.out)
 
     if options.only != "steps":
         result |= {"samples_us": calls(options.device, options.rounds), "targets": TARGETS}
