@@ -3,11 +3,14 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "bind.h"
 #include "call_module.h"
 #include "call_phase.h"
 #include "gate_state.h"
+#include "stated_call.h"
 
 namespace py = pybind11;
 
@@ -68,6 +71,18 @@ void bind_gate(py::module_& module) {
              "The path of the innermost module that runs in this thread, or None.");
   module.def("call_module", call_module_path, py::arg("recorded") = py::none(),
              "The path of the module that the call that runs in this thread belongs to.");
+  module.def(
+      "enter_call",
+      [](std::string_view phase, const std::optional<py::str>& path, bool records) {
+        const ModuleNumber within = path ? compiled_module(*path, records) : kNoModule;
+        enter_call({phase_of(phase), within});
+      },
+      py::arg("phase"), py::arg("path"), py::arg("records"),
+      "A call begins whose phase and module are stated.");
+  module.def("leave_call", leave_call, "It ends.");
+  module.def(
+      "stated_phase", [] { return phase_name(stated_call().phase); },
+      "The phase that is stated for the call that runs in this thread; empty where none is.");
   module.def("forget_native_calls", forget_native_calls,
              "Have gates look anew which calls are native.");
 }

@@ -5,9 +5,13 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "call_phase.h"
+#include "stated_call.h"
 #include "torch_shim.h"
 
 namespace py = pybind11;
@@ -64,6 +68,32 @@ Paths& paths() {
     return made;
   }();
   return *instance;
+}
+
+ModuleNumber module_number(const py::str& path) {
+  Paths& known = paths();
+  PyObject* number = PyDict_GetItemWithError(known.numbers.ptr(), path.ptr());
+  if (number == nullptr) {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    const py::int_ next(known.texts.size());
+    known.texts.append(path);
+    known.numbers[path] = next;
+    number = PyDict_GetItemWithError(known.numbers.ptr(), path.ptr());
+  }
+  return static_cast<ModuleNumber>(PyLong_AsUnsignedLong(number));
+}
+
+// Of a module inside of another one.
+ModuleNumber joined(ModuleNumber outer, ModuleNumber inner) {
+  static auto* const known = new std::map<std::pair<ModuleNumber, ModuleNumber>, ModuleNumber>;
+  if (outer == kNoModule || inner == kNoModule) return outer + inner;
+  const auto [found, is_new] = known->try_emplace({outer, inner}, kNoModule);
+  if (is_new) {
+    const std::string path =
+        module_path(outer).cast<std::string>() + "." + module_path(inner).cast<std::string>();
+    found->second = module_number(path);
+  }
+  return found->second;
 }
 
 PyObject* imported(const char* name, const char* module = "torch._C") {
@@ -126,18 +156,7 @@ std::string open_modules() {
   return "";
 }
 
-void enter_module(const py::str& path) {
-  Paths& known = paths();
-  PyObject* number = PyDict_GetItemWithError(known.numbers.ptr(), path.ptr());
-  if (number == nullptr) {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    const py::int_ next(known.texts.size());
-    known.texts.append(path);
-    known.numbers[path] = next;
-    number = PyDict_GetItemWithError(known.numbers.ptr(), path.ptr());
-  }
-  thread.running.push_back(static_cast<ModuleNumber>(PyLong_AsUnsignedLong(number)));
-}
+void enter_module(const py::str& path) { thread.running.push_back(module_number(path)); }
 
 bool leave_module() noexcept {
   if (!thread.running.empty()) thread.running.pop_back();
@@ -150,6 +169,7 @@ py::object running_module() {
 }
 
 ModuleNumber call_module() noexcept {
+  if (const ModuleNumber stated = stated_call().module; stated != kNoModule) return stated;
   if (!thread.running.empty()) {
     const ModuleNumber module = thread.running.back();
     const NextNumber next = next_number.load(std::memory_order_acquire);
@@ -167,6 +187,9 @@ ModuleNumber call_module() noexcept {
 }
 
 py::object call_module_path(std::optional<bool> recorded) {
+  if (const ModuleNumber stated = stated_call().module; stated != kNoModule) {
+    return module_path(stated);
+  }
   if (thread.running.empty()) return module_path(module_of_running_node());
   const ModuleNumber module = thread.running.back();
   const bool records = recorded ? *recorded : records_gradients();
@@ -175,5 +198,14 @@ py::object call_module_path(std::optional<bool> recorded) {
 }
 
 py::object module_path(ModuleNumber module) { return paths().texts[module]; }
+
+ModuleNumber compiled_module(const py::str& path, bool records) {
+  const ModuleNumber inner = module_number(path);
+  if (thread.running.empty()) return joined(module_of_running_node(), inner);
+  const ModuleNumber outer = thread.running.back();
+  // PyTorch makes the node of compiled code before it runs its forward.
+  if (records) note(last_node(), outer);
+  return joined(outer, inner);
+}
 
 }  // namespace xpuruntime::bindings

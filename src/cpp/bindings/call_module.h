@@ -28,15 +28,20 @@ bool leave_module() noexcept;
 /// The path of the innermost one that runs in this thread, or None.
 pybind11::object running_module();
 
-/// The module that the call that runs in this thread belongs to: in a forward the innermost one
-/// that runs, in a backward the one whose forward recorded the node of autograd that runs. In a
-/// forward, takes a note of the node that the call has recorded, where gradients are. Only once
-/// open_modules has returned nothing; takes the GIL itself inside of a backward.
+/// The module that the call that runs in this thread belongs to: the stated one, else in a forward
+/// the innermost one that runs, in a backward the one whose forward recorded the node of autograd
+/// that runs. In a forward, takes a note of the node that the call has recorded, where gradients
+/// are. Only once open_modules has returned nothing; takes the GIL itself inside of a backward.
 ModuleNumber call_module() noexcept;
 /// As call_module, also where PyTorch's functions are not found. `recorded`: whether gradients are,
 /// where PyTorch does not say it. With the GIL.
 pybind11::object call_module_path(std::optional<bool> recorded);
 /// Of a number that call_module has returned. With the GIL.
 pybind11::object module_path(ModuleNumber module);
+
+/// A module of compiled code, by its path from the one whose compiled code runs: in a forward the
+/// innermost one that runs, in a backward the one that ran where that forward did. `records`:
+/// whether a forward runs whose compiled backward will ask, so that a note is taken. With the GIL.
+ModuleNumber compiled_module(const pybind11::str& path, bool records);
 
 }  // namespace xpuruntime::bindings

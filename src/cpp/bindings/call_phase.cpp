@@ -2,6 +2,10 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "call_phase.h"
 
+#include <array>
+#include <stdexcept>
+
+#include "stated_call.h"
 #include "torch_shim.h"
 
 namespace xpuruntime::bindings {
@@ -32,6 +36,7 @@ std::string open_phases() {
 }
 
 CallPhase call_phase() noexcept {
+  if (const CallPhase stated = stated_call().phase; stated != CallPhase::kUnknown) return stated;
   if (functions.graph_task == nullptr) return CallPhase::kUnknown;
   if (functions.records_gradients()) return CallPhase::kTrain;
   return runs_backward() ? CallPhase::kBackward : CallPhase::kInfer;
@@ -53,6 +58,16 @@ std::string_view phase_name(CallPhase phase) noexcept {
       break;
   }
   return "";
+}
+
+CallPhase phase_of(std::string_view name) {
+  constexpr std::array kPhases = {CallPhase::kUnknown, CallPhase::kTrain, CallPhase::kBackward,
+                                  CallPhase::kInfer};
+  for (const CallPhase phase : kPhases) {
+    if (phase_name(phase) == name) return phase;
+  }
+  throw std::invalid_argument("a phase is 'train', 'backward', 'infer' or '', not '" +
+                              std::string(name) + "'");
 }
 
 }  // namespace xpuruntime::bindings

@@ -15,7 +15,7 @@ enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
 /// GIL.
 std::string open_phases();
 
-/// Unknown before open_phases. Needs no GIL.
+/// The stated phase, else what PyTorch's functions tell; unknown before open_phases. Needs no GIL.
 CallPhase call_phase() noexcept;
 
 /// Whether this thread runs a backward pass; false before open_phases. Needs no GIL.
@@ -23,5 +23,7 @@ bool runs_backward() noexcept;
 
 /// The word that policies have for a phase; empty for kUnknown.
 std::string_view phase_name(CallPhase phase) noexcept;
+/// The phase of such a word; throws std::invalid_argument for another one.
+CallPhase phase_of(std::string_view name);
 
 }  // namespace xpuruntime::bindings

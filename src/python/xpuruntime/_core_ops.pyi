@@ -186,6 +186,32 @@ def call_module(recorded: bool | None = None) -> str:
     not say it.
     """
 
+def enter_call(phase: str, path: str | None, records: bool) -> None:
+    """Say that a call of compiled code begins in this thread whose phase and module are stated.
+
+    They are what `call_phase` and `call_module` return until `leave_call`, which find them for themselves where it is
+    an empty phase, or no path. Calls nest.
+
+    Parameters
+    ----------
+    phase : str
+    path : str, optional
+        From the module whose compiled code runs.
+    records : bool
+        Whether it runs in a forward that has a compiled backward, which will ask for that module.
+
+    Raises
+    ------
+    ValueError
+        There is no such phase.
+    """
+
+def leave_call() -> None:
+    """Say that it ends."""
+
+def stated_phase() -> str:
+    """Return the phase that is stated for the call that runs in this thread; empty where none is."""
+
 def forget_native_calls() -> None:
     """Have gates look anew which calls are native, since a route has changed."""
 

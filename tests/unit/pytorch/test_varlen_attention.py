@@ -182,6 +182,40 @@ def test_compiled_code_looks_the_policy_up_when_it_runs(operands):
         compiled(*operands)
 
 
+def test_rules_of_a_module_and_a_phase_in_compiled_code(operands):
+    class Attending(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v)
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Attending(), Attending()])
+
+        def forward(self, q, k, v):
+            return self.layers[1](self.layers[0](q, k, v), k, v)
+
+    torch._dynamo.reset()
+    model = Twice()
+    compiled = torch.compile(model, fullgraph=True)
+    with xt.kernel_policy(strict(rules=[{"match": {"op": "attention", "module": "layers.1"}, "use": "torch.flash"}])):
+        grads = torch.autograd.grad(compiled(*operands).sum(), operands)
+        with xt.explain() as found:
+            torch.autograd.grad(compiled(*operands).sum(), operands)
+    torch.testing.assert_close(grads, torch.autograd.grad(model(*operands).sum(), operands))
+    assert {(row.module, row.phase, row.status) for row in attention_rows(found)} == {
+        (f"layers.{index}", phase, status)
+        for index, status in enumerate(("default", "honoured"))
+        for phase in ("train", "backward")
+    }
+    refuses = {"match": {"op": "attention", "module": "layers.1", "phase": "train"}, "use": "cpu.reference"}
+    with xt.kernel_policy(strict(rules=[refuses])):
+        with torch.no_grad():
+            compiled(*operands)
+        with pytest.raises(UnsupportedOperationError, match=NO_FORM):
+            compiled(*operands)
+
+
 @pytest.mark.skipif(not hasattr(torch_varlen, "varlen_attn_out"), reason="this PyTorch has no varlen_attn_out")
 def test_the_form_that_writes_into_a_tensor(operands):
     q, k, v = (x.detach() for x in operands)

@@ -45,14 +45,19 @@ call_key = _core.call_key
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _recording: Callable[[], bool] = torch.is_grad_enabled
+_stated_phase = _core.stated_phase
 
 
 def phase() -> str:
     """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
 
-    Backward is what runs inside a backward pass with gradients off; with ``create_graph=True``, and where a checkpoint
-    computes its forward again, gradients are recorded, and the phase is ``"train"``.
+    Compiled code states it, where rules ask for it. Otherwise, backward is what runs inside a backward pass with
+    gradients off; with ``create_graph=True``, and where a checkpoint computes its forward again, gradients are
+    recorded, and the phase is ``"train"``.
     """
+    stated = _stated_phase()
+    if stated:
+        return stated
     if _recording():
         return "train"
     return "infer" if _graph_task() == -1 else "backward"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["policy_changed", "say"]
+__all__ = ["policy_changed", "say", "stated"]
 
 _TAG = "xpuruntime-"
 
+#: Inductor's setting for passes over the graphs of forward and backward, before its own.
+_PASSES = "post_grad_custom_pre_pass"
 #: Where PyTorch has what runs a package of AOTInductor.
 _PACKAGES = "torch.export.pt2_archive._package"
 
@@ -43,12 +46,13 @@ def policy_changed(held: Held | None) -> None:
     """Have code compiled from now on follow another policy, and forget what was compiled for the former.
 
     Products are looked up whenever compiled code runs, so that a policy that only says other kernels for them has
-    nothing compiled again. What a policy says of the rest is built into the code: that becomes part of the key under
-    which Inductor and AOTAutograd keep it on disk, so that no process meets the code of another policy.
+    nothing compiled again, unless its rules ask for what the code has to state of itself. What a policy says of the
+    rest is built into the code: that becomes part of the key under which Inductor and AOTAutograd keep it on disk, so
+    that no process meets the code of another policy.
     """
     global _last
     built_in = "" if held is None else _built_in(held.policy)
-    depends = (built_in, *(() if held is None else (held.strict, held.ops - {"matmul"}, "matmul" in held.ops)))
+    depends = (built_in, *(() if held is None else (held.strict, held.ops, *stated(held).items())))
     with _lock:
         if held is None:
             while _watched:
@@ -82,6 +86,12 @@ def _built_in(policy: Policy) -> str:
     return json.dumps(rest, sort_keys=True)
 
 
+def stated(held: Held) -> dict[str, tuple[bool, bool]]:
+    """Return the operations whose calls in compiled code have to state their phase or module, and whether each does."""
+    asked = {op: (held.names_phases(op), held.names_modules(op)) for op in sorted(held.ops)}
+    return {op: flags for op, flags in asked.items() if any(flags)}
+
+
 def say(escapes: list[Escape], held: Held) -> None:
     """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
     fresh = [escape for escape in dict.fromkeys(escapes) if (held.number, escape) not in _said]
@@ -97,9 +107,17 @@ def say(escapes: list[Escape], held: Held) -> None:
 
 
 class _Watched:
-    """A function of PyTorch's, with ours around it until `remove`."""
+    """A function of PyTorch's, with ours around it until `remove`.
 
-    def __init__(self, owner: Any, name: str, check: Callable[..., None]) -> None:
+    Parameters
+    ----------
+    owner, name
+        Where it is.
+    check : callable
+        Called with the policy and the arguments, before it. What it returns stands for the first argument, if anything.
+    """
+
+    def __init__(self, owner: Any, name: str, check: Callable[..., Any]) -> None:
         self._owner = owner
         self._name = name
         self._before = before = getattr(owner, name)
@@ -109,9 +127,8 @@ class _Watched:
             from xpuruntime.pytorch.held import current
 
             held = current()
-            if held is not None:
-                check(held, *args, **kwargs)
-            return before(*args, **kwargs)
+            first = None if held is None else check(held, *args, **kwargs)
+            return before(*args, **kwargs) if first is None else before(first, *args[1:], **kwargs)
 
         self._ours = around
         setattr(owner, name, around)
@@ -141,10 +158,22 @@ def _watch_packages(module: Any) -> None:
         _watched.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
 
 
-def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any) -> None:
+def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any) -> Any:
+    """Return the compiler to take instead, whose code states what rules ask for."""
     del args
     options = {**wrapper.config, **(more.get("config_patches") or {})}
     say([*escapes_of_settings(held, options), *escapes_of_graph(held, graph)], held)
+    asked = stated(held)
+    if not asked:
+        return None
+    from torch._inductor import config
+
+    from xpuruntime.pytorch.compiled_calls import Stating
+
+    earlier = options.get(_PASSES, getattr(config, _PASSES))
+    other = copy.copy(wrapper)
+    other.config = {**wrapper.config, _PASSES: Stating(asked, graph, earlier)}
+    return other
 
 
 def _check_aot(held: Held, graph: Any, *args: Any, options: Mapping[str, Any] | None = None, **more: Any) -> None:

@@ -64,6 +64,13 @@ _FLAG = "need_weights"
 _NEED_WEIGHTS_AT = list(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters).index(_FLAG)
 _SOFTMAX = "with need_weights=True, nn.MultiheadAttention multiplies and takes a softmax instead of calling attention"
 _NO_WEIGHTS = "state need_weights=False, or add a rule for this module with use: torch"
+_SHARED = (
+    "which kernel serves is built into compiled code, and PyTorch runs the code of one module for others of its class,"
+    " whose path is another"
+)
+_WHOLE = "compile the model around it instead, or let the rule ask for no module"
+#: Functions of attention as Dynamo calls them, whose kernel is built into compiled code.
+_ATTENTION = frozenset(("scaled_dot_product_attention", "flex_attention"))
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
 
 
@@ -178,11 +185,14 @@ def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
     """Return what escapes of a graph that Dynamo has captured."""
     found = []
     flex = "flex_options" in held.overrides and not flex_options_are_ours()
+    shared = held.names_modules("attention") and module_paths.is_one_of_many()
     for node in getattr(getattr(graph, "graph", None), "nodes", ()):
         name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
         if flex and name == "flex_attention":
             fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
             found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
+        if shared and name in _ATTENTION:
+            found.append(Escape("attention", f"attention in {module_paths.running()}", _SHARED, _WHOLE))
         if _returns_weights(name, node) and (refused := _with_weights(held, node)) is not None:
             found.append(refused)
         if name in _LAYERS and _hides_products(held, name, node):
@@ -196,8 +206,7 @@ def _hides_products(held: Held, layer: str, node: Any) -> bool:
         return False
     results = node.meta.get("example_value")
     like, *states = results if isinstance(results, tuple) else (results,)
-    # Of products in compiled code, the module that was called is known, and none inside.
-    asked = _asked(held, "matmul", module_paths.running(), like)
+    asked = _asked(held, "matmul", _module_of(node), like)
     # The output of an LSTM is as wide as its cells, unless it projects.
     projects = layer == "lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
     return any(means_more("matmul", words) for words in asked) and _is_one_kernel(layer, like, projects=projects)
@@ -220,12 +229,16 @@ def _with_weights(held: Held, node: Any) -> Escape | None:
         return None
     value = node.meta.get("example_value")
     like = value[0] if isinstance(value, tuple) else value
-    stack = node.meta.get("nn_module_stack")
-    module = module_paths.of_stack(stack) if stack else module_paths.running()
+    module = _module_of(node)
     for words in _asked(held, "attention", module, like):
         if all(WITH_WEIGHTS.reason_against(word) for word in words):
             return Escape("attention", module or str(node.name), _SOFTMAX, _NO_WEIGHTS)
     return None
+
+
+def _module_of(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack")
+    return module_paths.of_stack(stack) if stack else module_paths.running()
 
 
 def flex_options_are_ours() -> bool:

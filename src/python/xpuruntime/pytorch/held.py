@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from xpuruntime import _core
-    from xpuruntime.policies import Policy
+    from xpuruntime.policies import KernelRule, Policy
     from xpuruntime.pytorch.attention.entries import EntryPoint
 
 __all__ = ["Held", "current", "forget_tuned", "holding", "set_global", "version"]
@@ -80,9 +80,8 @@ class Held:
         self.keys: dict[str, str] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
-        rules = [rule for rule in kernels.rules if rule.use is not None]
-        self.by_phase = any(rule.match.phase is not None for rule in rules)
-        self.by_module = any(rule.match.module is not None or rule.match.node is not None for rule in rules)
+        self.by_phase = self.names_phases()
+        self.by_module = self.names_modules()
         self.by_call = self.by_phase or self.by_module
         untold = (self.by_phase and gates.why_no_phases()) or (self.by_module and gates.why_no_modules())
         self.in_gates = not untold
@@ -115,6 +114,18 @@ class Held:
         if words is None:
             return self.tunes
         return not settled_by_switches(self.policy, op)
+
+    def names_phases(self, op: str | None = None) -> bool:
+        """Say whether a rule asks for the phase of a call: of an operation, or of any."""
+        return any(rule.match.phase is not None for rule in self._rules(op))
+
+    def names_modules(self, op: str | None = None) -> bool:
+        """Say whether a rule asks for the module of a call: of an operation, or of any."""
+        return any(rule.match.module is not None or rule.match.node is not None for rule in self._rules(op))
+
+    def _rules(self, op: str | None) -> list[KernelRule]:
+        rules = self.policy.kernels.rules
+        return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in (None, op))]
 
     def _words(self, op: str) -> frozenset[str]:
         kernels = self.policy.kernels

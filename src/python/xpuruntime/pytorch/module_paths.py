@@ -20,7 +20,10 @@ from xpuruntime import _core
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["current", "give_back", "in_dynamo", "inside", "of_stack", "plain", "require", "running", "traced"]
+__all__ = [
+    "current", "give_back", "in_dynamo", "inside", "is_one_of_many", "of_stack", "plain", "require", "running",
+    "traced",
+]  # fmt: skip
 
 #: Prefixes that wrappers put before the names of the model's own modules.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -104,18 +107,35 @@ def in_dynamo() -> str:
     return of_stack(stack) if stack else running()
 
 
-def of_stack(stack: Mapping[str, Any]) -> str:
-    """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced."""
+def of_stack(stack: Mapping[str, Any], within: str | None = None) -> str:
+    """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced.
+
+    Parameters
+    ----------
+    stack : mapping
+    within : str, optional
+        Path of the module that ran when it was traced; default: of the one that runs now.
+    """
     first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
     inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
     inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")
-    return f"{running()}.{plain(inner)}".strip(".")
+    return f"{running() if within is None else within}.{plain(inner)}".strip(".")
 
 
 def running() -> str:
     """Return the path of the innermost module that runs in this thread, and take no note of it; empty: none runs."""
     return _core.running_module() or ""
+
+
+def is_one_of_many() -> bool:
+    """Say whether the module that runs in this thread has others of its class around it, in the outermost one."""
+    root, path = _outermost.module, running()
+    if root is None or not path:
+        return False
+    modules = [(plain(name), type(part)) for name, part in root.named_modules()]
+    kinds = [kind for name, kind in modules if name == path]  # wrappers have the path of what they hold
+    return any(name != path and kind is kinds[-1] for name, kind in modules) if kinds else False
 
 
 class inside:  # noqa: N801 - used like a function

@@ -83,8 +83,11 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
 
     with _lock:
         before = _in_force
-        # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it.
+        # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it,
+        # and code that Dynamo has compiled is compiled again for other hooks of modules.
         kept = () if before is None else registry.require(before.held.overrides)
+        if follows := before is not None and before.held.by_module:
+            module_paths.require()
         if before is not None:
             # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
             holds.set_global(None)
@@ -101,6 +104,8 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
             raise
         finally:
             registry.give_back(kept)
+            if follows:
+                module_paths.give_back()
         holds.set_global(None if _in_force is None else _in_force.held)
         policy_changed(None if _in_force is None else _in_force.held)
         return before
