@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.pytorch import tuning
 from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.ops import fused_attention
 from xpuruntime.pytorch.overriding.registry import installed
@@ -357,6 +358,28 @@ def test_best_performance_measures_and_stays_right():
     assert_as_good_as(first, natively, truth)
     assert_as_good_as(second, natively, truth)
     assert chosen().get("attention", set()) <= set(OURS)
+
+
+@pytest.mark.parametrize("kernel", ["torch.flash", "torch.efficient"])
+def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, tmp_path, monkeypatch):
+    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
+    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(tuning, "_store_is_open", False)
+    real = tuning._measure
+
+    def measure(candidates, *rest):
+        found = real(candidates, *rest)
+        assert kernel in found  # PyTorch's own choice is cuDNN here
+        return {name: time if name == kernel else time + 1e6 for name, time in found.items()}
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    tensors = operands()
+    natively, truth = gradients(tensors, is_causal=True), exact(tensors, is_causal=True)
+    with xt.kernel_policy(attention="auto", auto_strategy="best_performance"):
+        for _ in range(2):
+            assert_as_good_as(gradients(tensors, is_causal=True), natively, truth)
+        out = sdpa(*(x.detach().requires_grad_() for x in tensors), is_causal=True)
+    assert out.grad_fn.name() == NODES[kernel]
 
 
 def test_ours_in_pytorchs_registry_of_flash_attention():

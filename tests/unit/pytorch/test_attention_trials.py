@@ -12,6 +12,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.pytorch import tuning  # noqa: E402
+from xpuruntime.pytorch.attention import call as attention_call  # noqa: E402
 from xpuruntime.pytorch.attention import trials  # noqa: E402
 from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
 from xpuruntime.pytorch.held import current  # noqa: E402
@@ -92,3 +93,66 @@ def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(tmp_pa
         F.scaled_dot_product_attention(q, k, v).sum().backward()
     assert len(gradients) > 1
     assert set(gradients) == {1}
+
+
+@pytest.fixture
+def unfused_is_fastest(tmp_path, monkeypatch):
+    """PyTorch's unfused attention is a candidate here, which it is not otherwise, and the fastest."""
+    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
+    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(tuning, "_store_is_open", False)
+    monkeypatch.setattr(attention_call, "others_of_pytorch", lambda _: ["torch.math"])
+    real = tuning._measure
+
+    def measure(candidates, device, eager, passes):
+        real(candidates, device, eager, passes)
+        assert "torch.math" not in passes  # its gradient goes no way of ours
+        return {name: 1.0 if name == "torch.math" else 9.0 for name, _ in candidates}
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+
+
+def observed(run):
+    """The kernel that was chosen in the forward, and whether it was the unfused one that ran."""
+    with xt.explain() as found:
+        run()
+    (row,) = (row for row in found.rows if row.op == "attention" and row.phase == "train")
+    return row.resolved, "math" in " ".join(row.observed)
+
+
+@pytest.mark.usefixtures("unfused_is_fastest")
+def test_another_kernel_of_pytorch_serves_where_it_is_the_fastest():
+    q, k, v = operands(True)
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+
+    def run():
+        found = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+        torch.testing.assert_close(found, expected)
+
+    with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
+        run()
+        assert observed(run) == ("torch.math", True)
+        run()  # gates know it as no bare call of PyTorch's
+        assert observed(run) == ("torch.math", True)
+        torch.backends.cuda.enable_math_sdp(False)
+        try:
+            assert observed(run)[1] is False  # what the program has switched off stays so
+        finally:
+            torch.backends.cuda.enable_math_sdp(True)
+
+
+def test_the_candidates_are_what_can_serve_is_not_chosen_and_not_switched_off(monkeypatch):
+    call = AttentionCall(*operands(True), needs_grad=True)
+    assert attention_call.others_of_pytorch(call) == []  # on the CPU PyTorch chooses flash, and has no other
+    real = torch._fused_sdp_choice
+
+    def unfused(*args, **more):  # where it can
+        return 0 if torch.backends.cuda.math_sdp_enabled() else real(*args, **more)
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", unfused)
+    assert attention_call.others_of_pytorch(call) == ["torch.flash"]
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        assert attention_call.others_of_pytorch(call) == []
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)

@@ -143,9 +143,13 @@ def test_one_module_has_rules_for_each_phase():
     assert found["addmm", "0", "train"] == found["mm", "0", "backward"] == "torch.mm"
 
 
-def test_modules_that_share_compiled_code_have_their_own_rules():
+@pytest.mark.parametrize("by_method", [False, True])
+def test_modules_that_share_compiled_code_have_their_own_rules(by_method):
     blocks = [Block() for _ in range(3)]
-    model = torch.nn.Sequential(*(torch.compile(block, fullgraph=True) for block in blocks))
+    if by_method:
+        for block in blocks:
+            block.compile(fullgraph=True)
+    model = torch.nn.Sequential(*(block if by_method else torch.compile(block, fullgraph=True) for block in blocks))
     x = torch.randn(8, 8, requires_grad=True)
     before = graphs()
     with xt.kernel_policy(strict(rule(module="1.inner"), rule(module="2.norm"))):

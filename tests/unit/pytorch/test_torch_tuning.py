@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -44,9 +45,9 @@ def takes(monkeypatch, **microseconds):
     asked = []
     real = tuning._measure
 
-    def measure(candidates, device, eager, calls_of_ours):
+    def measure(candidates, device, eager, passes):
         asked.append([name for name, _ in candidates])
-        times = real(candidates, device, eager, calls_of_ours)  # which runs them
+        times = real(candidates, device, eager, passes)  # which runs them
         return {name: microseconds["ours" if name == "auto" else "native"] for name in times}
 
     monkeypatch.setattr(tuning, "_measure", measure)
@@ -172,7 +173,7 @@ def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(
 def test_a_gradient_goes_the_way_twice(monkeypatch):
     times = {"torch.mm": (100.0, 20.0), "auto": (60.0, 20.0)}
     assert chosen(monkeypatch, times, eager=True) == "auto"
-    assert chosen(monkeypatch, times, eager=True, calls_of_ours=2) == "torch.mm"
+    assert chosen(monkeypatch, times, eager=True, passes={"auto": 2}) == "torch.mm"
 
 
 @pytest.mark.parametrize(("native", "ours", "kernel"), [(9.0, 1.0, "torch.mm"), (90.0, 60.0, "auto")])
@@ -181,18 +182,24 @@ def test_on_the_cpu_a_few_microseconds_do_not_pay_for_the_way(native, ours, kern
     assert chosen(monkeypatch, times, eager=True, device=CPU) == kernel
 
 
-def chosen(monkeypatch, times, *, eager, calls_of_ours=1, device=CUDA):
+def test_a_measured_kernel_that_is_no_candidate_any_more_is_out():
+    both = [("torch.mm", lambda: time.sleep(0.002)), ("auto", lambda: None)]
+    assert tuning.pick("matmul", "fewer", both, CPU) == "auto"
+    assert tuning.pick("matmul", "fewer", both[:1], CPU) == "torch.mm"
+
+
+def chosen(monkeypatch, times, *, eager, passes=None, device=CUDA):
     """Return what is chosen where calls take these microseconds of the host and of the device."""
     monkeypatch.setattr(tuning, "_time_cuda", lambda run, _: times[run()])
     monkeypatch.setattr(tuning, "_time_host", lambda run: times[run()][0])
     candidates = [(name, lambda name=name: name) for name in times]
-    return tuning._best(tuning._measure(candidates, device, eager, calls_of_ours), "torch.mm")
+    return tuning._best(tuning._measure(candidates, device, eager, passes or {}), "torch.mm")
 
 
 def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     runs = []
 
-    def measure(candidates, device, eager, calls_of_ours):
+    def measure(candidates, device, eager, passes):
         runs.append(eager)
         return {"torch.mm": 10.0, "auto": 20.0 if eager else 1.0}
 

@@ -16,6 +16,7 @@ from torch.fx import traceback
 from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
+from xpuruntime.pytorch.overriding.native import leave_alone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,6 +183,11 @@ def _named_anew(module: torch.nn.Module, outer: str) -> str:
 def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
     if not torch.compiler.is_compiling() and _core.leave_module():
         _outermost.module, _outermost.names = None, {}
+
+
+# Of a module that `.compile()` has compiled, Dynamo runs the hooks by themselves, and would compile them by themselves.
+for _hook in (_enter, _leave):
+    leave_alone(_hook.__code__)
 
 
 def plain(path: str) -> str:

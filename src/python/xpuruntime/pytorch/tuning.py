@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from xpuruntime.pytorch.routing import Route
 from xpuruntime.runtime import marks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from xpuruntime.ops.ambient import Place
@@ -36,7 +37,7 @@ _WAY = {"cpu": 10.0, "cuda": 25.0}
 #: surely wait for the device: the operations beside them, casts and additions, need the host more than the device.
 _AHEAD = 4.0
 #: Another word whenever what is measured is another, so that times of before are not taken for it.
-_METHOD = "5"
+_METHOD = "6"
 #: Seconds that the measuring of one candidate may take in a turn, and the fewest and most launches of it.
 _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
@@ -154,7 +155,12 @@ def settle(
 
 
 def pick(
-    op: str, key: str, candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, *, calls_of_ours: int = 1
+    op: str,
+    key: str,
+    candidates: Sequence[tuple[str, Callable[[], Any]]],
+    device: Any,
+    *,
+    passes: Mapping[str, int] = MappingProxyType({}),
 ) -> str | None:
     """Return the id of the fastest candidate, measured once for each kind of call and kept on disk.
 
@@ -170,8 +176,9 @@ def pick(
         or `InputError` is out.
     device : torch.device
         Where the operands are.
-    calls_of_ours : int
-        How many calls of kernels a candidate that is not PyTorch's own is: 2 with a gradient.
+    passes : mapping of str to int
+        How often the way through a policy is gone for a candidate other than the first, where that is not once: 2 for a
+        kernel of ours with its gradient.
 
     Returns
     -------
@@ -186,8 +193,8 @@ def pick(
     two where PyTorch's own kernel keeps the device for more than four times as long as the host. Otherwise a step may
     wait for the host, where a kernel that is faster on the device alone gains nothing: they cost the host's time, and
     what a kernel keeps the device for longer than PyTorch's own.
-    To the host's time of others than PyTorch's own, 25 microseconds are added for each call, or 10 on the CPU, which
-    they cost more in a step than here.
+    To the host's time of others than PyTorch's own choice, 25 microseconds are added for each pass, or 10 on the CPU,
+    which they cost more in a step than here.
     Results are kept in the file of `xpuruntime.ops.tuning_cache`, for this device and these versions of PyTorch, its
     libraries and this one.
     """
@@ -208,12 +215,13 @@ def pick(
                         marks.mark("tuning", f"{op}: {key}", candidates=names),
                         torch.profiler.record_function(marks.TUNING),
                     ):
-                        times = _known[mark] = _measure(candidates, device, mark[2], calls_of_ours)
+                        times = _known[mark] = _measure(candidates, device, mark[2], passes)
                 finally:
                     _here.measuring = False
                 _keep(mark, times)
     _known[mark] = times
-    return _best(times, candidates[0][0])
+    can = {name for name, _ in candidates}  # another process may have had more
+    return _best({name: time for name, time in times.items() if name in can}, candidates[0][0])
 
 
 def measured(op: str, key: str, device: Any) -> tuple[tuple[str, float], ...]:
@@ -233,7 +241,7 @@ def _best(times: dict[str, float], native: str) -> str:
 
 
 def _measure(
-    candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, eager: bool, calls_of_ours: int
+    candidates: Sequence[tuple[str, Callable[[], Any]]], device: Any, eager: bool, passes: Mapping[str, int]
 ) -> dict[str, float]:
     """Return the microseconds of each candidate that can serve."""
     working: list[tuple[str, Callable[[], Any]]] = []
@@ -252,12 +260,18 @@ def _measure(
             hosts[name] = min(host, hosts.get(name, host))
             devices[name] = min(on_device, devices.get(name, on_device))
     native = candidates[0][0]
-    return _costs(hosts, devices, native, _WAY[device.type] * calls_of_ours) if eager else devices
+    if not eager:
+        return devices
+    way = _WAY[device.type]
+    paid = {name: host + (way * passes.get(name, 1) if name != native else 0.0) for name, host in hosts.items()}
+    return _costs(hosts, devices, native, paid)
 
 
-def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, way: float) -> dict[str, float]:
-    """Return what each candidate costs an eager step, of microseconds of the host and of the device."""
-    paid = {name: host + (way if name != native else 0.0) for name, host in hosts.items()}
+def _costs(hosts: dict[str, float], devices: dict[str, float], native: str, paid: dict[str, float]) -> dict[str, float]:
+    """Return what each candidate costs an eager step, of microseconds of the host and of the device.
+
+    `paid` are those of the host with what the way to a candidate costs a step beside them.
+    """
     if native in hosts and devices[native] < _AHEAD * hosts[native]:
         return {name: paid[name] + max(0.0, devices[name] - devices[native]) for name in hosts}
     return {name: max(paid[name], devices[name]) for name in hosts}

@@ -14,7 +14,7 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.attention import trials
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, reason_against, whole
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, reason_against, whole
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
 
@@ -202,7 +202,7 @@ def find_route(
         if route.open:
             return _settle(held, key, route, call, natively, exact, {word for word, _ in skip})
         if route.place is None:
-            reason, word = _reason_against_native(route, call), _word_of(route)
+            reason, word = reason_against_native(route.kernel, call), _word_of(route)
         else:
             reason, word = call.unfit or reason_against_ours(route.kernel, call, exact), route.kernel
         if not reason or not word:
@@ -226,13 +226,14 @@ def _word_of(route: Route) -> str:
     return next((word for word in route.asked if word not in passed and words.get(word) == route.kernel), "")
 
 
-def _reason_against_native(route: Route, call: AttentionCall) -> str:
-    if route.kernel not in BACKENDS:
+def reason_against_native(kernel: str, call: AttentionCall) -> str:
+    """Return why a kernel of PyTorch's cannot serve a call; empty where it can, or it is whatever PyTorch chooses."""
+    if kernel not in BACKENDS:
         return ""
     if call.backward and call.dropout_p > 0:
         return "with dropout, the gradient is by the kernel of the forward"
     return reason_against(
-        route.kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
+        kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
         scale=call.scale, enable_gqa=call.enable_gqa,
     )  # fmt: skip
 
@@ -308,32 +309,35 @@ def _settle(
 ) -> Route:
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
 
-    A call with dropout stays PyTorch's.
+    Among kernels of ours, and those that PyTorch has beside its own choice. A call with dropout stays PyTorch's.
     """
-    ours = [] if call.unfit or call.dropout_p > 0 else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
+    fixed = bool(call.unfit) or call.dropout_p > 0
+    ours = [] if fixed else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
+    others = [] if fixed or call.backward else others_of_pytorch(call)
     best: str | None = route.kernel
     times: tuple[tuple[str, float], ...] = ()
     if call.backward:  # of a graph that has our operator: the forward is done
         best = ours[0] if ours else route.kernel
-    elif ours:
+    elif ours or others:
         places = {
             id_: held.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in ours
         }
         candidates = [(route.kernel, lambda: trials.natively(call, natively))]
+        candidates += [(id_, lambda id_=id_: trials.by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
         candidates += [
             (id_, lambda place=place: trials.ours(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"
-        calls_of_ours = 2 if call.needs_grad else 1
-        best = tuning.pick("attention", text, candidates, call.q.device, calls_of_ours=calls_of_ours)
+        passes = dict.fromkeys(ours, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
+        best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
         times = tuning.measured("attention", text, call.q.device)
     if best is None:
         held.keep(key, None)
         return route
     place = None
-    if best != route.kernel:
+    if best in ours:
         place = held.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     found = Route(
         "attention", route.asked, route.source, best, place=place, passed_over=route.passed_over, module=route.module,
@@ -341,6 +345,19 @@ def _settle(
     )  # fmt: skip
     held.keep(key, found)
     return found
+
+
+def others_of_pytorch(call: AttentionCall) -> list[str]:
+    """Return the kernels of PyTorch's that can serve a call beside the one that it chooses, but for the unfused one.
+
+    That one keeps the weights of all pairs, so that a long call could not even be measured. What is switched off in
+    PyTorch is left out.
+    """
+    own = torch._fused_sdp_choice(
+        call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+    )
+    rest = (id_ for id_, number in BACKENDS.items() if id_ != "torch.math" and number != own and is_enabled(id_))
+    return [id_ for id_ in rest if not reason_against_native(id_, call)]
 
 
 def _ours_for(call: AttentionCall, exact: bool) -> list[str]:

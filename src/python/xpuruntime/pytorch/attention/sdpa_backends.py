@@ -21,6 +21,7 @@ __all__ = [
     "Settings",
     "by_backend",
     "give_back",
+    "is_enabled",
     "kernels_in",
     "read",
     "reason_against",
@@ -118,6 +119,11 @@ def give_back(before: Settings, ours: Settings) -> None:
 def _enable(enabled: Iterable[bool]) -> None:
     for set_one, value in zip(_SETTERS, enabled, strict=True):
         set_one(value)
+
+
+def is_enabled(kernel: str) -> bool:
+    """Say whether PyTorch's switches let it choose a kernel, a key of `BACKENDS`."""
+    return bool(_GETTERS[BACKENDS[kernel]]())
 
 
 def kernels_in(operators: Iterable[str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""One call of attention by PyTorch's kernel or by one of ours, to be measured: with its gradient where that is due."""
+"""One call of attention by a kernel of PyTorch's or of ours, to be measured: with its gradient where that is due."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 
 from xpuruntime import _core
+from xpuruntime.pytorch.attention import sdpa_backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +20,22 @@ if TYPE_CHECKING:
     from xpuruntime.ops.ambient import Place
     from xpuruntime.pytorch.attention.call import AttentionCall
 
-__all__ = ["natively", "ours"]
+__all__ = ["by_backend", "natively", "ours"]
 
 
 def natively(call: AttentionCall, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, PyTorch's own choice."""
     _with_gradient(call, run)
+
+
+def by_backend(call: AttentionCall, kernel: str, run: Callable[[], Tensor]) -> None:
+    """Do a call by `run`, where PyTorch can choose nothing but one of its kernels."""
+
+    def by_this_one() -> Tensor:
+        with sdpa_backends.by_backend(kernel):
+            return run()
+
+    _with_gradient(call, by_this_one)
 
 
 def ours(call: AttentionCall, place: Place, operands: tuple[Tensor, Tensor, Tensor]) -> None:

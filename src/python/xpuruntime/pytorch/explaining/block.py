@@ -22,6 +22,7 @@ from xpuruntime.pytorch.explaining.recorder import CallRecorder
 from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding import registry
+from xpuruntime.pytorch.overriding.native import never_compiled
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -166,3 +167,6 @@ def _module_ranges() -> list[Any]:
         torch_module.register_module_forward_pre_hook(enter),
         torch_module.register_module_forward_hook(leave, always_call=True),
     ]
+
+
+never_compiled(_module_ranges)  # as the hooks of module_paths

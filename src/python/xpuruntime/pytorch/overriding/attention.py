@@ -20,7 +20,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, find_route, four, sizes_of, traits
 from xpuruntime.pytorch.attention.limits import reason_against_all_of_ours, transforms
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, is_enabled
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
@@ -175,7 +175,7 @@ def _natively(
     route: Route | None, natively: Callable[[], Tensor], plain: bool, tensors: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     def run(*_: Tensor) -> Tensor:
-        if route is None or route.kernel not in BACKENDS:
+        if route is None or route.kernel not in BACKENDS or (route.tuned and not is_enabled(route.kernel)):
             return natively()
         with by_backend(route.kernel):
             return natively()
