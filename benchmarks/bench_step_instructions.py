@@ -12,6 +12,7 @@ state runs some steps, and another one more of them: the difference is that of s
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from typing import Any
 from harness import write
 
 #: Steps of the two processes of a state, after those in which the calls of a step become known.
-FEW, MORE, SETTLE = 10, 50, 6
+FEW, MORE, SETTLE = 10, 70, 6
 #: More instructions than native that a step may take, as a part of them.
 TARGET = 0.01
 STATES = ("native", "products", "products, norms, attention", "all three, of a phase", "tuned", "cleared")
@@ -64,6 +65,9 @@ def run(state: str, steps: int) -> None:
         step()
     if state == "cleared":
         xt.clear_kernel_policy()
+        step()
+    gc.collect()
+    gc.disable()  # when it runs is no matter of steps
     for _ in range(steps):
         step()
 

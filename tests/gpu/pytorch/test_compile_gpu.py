@@ -83,6 +83,29 @@ def test_forward_and_backward_obey_and_follow_every_change() -> None:
     assert run() == {}
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_calls_know_their_module_and_their_phase(mode: str) -> None:
+    model = torch.nn.Sequential(Block(), Block()).cuda().bfloat16()
+    step = torch.compile(model, fullgraph=True, mode=mode)
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    leaves = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).float().square().mean(), leaves)
+    rules: list[dict[str, Any]] = [
+        {"match": {"op": "matmul", "module": "1.up"}, "use": LT},
+        {"match": {"op": "matmul", "phase": "train"}, "use": "cublas.cublas"},
+        {"match": {"op": "layer_norm", "module": "0.norm"}, "use": "cuda_raw.layer_norm"},
+    ]
+    policy = xrt.Policy(mode="strict", kernels=xrt.KernelPolicy(rules=rules))
+    with xt.kernel_policy(policy):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = torch.autograd.grad(step(x).float().square().mean(), leaves)
+        torch.cuda.synchronize()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
+    # A forward and two products of the backward; the forward of the other three; a norm and its gradient.
+    assert served() == {LT: 3, "cublas.cublas": 3, "cuda_raw.layer_norm": 2}
+
+
 def test_dynamic_shapes() -> None:
     step = torch.compile(lambda a, b: torch.relu(a @ b), fullgraph=True, dynamic=True)
     b = torch.randn(128, 64, device="cuda", dtype=torch.bfloat16)
