@@ -73,11 +73,11 @@ void bind_gate(py::module_& module) {
              "The path of the module that the call that runs in this thread belongs to.");
   module.def(
       "enter_call",
-      [](std::string_view phase, const std::optional<py::str>& path, bool records) {
-        const ModuleNumber within = path ? compiled_module(*path, records) : kNoModule;
+      [](std::string_view phase, const std::optional<py::str>& path, std::string_view graph) {
+        const ModuleNumber within = path ? compiled_module(*path, graph_of(graph)) : kNoModule;
         enter_call({phase_of(phase), within});
       },
-      py::arg("phase"), py::arg("path"), py::arg("records"),
+      py::arg("phase"), py::arg("path"), py::arg("graph"),
       "A call begins whose phase and module are stated.");
   module.def("leave_call", leave_call, "It ends.");
   module.def(

@@ -199,12 +199,17 @@ py::object call_module_path(std::optional<bool> recorded) {
 
 py::object module_path(ModuleNumber module) { return paths().texts[module]; }
 
-ModuleNumber compiled_module(const py::str& path, bool records) {
+CompiledGraph graph_of(std::string_view name) noexcept {
+  if (name == "forward") return CompiledGraph::kForward;
+  return name == "backward" ? CompiledGraph::kBackward : CompiledGraph::kInference;
+}
+
+ModuleNumber compiled_module(const py::str& path, CompiledGraph graph) {
   const ModuleNumber inner = module_number(path);
-  if (thread.running.empty()) return joined(module_of_running_node(), inner);
-  const ModuleNumber outer = thread.running.back();
+  if (graph == CompiledGraph::kBackward) return joined(module_of_running_node(), inner);
+  const ModuleNumber outer = thread.running.empty() ? kNoModule : thread.running.back();
   // PyTorch makes the node of compiled code before it runs its forward.
-  if (records) note(last_node(), outer);
+  if (graph == CompiledGraph::kForward) note(last_node(), outer);
   return joined(outer, inner);
 }
 

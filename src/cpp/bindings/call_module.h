@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace xpuruntime::bindings {
 
@@ -39,9 +40,14 @@ pybind11::object call_module_path(std::optional<bool> recorded);
 /// Of a number that call_module has returned. With the GIL.
 pybind11::object module_path(ModuleNumber module);
 
-/// A module of compiled code, by its path from the one whose compiled code runs: in a forward the
-/// innermost one that runs, in a backward the one that ran where that forward did. `records`:
-/// whether a forward runs whose compiled backward will ask, so that a note is taken. With the GIL.
-ModuleNumber compiled_module(const pybind11::str& path, bool records);
+/// What compiled code computes: a forward that has a backward, which is compiled, too; that
+/// backward; or a forward alone.
+enum class CompiledGraph : std::uint8_t { kForward, kBackward, kInference };
+/// The graph of such a word: "forward", "backward"; any other is kInference.
+CompiledGraph graph_of(std::string_view name) noexcept;
+
+/// A module of compiled code, by its path from the one whose compiled code runs. That is the
+/// innermost one that runs, of which a forward takes a note for its backward. With the GIL.
+ModuleNumber compiled_module(const pybind11::str& path, CompiledGraph graph);
 
 }  // namespace xpuruntime::bindings

@@ -186,7 +186,7 @@ def call_module(recorded: bool | None = None) -> str:
     not say it.
     """
 
-def enter_call(phase: str, path: str | None, records: bool) -> None:
+def enter_call(phase: str, path: str | None, graph: str) -> None:
     """Say that a call of compiled code begins in this thread whose phase and module are stated.
 
     They are what `call_phase` and `call_module` return until `leave_call`, which find them for themselves where it is
@@ -197,8 +197,8 @@ def enter_call(phase: str, path: str | None, records: bool) -> None:
     phase : str
     path : str, optional
         From the module whose compiled code runs.
-    records : bool
-        Whether it runs in a forward that has a compiled backward, which will ask for that module.
+    graph : {"forward", "backward", "inference"}
+        What the code computes. A forward takes a note of its module for its backward.
 
     Raises
     ------

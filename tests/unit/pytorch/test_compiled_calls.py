@@ -287,6 +287,24 @@ def test_attention_of_modules_compiled_one_by_one_is_said_or_refused():
         regional(model)(x)  # products say where they are when they run
 
 
+def test_a_module_that_runs_the_backward_itself_is_not_what_it_is_of():
+    class Trainer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8)), fullgraph=True)
+
+        def forward(self, x):
+            return torch.autograd.grad(self.model(x).square().mean(), (x, *self.model.parameters()))
+
+    trainer, x = Trainer(), torch.randn(4, 8, requires_grad=True)
+    with xt.kernel_policy(strict(rule(module="model.0"))):
+        found = served(lambda: trainer(x))
+    assert {(name, module): kernel for (name, module, _), kernel in found.items()} == {
+        ("addmm", "model.0"): "cpu.reference",
+        ("mm", "model.0"): "cpu.reference",
+    }
+
+
 def test_inference_mode_and_a_compiled_function():
     model, x = torch.nn.Sequential(Block(), Block()), torch.randn(8, 8)
 

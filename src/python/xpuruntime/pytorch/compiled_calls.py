@@ -44,7 +44,7 @@ _FLEXIBLE = "matmul"
 #: Where Inductor keeps the operands of an operator of a library, as they are in eager code.
 _OPERANDS = "eager_input_vals"
 #: Another word whenever other code comes of the same graph.
-_METHOD = "xpuruntime stated calls 1"
+_METHOD = "xpuruntime stated calls 2"
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 
@@ -115,7 +115,7 @@ def _phase(kind: str, node: torch.fx.Node) -> str:
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, phase: str, module: str | None, kind: str) -> None:
-    stated = (phase, module, kind == "forward")
+    stated = (phase, module, kind)
     with graph.inserting_before(node):
         other = graph.call_function(_within(str(node.target)), (*stated, *node.args), node.kwargs)
     other.meta.update(node.meta)
@@ -150,17 +150,17 @@ def _within(name: str) -> Any:
     ours = f"within_{packet.lstrip('_')}" + ("" if overload == "default" else f"_{overload}")
     _, bracket, after = str(operator._schema).partition("(")
     tags = (torch.Tag.flexible_layout,) if name in _OPERATORS[_FLEXIBLE] else ()
-    _library.define(f"{ours}{bracket}str of_phase, str? of_module, bool records, {after}", tags=tags)
+    _library.define(f"{ours}{bracket}str of_phase, str? of_module, str of_graph, {after}", tags=tags)
 
-    def call(phase: str, module: str | None, records: bool, *args: Any, **more: Any) -> Any:
-        _core.enter_call(phase, module, records)
+    def call(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
+        _core.enter_call(phase, module, graph)
         try:
             return _given(operator(*args, **more), args)
         finally:
             _core.leave_call()
 
-    def fake(phase: str, module: str | None, records: bool, *args: Any, **more: Any) -> Any:
-        del phase, module, records
+    def fake(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
+        del phase, module, graph
         return _given(operator(*args, **more), args)
 
     _library.impl(ours, call, "CompositeExplicitAutograd")
