@@ -156,3 +156,21 @@ def test_the_candidates_are_what_can_serve_is_not_chosen_and_not_switched_off(mo
         assert attention_call.others_of_pytorch(call) == []
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_nothing_is_measured_inside_of_transforms(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a kernel was measured")
+
+    monkeypatch.setattr(tuning, "pick", never)
+    q = torch.randn(3, 1, 2, 4, 8)
+
+    def attend(x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+    expected = torch.stack([attend(x) for x in q])
+    with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
+        torch.testing.assert_close(torch.func.vmap(attend)(q), expected)
+        torch.func.vmap(torch.func.grad(lambda x: attend(x).sum()))(q)
+        torch.func.jacrev(attend)(q[0])

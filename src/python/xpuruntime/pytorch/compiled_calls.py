@@ -24,7 +24,7 @@ from xpuruntime import _core
 from xpuruntime.pytorch import module_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["Stating"]
 
@@ -44,7 +44,7 @@ _FLEXIBLE = "matmul"
 #: Where Inductor keeps the operands of an operator of a library, as they are in eager code.
 _OPERANDS = "eager_input_vals"
 #: Another word whenever other code comes of the same graph.
-_METHOD = "xpuruntime stated calls 2"
+_METHOD = "xpuruntime stated calls 3"
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 
@@ -68,11 +68,20 @@ class Stating(CustomGraphPass):  # type: ignore[misc] # PyTorch leaves its type 
             if _operator(name) is not None:
                 _within(name)  # code that is taken from a cache needs it, too
         self._earlier = () if earlier is None else tuple(earlier) if isinstance(earlier, (list, tuple)) else (earlier,)
+        self._modules: dict[str, str] = {}
+        self._recorded: dict[str, bool] = {}
+        self._records = records = torch.is_grad_enabled()
         # Nothing else that keys of Inductor's caches are made of has the modules in it.
-        parts = [_METHOD, repr(sorted(self._asked.items()))]
+        parts = [_METHOD, repr(sorted(self._asked.items())), str(records)]
         for node in graph.graph.nodes:
+            if node.target is torch._C._set_grad_enabled:
+                records = bool(node.args[0])
+            if node.op == "call_function":
+                self._recorded[node.name] = records
             stack = node.meta.get("nn_module_stack")
-            parts.append(f"{node.name}: {module_paths.of_stack(stack, '') if stack else ''}")
+            if stack:
+                path = self._modules[_last(stack)] = module_paths.from_running(stack)
+                parts.append(f"{node.name}: {path}")
         self._uuid = hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def uuid(self) -> Any:
@@ -90,16 +99,35 @@ class Stating(CustomGraphPass):  # type: ignore[misc] # PyTorch leaves its type 
             if flags is None:
                 continue
             by_phase, by_module = flags
-            phase = _phase(kind, node) if by_phase else ""
-            module = _module(node) if by_module else None
+            phase = self._phase(kind, node) if by_phase else ""
+            module = self._module(node) if by_module else None
             if phase or module is not None:
                 _replace(graph, node, phase, module, kind)
 
+    def _phase(self, kind: str, node: torch.fx.Node) -> str:
+        """Return the phase of a call where PyTorch will not say it: all but a backward runs with gradients off."""
+        if kind == "backward" and node.meta.get("partitioner_tag") != "is_forward":
+            return ""
+        names = [name for name in _origins(node.meta.get("from_node")) if name in self._recorded]
+        if self._recorded[names[-1]] if names else self._records:
+            return "train"
+        return "" if kind == "inference" else "infer"
 
-def _module(node: torch.fx.Node) -> str:
-    # Of what the backward computes, PyTorch notes the modules of the forward that it is of.
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    return module_paths.of_stack(stack, "") if stack else ""
+    def _module(self, node: torch.fx.Node) -> str:
+        # Of what the backward computes, PyTorch notes the modules of the forward that it is of.
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        return self._modules.get(_last(stack), "") if stack else ""
+
+
+def _origins(sources: Any) -> Iterator[str]:
+    """Yield the names of the nodes that one was made of, those of Dynamo's graph last."""
+    for source in sources or ():
+        yield source.name
+        yield from _origins(source.from_node)
+
+
+def _last(stack: Mapping[str, Any]) -> str:
+    return str(next(reversed(list(stack))))
 
 
 def _kind_of_graph() -> str:
@@ -108,20 +136,17 @@ def _kind_of_graph() -> str:
     return name.rstrip("0123456789").rstrip("_").rpartition("_")[2]
 
 
-def _phase(kind: str, node: torch.fx.Node) -> str:
-    """Return the phase of a call where PyTorch will not say it: of a forward of training, and of one computed again."""
-    again = kind == "backward" and node.meta.get("partitioner_tag") == "is_forward"
-    return "train" if kind == "forward" or again else ""
-
-
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, phase: str, module: str | None, kind: str) -> None:
     stated = (phase, module, kind)
     with graph.inserting_before(node):
         other = graph.call_function(_within(str(node.target)), (*stated, *node.args), node.kwargs)
     other.meta.update(node.meta)
     # Inductor gives operands the strides that they have here.
-    args, more = node.meta.get(_OPERANDS) or torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-    other.meta[_OPERANDS] = ((*stated, *args), more)
+    known = node.meta.get(_OPERANDS)
+    if known is None and all("val" in one.meta for one in node.all_input_nodes):
+        known = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    if known is not None:
+        other.meta[_OPERANDS] = ((*stated, *known[0]), known[1])
     node.replace_all_uses_with(other)
     graph.erase_node(node)
 
@@ -155,7 +180,8 @@ def _within(name: str) -> Any:
     def call(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
         _core.enter_call(phase, module, graph)
         try:
-            return _given(operator(*args, **more), args)
+            with torch._C._DisableAutocast():  # which casts what is compiled before that
+                return _given(operator(*args, **more), args)
         finally:
             _core.leave_call()
 

@@ -69,6 +69,8 @@ _SHARED = (
     " whose path is another"
 )
 _WHOLE = "compile the model around it instead, or let the rule ask for no module"
+_REGION = "its code is one for all the modules that it is called for, so that none of these can have a path"
+_UNMARKED = "leave torch.compiler.nested_compile_region out, or let the rules ask for no module"
 #: Functions of attention as Dynamo calls them, whose kernel is built into compiled code.
 _ATTENTION = frozenset(("scaled_dot_product_attention", "flex_attention"))
 _FAST_PATH = "in eval mode without gradients its fast path calls an attention of its own"
@@ -183,11 +185,11 @@ def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> 
 
 def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
     """Return what escapes of a graph that Dynamo has captured."""
-    found = []
+    found = _of_regions(held, graph)
     flex = "flex_options" in held.overrides and not flex_options_are_ours()
     shared = held.names_modules("attention") and module_paths.is_one_of_many()
     for node in getattr(getattr(graph, "graph", None), "nodes", ()):
-        name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+        name = _name(node)
         if flex and name == "flex_attention":
             fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
             found.append(Escape("attention", str(node.name), _NO_OPTIONS, fix))
@@ -198,6 +200,20 @@ def escapes_of_graph(held: Held, graph: Any) -> list[Escape]:
         if name in _LAYERS and _hides_products(held, name, node):
             found.append(_recurrent(str(node.name)))
     return found
+
+
+def _of_regions(held: Held, graph: Any) -> list[Escape]:
+    """Return what escapes in regions of ``nested_compile_region`` that are called for several modules."""
+    nodes = [node for node in getattr(getattr(graph, "graph", None), "nodes", ()) if _name(node) == "invoke_subgraph"]
+    regions = [node.args[1] for node in nodes if len(node.args) > 1]
+    if len(set(regions)) == len(regions):
+        return []
+    asked = (op for op in sorted(held.ops) if held.names_modules(op))
+    return [Escape(op, f"{op} in a region of nested_compile_region", _REGION, _UNMARKED) for op in asked]
+
+
+def _name(node: Any) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def _hides_products(held: Held, layer: str, node: Any) -> bool:

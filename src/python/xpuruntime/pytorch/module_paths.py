@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "current", "give_back", "in_dynamo", "inside", "is_one_of_many", "of_stack", "plain", "require", "running",
-    "traced",
+    "current", "from_running", "give_back", "in_dynamo", "inside", "is_one_of_many", "is_traced", "of_stack", "plain",
+    "require", "running", "traced",
 ]  # fmt: skip
 
 #: Prefixes that wrappers put before the names of the model's own modules.
@@ -31,7 +31,8 @@ _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrap
 
 #: A part of a path as Dynamo writes it: ``L['self'].layers[0]``, ``L['self']._modules['layers']``.
 _SELF = "L['self']"
-_STEP = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+_ID = re.compile(r"\d+")
+_STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 
 _lock = threading.Lock()
 _users = 0
@@ -108,20 +109,40 @@ def in_dynamo() -> str:
     return of_stack(stack) if stack else running()
 
 
-def of_stack(stack: Mapping[str, Any], within: str | None = None) -> str:
-    """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced.
+def of_stack(stack: Mapping[str, Any]) -> str:
+    """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced now.
 
-    Parameters
-    ----------
-    stack : mapping
-    within : str, optional
-        Path of the module that ran when it was traced; default: of the one that runs now.
+    As hooks name it: from the outermost module that runs; where none does, from the first of the record.
     """
+    known = _known(stack)
+    return f"{running()}.{_by_text(stack)}".strip(".") if known is None else known
+
+
+def from_running(stack: Mapping[str, Any]) -> str:
+    """Return the same path from the innermost module that runs now, in which such a record was made."""
+    known, outer = _known(stack), running()
+    if known is None or not f"{known}.".startswith(f"{outer}." if outer else ""):
+        return _by_text(stack)
+    return known.removeprefix(outer).lstrip(".")
+
+
+def _known(stack: Mapping[str, Any]) -> str | None:
+    """Return the path that hooks have for the module that a record ends in, which Dynamo keeps by its `id`."""
+    found = _ID.match(str(next(reversed(list(stack)))))
+    root = _outermost.module
+    if found is None or root is None or _core.running_module() is None:
+        return None
+    number = int(found[0])
+    return _outermost.names.get(number) or _names_anew(root).get(number)
+
+
+def _by_text(stack: Mapping[str, Any]) -> str:
     first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
-    inner = last.removeprefix(_SELF if first.startswith(_SELF) else first)
-    inner = _STEP.sub(r".\1", inner).replace("._modules.", ".").lstrip(".")
-    return f"{running() if within is None else within}.{plain(inner)}".strip(".")
+    is_inside = first.startswith(_SELF) and _core.running_module() is not None
+    inner = last.removeprefix(_SELF if is_inside else first)
+    inner = _STEP.sub(lambda step: "." + (step[1] or step[2] or step[3] or ""), inner)
+    return plain(inner.replace("._modules.", ".").lstrip("."))
 
 
 def running() -> str:
@@ -159,10 +180,20 @@ class inside:  # noqa: N801 - used like a function
         _core.leave_module()
 
 
+def is_traced() -> bool:
+    """Say whether the hook of a module that asks is traced, in this thread; PyTorch says so while any thread compiles.
+
+    Dynamo takes the first for a constant.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
+
+
 # torch.compile traces into hooks. In code that it compiles they do nothing, and do not even touch their arguments: the
 # module that was called stands for all inside it.
 def _enter(module: torch.nn.Module, _args: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_traced():
         return
     outer = _core.running_module()
     if outer is None:
@@ -175,13 +206,17 @@ def _enter(module: torch.nn.Module, _args: Any) -> None:
 
 def _named_anew(module: torch.nn.Module, outer: str) -> str:
     root = _outermost.module
-    if root is not None:
-        _outermost.names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
-    return _outermost.names.get(id(module), f"{outer}.{type(module).__name__}".lstrip("."))
+    names = {} if root is None else _names_anew(root)
+    return names.get(id(module), f"{outer}.{type(module).__name__}".lstrip("."))
+
+
+def _names_anew(root: torch.nn.Module) -> Mapping[int, str]:
+    found = _outermost.names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
+    return found
 
 
 def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-    if not torch.compiler.is_compiling() and _core.leave_module():
+    if not is_traced() and _core.leave_module():
         _outermost.module, _outermost.names = None, {}
 
 

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from xpuruntime import _core
 from xpuruntime.ops.ambient import prepare
@@ -309,9 +310,12 @@ def _settle(
 ) -> Route:
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
 
-    Among kernels of ours, and those that PyTorch has beside its own choice. A call with dropout stays PyTorch's.
+    Among kernels of ours, and those that PyTorch has beside its own choice. A call with dropout stays PyTorch's, and so
+    does one under `torch.func`.
     """
-    fixed = bool(call.unfit) or call.dropout_p > 0
+    # Inside of transforms nothing can be measured.
+    moved = bool(calls.transforms()) or forward_ad._current_level >= 0
+    fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     ours = [] if fixed else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
     others = [] if fixed or call.backward else others_of_pytorch(call)
     best: str | None = route.kernel

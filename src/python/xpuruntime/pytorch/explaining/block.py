@@ -8,7 +8,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
@@ -153,14 +152,14 @@ def _module_ranges() -> list[Any]:
 
     # Arguments are left untouched; see the hooks of module_paths.
     def enter(_module: Any, _args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if module_paths.is_traced():
             return
         opened = _RecordFunctionFast(f"{MODULE}{module_paths.running()}")
         opened.__enter__()
         open_.ranges.append(opened)
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and open_.ranges:
+        if not module_paths.is_traced() and open_.ranges:
             open_.ranges.pop().__exit__(None, None, None)
 
     return [

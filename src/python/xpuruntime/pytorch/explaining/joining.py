@@ -230,7 +230,7 @@ class _Joining:
                 shapes, dtypes = _arguments(through)
             module = seen.module or self._timeline.module_of(call)
             # A kernel of ours may run with the recording of gradients off inside a call that is recorded.
-            phase = call.phase if seen.phase == "infer" else seen.phase
+            phase = call.phase if seen.phase == "infer" and not seen.stated else seen.phase
             key = Called(call.kind, "" if through is None else through.name, module, phase, shapes, dtypes)
             self._keys[id(call)] = key
         return self._calls[key]

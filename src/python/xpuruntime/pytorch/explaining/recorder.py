@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime import _core
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.explaining.asking import Asking, means_more
 from xpuruntime.pytorch.held import Held, current
@@ -48,6 +49,8 @@ class Seen:
         Whether PyTorch's own kernel serves.
     by_switch : bool
         Whether the policy is kept by a switch of PyTorch's, so that no call is decided by itself.
+    stated : bool
+        Whether compiled code has stated the phase; otherwise it is as found where the kernel ran.
     status, reason : str
     count : int
         Calls that returned.
@@ -59,7 +62,7 @@ class Seen:
 
     __slots__ = (
         "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "module", "name",
-        "native", "number", "op", "phase", "reason", "shapes", "source", "status", "thread",
+        "native", "number", "op", "phase", "reason", "shapes", "source", "stated", "status", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +73,7 @@ class Seen:
         self.op = op
         self.module = module
         self.phase = phase
+        self.stated = bool(_core.stated_phase())
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(dict.fromkeys(calls.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
         self.device = str(tensors[0].device) if tensors else "cpu"
