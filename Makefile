@@ -157,7 +157,7 @@ bench-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the GPU benchmarks; JSON goes
 bench-kernels: $(STAMPS)/install $(STAMPS)/test ## Run the benchmarks of single operations on a GPU; needs PyTorch and CuPy
 	$(PY) benchmarks/run.py kernels
 
-bench-training: $(STAMPS)/install $(STAMPS)/test ## Run the benchmarks of PyTorch training and of collectives; needs PyTorch, valgrind, a GPU, for collectives two
+bench-training: $(STAMPS)/install $(STAMPS)/test ## Run the benchmarks of PyTorch training and of collectives; needs PyTorch, a GPU, for collectives two
 	$(PY) benchmarks/run.py training
 
 docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, warnings are errors

@@ -57,7 +57,7 @@ _OURS = {
 #: More time than native that a step may take, as a part of it.
 STEP_TARGET = 0.01
 #: Policies of whose rules no call of a step matches.
-STEP_STATES: dict[str, list[dict[str, Any]] | None] = {
+_STEP_STATES: dict[str, list[dict[str, Any]] | None] = {
     "native": None,
     "products": [_ELSEWHERE],
     "products, norms, attention": [
@@ -108,8 +108,8 @@ def states(device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return {
         "native": nullcontext,
         "no rule matches": lambda: xt.kernel_policy(rules=plain),
-        "no rule of a phase matches": lambda: xt.kernel_policy(rules=with_more(plain, phase="infer")),
-        "no rule of a module matches": lambda: in_a_module(with_more(plain, module="nowhere")),
+        "no rule of a phase matches": lambda: xt.kernel_policy(rules=_with(plain, phase="infer")),
+        "no rule of a module matches": lambda: in_a_module(_with(plain, module="nowhere")),
         "by kernels of ours": lambda: xt.kernel_policy(**ours),
         "cleared": nullcontext,
     }
@@ -122,8 +122,7 @@ def in_a_module(rules: list[dict[str, Any]]) -> Iterator[None]:
         yield
 
 
-def with_more(rules: list[dict[str, Any]], **more: str) -> list[dict[str, Any]]:
-    """Return rules that ask for more."""
+def _with(rules: list[dict[str, Any]], **more: str) -> list[dict[str, Any]]:
     return [{**rule, "match": {**rule["match"], **more}} for rule in rules]
 
 
@@ -141,7 +140,7 @@ def once(run: Callable[[], Any], calls: int, finish: Callable[[], Any]) -> float
 
 
 def steps(device: str, size: Size, rows: int, rounds: int, calls: int) -> dict[str, list[float]]:
-    """Return milliseconds of an eager training step of `rows` sequences of 128 tokens, for each of `STEP_STATES`.
+    """Return milliseconds of an eager training step of `rows` sequences of 128 tokens, for each of `_STEP_STATES`.
 
     One figure a round: the least of `calls` steps, of which each is waited for.
     """
@@ -162,8 +161,8 @@ def steps(device: str, size: Size, rows: int, rounds: int, calls: int) -> dict[s
         finish()
         return (time.perf_counter() - start) * 1e3
 
-    samples: dict[str, list[float]] = {name: [] for name in STEP_STATES}
-    order, shuffle = list(STEP_STATES), random.Random(0).shuffle
+    samples: dict[str, list[float]] = {name: [] for name in _STEP_STATES}
+    order, shuffle = list(_STEP_STATES), random.Random(0).shuffle
     for _ in range(5):
         step()
     gc.collect()
@@ -174,7 +173,7 @@ def steps(device: str, size: Size, rows: int, rounds: int, calls: int) -> dict[s
             gc.collect()
             shuffle(order)
             for name in order:
-                rules = STEP_STATES[name]
+                rules = _STEP_STATES[name]
                 with nullcontext() if rules is None else xt.kernel_policy(rules=rules):
                     step(), step(), step()  # in which the calls of a step become known, and caches warm
                     samples[name].append(min(step() for _ in range(calls)))

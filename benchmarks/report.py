@@ -76,8 +76,8 @@ make bench-training
 
 All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
 needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
-needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, valgrind, an NVIDIA GPU, and for collectives
-two and NCCL. The last command writes this page.
+needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, an NVIDIA GPU, and for collectives two and
+NCCL. The last command writes this page.
 """
 
 

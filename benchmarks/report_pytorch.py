@@ -62,31 +62,6 @@ def override_overhead(record: dict[str, Any]) -> Section:
     return Section(f"A policy on PyTorch's calls on {device}", text, tuple(checks))
 
 
-def step_instructions(record: dict[str, Any]) -> Section:
-    """Instructions that a policy adds to an eager step on the host."""
-    found = record["instructions"]
-    native = found["native"]
-    parts = {state: (count / native - 1) * 100 for state, count in found.items() if state != "native"}
-    checks = [
-        Check(f"rules on {state}" if state != "tuned" else state, part, record["target"] * 100, "%")
-        for state, part in parts.items()
-        if state != "cleared"
-    ]
-    few, more = record["steps"]
-    rows = [[state, f"{found[state] - native:,.0f}", f"{part:+.2f}"] for state, part in parts.items()]
-    text = (
-        "How many instructions does a policy add to an eager training step on the host? On a host that others use too, "
-        "times differ by more than that. An encoder of BERT's 12 layers, of tiny widths, is trained on the CPU, so "
-        "that nearly all instructions are those of the way to the kernels. Under policies of whose rules none matches, "
-        "and under one that is tuned, which leaves such small calls to PyTorch; *cleared* is after a policy that was "
-        "taken away, and says how much is chance."
-        f"\n\n{machine(record)}\n`python benchmarks/bench_step_instructions.py`: counted by valgrind's callgrind, the "
-        f"difference between {more} and {few} steps. Without a policy a step executes {native / 1e6:.1f} million "
-        f"instructions.\n\n{table(('rules on', 'instructions', '%'), rows)}\n{target_table(checks)}"
-    )
-    return Section("Instructions of a step under a policy", text, tuple(checks))
-
-
 def training_step(record: dict[str, Any]) -> Section:
     """Whole steps, for each shape all variants of all phases beside the capture by hand of the same phase."""
     cases = record["cases"]
@@ -252,7 +227,6 @@ def _size(size: int) -> str:
 PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "override_overhead_cpu": override_overhead,
     "override_overhead_cuda": override_overhead,
-    "step_instructions": step_instructions,
     "training_step": training_step,
     "training_kernels": training_kernels,
     "collectives": collectives,

@@ -39,7 +39,6 @@ PLAN = {
     "training": [
         ["bench_override_overhead.py", "--device", "cpu"],
         ["bench_override_overhead.py", "--device", "cuda:0"],
-        ["bench_step_instructions.py"],
         ["bench_training_step.py"],
         ["bench_training_kernels.py"],
         ["bench_collectives.py"],

@@ -65,19 +65,6 @@ def test_the_cost_of_a_step_is_the_median_of_the_rounds(report):
     assert [check.verdict for check in section.checks] == ["met by 0.500 µs", "**missed** by 1.00 %"]
 
 
-def test_instructions_are_those_over_native(report):
-    counts = {"native": 1e6, "products": 1.004e6, "tuned": 1.02e6, "cleared": 1.001e6}
-    record = {"environment": ENVIRONMENT, "steps": [10, 50], "target": 0.01, "instructions": counts}
-    section = report.step_instructions(record)
-    assert row(section.text, "products") == ["products", "4,000", "+0.40"]
-    assert row(section.text, "cleared") == ["cleared", "1,000", "+0.10"]
-    assert "1.0 million instructions" in section.text
-    assert [(check.what, check.verdict) for check in section.checks] == [
-        ("rules on products", "met by 0.600 %"),
-        ("tuned", "**missed** by 1.00 %"),
-    ]
-
-
 def test_a_cost_is_told_from_noise_by_its_interval(report):
     draw = random.Random(1)
     native = [10 + draw.gauss(0, 0.3) for _ in range(200)]
@@ -103,7 +90,7 @@ def test_kernels_are_told_by_kind(report):
 
 
 def test_every_result_of_the_scripts_has_a_section(report):
-    names = ("override_overhead", "step_instructions", "training_step", "training_kernels", "collectives")
+    names = ("override_overhead", "training_step", "training_kernels", "collectives")
     scripts = [f"bench_{name}.py" for name in names]
     sources = [(FOLDER / name).read_text(encoding="utf-8") for name in scripts]
     for name in report.PYTORCH_SECTIONS:

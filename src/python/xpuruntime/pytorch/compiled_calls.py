@@ -196,6 +196,6 @@ def _within(name: str) -> Any:
 
 def _given(found: Any, args: tuple[Any, ...]) -> Any:
     """Return results with an empty tensor for what was not asked for: an operator of a library returns tensors."""
-    if not isinstance(found, tuple) or None not in found:
+    if not isinstance(found, tuple) or all(one is not None for one in found):
         return found
     return tuple(args[0].new_empty(0) if one is None else one for one in found)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.held import Held
 
-__all__ = ["policy_changed", "say", "stated"]
+__all__ = ["policy_changed", "say"]
 
 _TAG = "xpuruntime-"
 
@@ -52,7 +52,7 @@ def policy_changed(held: Held | None) -> None:
     """
     global _last
     built_in = "" if held is None else _built_in(held.policy)
-    depends = (built_in, *(() if held is None else (held.strict, held.ops, *stated(held).items())))
+    depends = (built_in, *(() if held is None else (held.strict, held.ops, *_stated(held).items())))
     with _lock:
         if held is None:
             while _watched:
@@ -86,7 +86,7 @@ def _built_in(policy: Policy) -> str:
     return json.dumps(rest, sort_keys=True)
 
 
-def stated(held: Held) -> dict[str, tuple[bool, bool]]:
+def _stated(held: Held) -> dict[str, tuple[bool, bool]]:
     """Return the operations whose calls in compiled code have to state their phase or module, and whether each does."""
     asked = {op: (held.names_phases(op), held.names_modules(op)) for op in sorted(held.ops)}
     return {op: flags for op, flags in asked.items() if any(flags)}
@@ -163,7 +163,7 @@ def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any
     del args
     options = {**wrapper.config, **(more.get("config_patches") or {})}
     say([*escapes_of_settings(held, options), *escapes_of_graph(held, graph)], held)
-    asked = stated(held)
+    asked = _stated(held)
     if not asked:
         return None
     from torch._inductor import config

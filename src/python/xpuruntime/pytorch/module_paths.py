@@ -139,7 +139,8 @@ def _known(stack: Mapping[str, Any]) -> str | None:
 def _by_text(stack: Mapping[str, Any]) -> str:
     first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
     # Of a module that is compiled itself, the record begins with what is inside of it.
-    is_inside = first.startswith(_SELF) and _core.running_module() is not None
+    # Where hooks see no module run, it is the `self` of something else.
+    is_inside = first.startswith(_SELF) and (_users == 0 or _core.running_module() is not None)
     inner = last.removeprefix(_SELF if is_inside else first)
     inner = _STEP.sub(lambda step: "." + (step[1] or step[2] or step[3] or ""), inner)
     return plain(inner.replace("._modules.", ".").lstrip("."))
