@@ -17,3 +17,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PyTorch's kernels have not been measured against ours; returns where their times are kept."""
+    from xpuruntime.pytorch import tuning
+
+    path = tmp_path / "tuning.json"
+    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(path))
+    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(tuning, "_store_is_open", False)
+    return path

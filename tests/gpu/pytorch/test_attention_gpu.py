@@ -360,11 +360,9 @@ def test_best_performance_measures_and_stays_right():
     assert chosen().get("attention", set()) <= set(OURS)
 
 
+@pytest.mark.usefixtures("nothing_is_tuned")
 @pytest.mark.parametrize("kernel", ["torch.flash", "torch.efficient"])
-def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, tmp_path, monkeypatch):
-    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
+def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, monkeypatch):
     real = tuning._measure
 
     def measure(candidates, *rest):

@@ -277,10 +277,8 @@ def routes() -> list[Any]:
     return list(held.routes.values())
 
 
-def test_the_fastest_is_measured_once_and_never_in_a_capture(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
+@pytest.mark.usefixtures("nothing_is_tuned")
+def test_the_fastest_is_measured_once_and_never_in_a_capture() -> None:
     weight, x = made(4096, 4096), made(4, 4096)
     exact = x.double() @ weight.double().t()
     with torch.no_grad(), xt.kernel_policy(xrt.KernelPolicy(auto_strategy="best_performance")):

@@ -35,6 +35,17 @@ def compiled_anew():
 
 
 @pytest.fixture
+def inductor_is_new(tmp_path, monkeypatch):
+    """Nothing is compiled yet, and what is will be kept in a folder of this test's, for other processes of it too."""
+    import torch
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def nothing_is_watched_afterwards():
     import torch
     from torch.nn.modules import module as torch_module

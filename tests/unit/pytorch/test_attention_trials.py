@@ -71,10 +71,8 @@ def test_without_a_gradient_none_is_computed(monkeypatch):
     trials.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
 
 
-def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(tmp_path, monkeypatch):
-    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
+@pytest.mark.usefixtures("nothing_is_tuned")
+def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(monkeypatch):
     done = []
     real = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **more: (done.append(1), real(*args, **more))[1])
@@ -96,11 +94,8 @@ def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(tmp_pa
 
 
 @pytest.fixture
-def unfused_is_fastest(tmp_path, monkeypatch):
+def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     """PyTorch's unfused attention is a candidate here, which it is not otherwise, and the fastest."""
-    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "tuning.json"))
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
     monkeypatch.setattr(attention_call, "others_of_pytorch", lambda _: ["torch.math"])
     real = tuning._measure
 

@@ -24,13 +24,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    path = tmp_path / "tuning.json"
-    monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(path))
-    forget(monkeypatch)
+def store(nothing_is_tuned):
     xt.clear_kernel_policy()
     xrt.clear_decisions()
-    yield path
+    yield nothing_is_tuned
     xt.clear_kernel_policy()
 
 

@@ -106,11 +106,9 @@ class Held:
     def _decides(self, op: str) -> bool:
         from xpuruntime.pytorch.switches import settled_by_switches
 
-        kernels = self.policy.kernels
-        for rule in kernels.rules:
-            if rule.use is not None and rule.match.op in (None, op):
-                return True
-        words = kernels.get(op)
+        if self._rules(op):
+            return True
+        words = self.policy.kernels.get(op)
         if words is None:
             return self.tunes
         return not settled_by_switches(self.policy, op)
@@ -128,8 +126,7 @@ class Held:
         return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in (None, op))]
 
     def _words(self, op: str) -> frozenset[str]:
-        kernels = self.policy.kernels
-        uses = [kernels.get(op), *(rule.use for rule in kernels.rules if rule.match.op in (None, op))]
+        uses = [self.policy.kernels.get(op), *(rule.use for rule in self._rules(op))]
         return frozenset(word for use in uses if use for word in ((use,) if isinstance(use, str) else use))
 
     def circumstances(self) -> tuple[str, str]:
