@@ -8,7 +8,8 @@ All variants of one phase run in turns, in the same rounds. A policy holds proce
 after it changes, so captures under a policy have phases of their own; in each of them the capture that is written by
 hand runs too, made without a policy, and times of different phases are compared by it. Eager steps, whose host is often
 what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it. They train one
-model, so that nothing but the policy is another; those without one and under the tuned one have more rounds.
+model, so that nothing but the policy is another. Those without one and under the tuned one are then held to each other
+in many more rounds of shorter turns, since the host is for seconds faster or slower by a third.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ import xpuruntime.pytorch as xrt_torch
 from harness import write
 from training_models import BERT, GPT2, Decoder, Encoder, Size, loss_of
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch.held import Held
+from xpuruntime.pytorch.policy import put_in_force
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +50,9 @@ SHAPES: dict[str, tuple[type, Size, int, int]] = {
     "bert-32x128": (Encoder, BERT, 32, 128),
 }
 ANCHOR = "by hand"
-#: Eager steps that are held to each other, in more rounds than the others.
+#: Eager steps that are held to each other by themselves, and of their turns the steps that are timed and those before.
 PAIR = ("eager", "eager, tuned")
+PAIR_TURN = (2, 1)
 #: What capture_graph may cost over the capture by hand, and a tuned policy over none.
 CAPTURE_TARGET, TUNED_TARGET = 1.02, 1.01
 WARM = 5
@@ -93,15 +97,13 @@ class Eager:
 
     def __init__(self, training: Training, policy: Policy | None) -> None:
         self._step = training.step
-        self._policy = policy
-        self._holds: Any = None
+        self._held = None if policy is None else Held(policy)  # kept, so that the routes it has found are
 
     def __enter__(self) -> None:
-        self._holds = nullcontext() if self._policy is None else xrt_torch.kernel_policy(self._policy)
-        self._holds.__enter__()
+        put_in_force(self._held)
 
     def __exit__(self, *told: object) -> None:
-        self._holds.__exit__(*told)
+        put_in_force(None)
 
     def __call__(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return self._step(tokens, wanted)
@@ -224,16 +226,15 @@ POLICIES = {"norms": NORMS, "tuned": TUNED}
 
 
 def rounds_of(
-    steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, pair_rounds: int, calls: int
+    steps: dict[str, Step], batches: list[tuple[Any, Any]], rounds: int, calls: int, settling: int
 ) -> dict[str, list[float]]:
     """Return milliseconds a step of each variant, one sample a round: the least of `calls` steps, each waited for.
 
-    After `rounds` come those of the pair alone, if it is among the variants, up to `pair_rounds`. Rounds have the
+    In the `settling` steps before them the calls of a step become known to a policy, and caches warm. Rounds have the
     variants in an order of their own, and Python collects its garbage between them alone.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps.items()), random.Random(0).shuffle
-    pair = [one for one in order if one[0] in PAIR]
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def timed(step: Step, batch: tuple[Any, Any]) -> float:
@@ -247,13 +248,12 @@ def rounds_of(
     gc.freeze()  # so that a collection is short
     gc.disable()
     try:
-        for number in range(max(rounds, pair_rounds) if len(pair) == len(PAIR) else rounds):
+        for _ in range(rounds):
             gc.collect()
-            turns = order if number < rounds else pair
-            shuffle(turns)
-            for name, step in turns:
+            shuffle(order)
+            for name, step in order:
                 with step if isinstance(step, Eager) else nullcontext():
-                    for _ in range(3):  # in which the calls of a step become known to a policy, and caches warm
+                    for _ in range(settling):
                         step(*batches[0])
                     torch.cuda.synchronize()
                     samples[name].append(min(timed(step, batches[call % len(batches)]) for call in range(calls)))
@@ -300,10 +300,14 @@ def phase(
                 traceback.print_exc()
             torch.cuda.synchronize()
             row["prepare_s"] = time.perf_counter() - begun
-        for variant, samples in rounds_of(steps, batches, rounds, pair_rounds, calls).items():
+        for variant, samples in rounds_of(steps, batches, rounds, calls, settling=3).items():
             row = results[variant]
             quantiles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else [samples[0]]
             row |= {"ms": statistics.median(samples), "p10": quantiles[0], "p90": quantiles[-1], "samples_ms": samples}
+        pair = {variant: steps[variant] for variant in PAIR if variant in steps}
+        if len(pair) == len(PAIR):
+            for variant, samples in rounds_of(pair, batches, pair_rounds, *PAIR_TURN).items():
+                results[variant]["pair_samples_ms"] = samples
         _compare(list(results.values()))
     finally:
         xrt_torch.clear_kernel_policy()
@@ -349,7 +353,7 @@ def main() -> int:
     parser.add_argument("--variants", help="names, such as 'eager,compile; reduce-overhead'; default: all")
     parser.add_argument("--skip-compile", action="store_true", help="leave torch.compile out, which takes most time")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--pair-rounds", type=int, default=100, help="of eager steps, without a policy and tuned")
+    parser.add_argument("--pair-rounds", type=int, default=400, help="of eager steps, without a policy and tuned")
     parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
     parser.add_argument("--quick", action="store_true", help="two layers and three rounds: does it run?")
     options = parser.parse_args()

@@ -8,7 +8,7 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from paired import over
+from paired import Over, over
 from report_parts import Check, Section, machine, number, spread, table, target_table
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def training_step(record: dict[str, Any]) -> Section:
     policies = "".join(f"* {name}: `{json.dumps(policy)}`\n" for name, policy in record["policies"].items())
     note = f"{record['note']} " if "note" in record else ""
     quick = "**Models of two layers only, which says no more than that it runs.** " if record["quick"] else ""
-    pairs = record.get("pair_rounds", record["rounds"])  # before there were more of them
     text = (
         "How long does a whole training step take, forward, backward and optimizer: eager, compiled by "
         "`torch.compile`, captured into a CUDA graph by hand, and by `capture_graph`, without a policy and under two?"
@@ -83,8 +82,8 @@ def training_step(record: dict[str, Any]) -> Section:
         "each waited for, counts. A policy holds process-wide, so captures under one run in a phase of their own, in "
         "which the capture by hand, made without a policy, runs too; *to by hand* is the time over that of the same "
         "phase. Eager steps, under a policy or not, take turns in one phase, and *to eager* is the median of their "
-        f"rounds, {pairs} for the tuned policy, with the interval in which 95 % of such medians lie where rounds are "
-        "drawn anew. *Drift* is the largest difference of the first losses from those of the capture by hand, "
+        f"rounds, for the tuned policy of {record['pair_rounds']} more in which these two alone take turns of three "
+        "steps, with the interval in which 95 % of such medians lie where rounds are drawn anew. *Drift* is the largest difference of the first losses from those of the capture by hand, "
         "relative; more than 0.02 would be an error."
         f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
@@ -135,20 +134,22 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
     )
 
 
-def _eager(cases: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the times of eager steps by their variant, those without a policy first; nothing where these are not."""
+def _over_eager(cases: list[dict[str, Any]]) -> dict[str, Over]:
+    """Return what eager steps of each variant cost over those without a policy, round by round.
+
+    In the rounds of the two alone, where there were some.
+    """
     found = {case["variant"]: case for case in cases if case["variant"].startswith("eager") and "error" not in case}
-    return {name: found[name]["samples_ms"] for name in sorted(found)} if "eager" in found else {}
+    plain = found.pop("eager", None)
+    if plain is None:
+        return {}
+    rounds = {name: "pair_samples_ms" if "pair_samples_ms" in found[name] else "samples_ms" for name in sorted(found)}
+    return {name: over(found[name][which], plain[which]) for name, which in rounds.items()}
 
 
 def _to_eager(cases: list[dict[str, Any]]) -> str:
-    """Compare eager steps under a policy with those without, round by round."""
-    times = _eager(cases)
-    rows = [
-        [name, *(f"{1 + value:.3f}" for value in over(found, times["eager"][: len(found)]))]
-        for name, found in times.items()
-        if name != "eager"
-    ]
+    """Compare eager steps under a policy with those without."""
+    rows = [[name, *(f"{1 + value:.3f}" for value in cost)] for name, cost in _over_eager(cases).items()]
     return f"{table(('to eager', 'median', 'from', 'to'), rows)}\n" if rows else ""
 
 
@@ -162,9 +163,9 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
     ):
         if variant in ratio:
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
-    times = _eager(cases)
-    if "eager, tuned" in times:
-        figure = 1 + over(times["eager, tuned"], times["eager"]).part
+    costs = _over_eager(cases)
+    if "eager, tuned" in costs:
+        figure = 1 + costs["eager, tuned"].part
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
 

@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "operator_gate.h"
 #include "plain_operator.h"
+#include "sdpa_turn.h"
 #include "tensor_layout.h"
 #include "torch_library.h"
 
@@ -140,6 +141,11 @@ void bind_operator_gate(py::module_& module) {
   module.def(
       "open_torch_state", open_torch_state,
       "Find what tells calls in one state of PyTorch's from others. Returns what is against it.");
+  module.def("open_sdpa_switches", open_sdpa_switches,
+             "Find PyTorch's switches for backends of attention. Returns what is against it.");
+  module.def("begin_sdpa_turn", SdpaTurn::begin, py::arg("wish"),
+             "A call of attention begins that wants something of these switches; see sdpa_turn.h.");
+  module.def("end_sdpa_turn", SdpaTurn::end, "It ends.");
   module.def("why_no_function", why_no_function, py::arg("name"), py::arg("key"),
              "Why PyTorch's own kernel of an operator cannot be called by a C++ function.");
   module.def("run_operator", run_operator, py::arg("name"), py::arg("key"),

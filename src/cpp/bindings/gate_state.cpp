@@ -183,9 +183,9 @@ PyObject* quick_place(std::span<const std::uint64_t> call) {
   return found == nullptr ? nullptr : reinterpret_cast<PyObject*>(*found);
 }
 
-void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number) {
+void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number, SdpaWish wish) {
   // Nothing gives the GIL away between the two.
-  if (state_number() == number && fits(call)) native_calls().keep(call);
+  if (state_number() == number && fits(call)) native_calls().keep(call, wish);
 }
 
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number) {
@@ -195,13 +195,13 @@ void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::
 }
 
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
-              py::object* place, const char* phase) {
+              py::object* place, const char* phase, SdpaWish* wish) {
   const State& now = state();
   if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
   if (now.routes == nullptr) return Verdict::kAlways;
   static PyObject* const place_name = interned("place");
   static PyObject* const quick_name = interned("quick");
-  static PyObject* const bare_name = interned("bare");
+  static PyObject* const wish_name = interned("wish");
   PyObject* last = nullptr;
   if (names != nullptr && PyTuple_GET_SIZE(names) > 0) {
     if (PyTuple_GET_SIZE(names) > 1 ||
@@ -233,7 +233,11 @@ Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObjec
     *place = std::move(ours);
     return Verdict::kQuick;
   }
-  if (attribute(route.ptr(), bare_name).ptr() != Py_True) return Verdict::kAsk;
+  const py::object wanted = attribute(route.ptr(), wish_name);
+  if (wanted.is_none()) return Verdict::kAsk;
+  const auto asked = wanted.cast<SdpaWish>();
+  if (wish == nullptr && asked != kAsSet) return Verdict::kAsk;
+  if (wish != nullptr) *wish = asked;
   return known ? Verdict::kAlways : Verdict::kNative;
 }
 

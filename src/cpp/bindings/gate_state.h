@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/call_table.h"
+#include "sdpa_turn.h"
 
 namespace xpuruntime::bindings {
 
@@ -44,17 +45,20 @@ PyObject* quick_place(std::span<const std::uint64_t> call);
 /// Another one whenever what threads know is void. Without the GIL, too.
 std::uint64_t state_number() noexcept;
 /// Keeps a call that was judged to be kAlways since `number` was read, unless another state holds
-/// by now. With the GIL.
-void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number);
+/// by now, and what it wants of PyTorch's switches. With the GIL.
+void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number,
+                      SdpaWish wish = kAsSet);
 /// Keeps a call that was judged to be kQuick, as above.
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number);
 
 /// `names` as of a vectorcall. With the GIL. `place`, where it is given, becomes the Place of a
 /// kernel of ours that is quick; where it is not, Python is asked for these. `phase`: of every call
 /// of this operator, where rules ask for one; null where the circumstances of the call say it.
-/// Throws py::error_already_set.
+/// `wish`, where it is given, becomes what the native kernel wants of PyTorch's switches; where it
+/// is not, Python is asked for what wants something of them. Throws py::error_already_set.
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
-              pybind11::object* place = nullptr, const char* phase = nullptr);
+              pybind11::object* place = nullptr, const char* phase = nullptr,
+              SdpaWish* wish = nullptr);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

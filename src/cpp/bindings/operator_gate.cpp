@@ -27,15 +27,26 @@ void OperatorGate::renew(py::object slow, py::object trial) {
   number_.store(next_gate_number());
 }
 
-bool OperatorGate::knows(const CallFacts& facts) const {
-  return facts_decide() && native_calls().has(facts.words());
+std::optional<SdpaWish> OperatorGate::known(const CallFacts& facts) const {
+  if (!facts_decide()) return std::nullopt;
+  const SdpaWish* const found = native_calls().find(facts.words());
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
+void OperatorGate::run(OperatorCall& call, SdpaWish wish) const {
+  if (!kind_.takes_turns) {
+    kind_.run(function_, call);
+    return;
+  }
+  const SdpaTurn turn(wish);
+  kind_.run(function_, call);
 }
 
 void OperatorGate::serve(OperatorCall& call) {
   CallFacts facts(number());
   const bool seen = sees(call, facts);
-  if (seen && knows(facts)) {
-    run(call);
+  if (const auto wish = seen ? known(facts) : std::nullopt) {
+    run(call, *wish);
     return;
   }
   ask(call, seen ? &facts : nullptr);
@@ -64,7 +75,7 @@ void OperatorGate::try_function() {
 }
 
 Verdict OperatorGate::judge_call(const OperatorCall& call, std::span<const py::object> given,
-                                 py::object* place) const {
+                                 py::object* place, SdpaWish* wish) const {
   const py::str name(kind_.mark(call));
   std::array<PyObject*, OperatorCall::kMost> arrays{};
   std::size_t count = 0;
@@ -72,7 +83,7 @@ Verdict OperatorGate::judge_call(const OperatorCall& call, std::span<const py::o
     arrays[count++] = given[static_cast<std::size_t>(at)].ptr();
   }
   return judge(name.ptr(), arrays.data(), static_cast<Py_ssize_t>(count), nullptr, place,
-               kind_.phase);
+               kind_.phase, kind_.takes_turns ? wish : nullptr);
 }
 
 bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
@@ -81,10 +92,11 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
   auto place = py::reinterpret_borrow<py::object>(quick_place(facts.words()));
   if (place) return kind_.run_ours(place.ptr(), given, call);
   const std::uint64_t number = state_number();
-  Verdict verdict = judge_call(call, given, has_ours ? &place : nullptr);
+  SdpaWish wish = kAsSet;
+  Verdict verdict = judge_call(call, given, has_ours ? &place : nullptr, &wish);
   if (verdict == Verdict::kAlways && tried_.load() == Trial::kOpen) {
     try_function();
-    verdict = judge_call(call, given, has_ours ? &place : nullptr);
+    verdict = judge_call(call, given, has_ours ? &place : nullptr, &wish);
   }
   if (verdict == Verdict::kQuick && has_ours) {
     if (!kind_.run_ours(place.ptr(), given, call)) return false;
@@ -94,9 +106,9 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
   if (verdict != Verdict::kAlways || tried_.load() != Trial::kPassed) return false;
   {
     const py::gil_scoped_release unlocked;
-    run(call);
+    run(call, wish);
   }
-  keep_native_call(facts.words(), number);
+  keep_native_call(facts.words(), number, wish);
   return true;
 }
 

@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "gate_state.h"
 #include "operator_kind.h"
+#include "sdpa_turn.h"
 
 namespace xpuruntime::bindings {
 
@@ -27,7 +29,7 @@ class OperatorGate {
   void renew(pybind11::object slow, pybind11::object trial);
 
   const OperatorSignature& signature() const noexcept { return kind_.signature; }
-  /// PyTorch's, which may be called where `knows` says so.
+  /// PyTorch's, which may be called for what is `known`.
   void* function() const noexcept { return function_; }
   /// The first word of the facts of a call that runs now.
   std::uint64_t number() const noexcept { return first_fact(number_); }
@@ -35,8 +37,9 @@ class OperatorGate {
   bool sees(const OperatorCall& call, CallFacts& facts) const {
     return kind_.describe != nullptr && kind_.describe(call, facts);
   }
-  /// Whether the native kernel serves a call. Needs no GIL.
-  bool knows(const CallFacts& facts) const;
+  /// What the native kernel wants of PyTorch's switches, where it is known to serve a call; only
+  /// kinds that take turns want something. Needs no GIL.
+  std::optional<SdpaWish> known(const CallFacts& facts) const;
   /// Does one call. Throws what PyTorch's function throws, and py::error_already_set.
   void serve(OperatorCall& call);
   /// Does one that it does not know. `facts` is null where the call cannot be seen. Takes the GIL.
@@ -46,11 +49,11 @@ class OperatorGate {
  private:
   enum class Trial : std::uint8_t { kOpen, kPassed, kFailed };
 
-  void run(OperatorCall& call) const { kind_.run(function_, call); }
+  void run(OperatorCall& call, SdpaWish wish) const;
   /// Whether the call was done without Python. `given`: its arguments as Python has them, no lists.
   bool decide(OperatorCall& call, const CallFacts& facts, std::span<const pybind11::object> given);
   Verdict judge_call(const OperatorCall& call, std::span<const pybind11::object> given,
-                     pybind11::object* place) const;
+                     pybind11::object* place, SdpaWish* wish) const;
   void try_function();
   void call_python(OperatorCall& call, std::span<const pybind11::object> given);
 

@@ -39,6 +39,8 @@ struct OperatorKind {
   /// null where Python always does that. False with nothing done where Python has to. With the GIL.
   bool (*run_ours)(PyObject* place, std::span<const pybind11::object> arguments,
                    OperatorCall& call) = nullptr;
+  /// Whether PyTorch's switches say which of its kernels serves, so that calls take turns.
+  bool takes_turns = false;
 };
 
 /// All operators that a gate of this kind can stand for.

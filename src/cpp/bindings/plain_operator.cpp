@@ -15,6 +15,7 @@
 
 #include "operator_call.h"
 #include "plain_kernel.h"
+#include "sdpa_turn.h"
 #include "torch_cxx.h"
 
 namespace py = pybind11;
@@ -82,8 +83,14 @@ struct Form {
     (put(call, at++, arguments), ...);
     CallFacts facts(gate.number());
     const bool seen = gate.sees(call, facts);
-    if (seen && gate.knows(facts)) {
-      return reinterpret_cast<Result (*)(Arguments...)>(gate.function())(arguments...);
+    if (const auto wish = seen ? gate.known(facts) : std::nullopt) {
+      const auto function = reinterpret_cast<Result (*)(Arguments...)>(gate.function());
+      if constexpr (kNames[kSlot / kKeys.size()] == "scaled_dot_product_attention") {
+        const SdpaTurn turn(*wish);
+        return function(arguments...);
+      } else {
+        return function(arguments...);
+      }
     }
     gate.ask(call, seen ? &facts : nullptr);
     return results<Result>(call);

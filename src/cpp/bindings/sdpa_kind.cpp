@@ -164,7 +164,8 @@ const OperatorKind& sdpa_kind() {
       run,
       describe,
       mark,
-      run_ours};
+      run_ours,
+      true};
   return kind;
 }
 

@@ -128,9 +128,9 @@ def test_a_tuned_policy_is_held_to_eager_round_by_round(report):
     native, tuned = [20.0, 24.0, 30.0], [22.0, 26.4, 48.0]
     eager = (
         case("by hand", "eager", 8.0, 8.0),
-        case("eager", "eager", 24.0, 8.0, samples_ms=native),
-        case("eager, our norms", "eager", 24.0, 8.0, samples_ms=[10.0]),  # which has fewer rounds
-        case("eager, tuned", "eager", 26.4, 8.0, samples_ms=tuned),
+        case("eager", "eager", 24.0, 8.0, samples_ms=[20.0, 20.0], pair_samples_ms=native),
+        case("eager, our norms", "eager", 24.0, 8.0, samples_ms=[10.0, 10.0]),
+        case("eager, tuned", "eager", 26.4, 8.0, samples_ms=[20.0, 20.0], pair_samples_ms=tuned),
     )
     section = report.training_step(steps(*PLAIN, *eager))
     assert "| to eager | median | from | to |" in section.text

@@ -11,6 +11,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import Place, prepare
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
+from xpuruntime.pytorch.attention.sdpa_backends import wish_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,13 +83,14 @@ class Route:
         What the override has worked out for these calls and keeps here.
     quick : bool
         Whether `place` needs nothing but the arrays of such a call, so that a gate may hand them over by itself.
-    bare : bool
-        Whether PyTorch's own kernel serves by a mere call of the operator, without a switch around it.
+    wish : int or None
+        Where PyTorch's own kernel serves, what its call wants of the switches for attention, 0 for nothing, so that a
+        gate may make it by itself; ``None`` where Python has to.
     """
 
     __slots__ = (
-        "asked", "bare", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source",
-        "times", "tuned",
+        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
+        "tuned", "wish",
     )  # fmt: skip
 
     def __init__(
@@ -118,7 +120,7 @@ class Route:
         self.open = False
         self.plan: Any = None
         self.quick = False
-        self.bare = place is None and (op != "attention" or kernel == DEFAULT_ID[op])
+        self.wish = wish_for(kernel, tuned=tuned) if place is None else None
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"

@@ -37,7 +37,7 @@ _WAY = {"cpu": 10.0, "cuda": 25.0}
 #: surely wait for the device: the operations beside them, casts and additions, need the host more than the device.
 _AHEAD = 4.0
 #: Another word whenever what is measured is another, so that times of before are not taken for it.
-_METHOD = "6"
+_METHOD = "7"
 #: Seconds that the measuring of one candidate may take in a turn, and the fewest and most launches of it.
 _BUDGET = 0.02
 _FEWEST, _MOST = 3, 50
@@ -178,7 +178,7 @@ def pick(
         Where the operands are.
     passes : mapping of str to int
         How often the way through a policy is gone for a candidate other than the first, where that is not once: 2 for a
-        kernel of ours with its gradient.
+        kernel of ours with its gradient, 0 for one of PyTorch's that gates call.
 
     Returns
     -------

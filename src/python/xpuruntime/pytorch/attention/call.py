@@ -15,7 +15,7 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.attention import trials
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, reason_against, whole
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, reason_against, whole, wish_for
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
 
@@ -334,7 +334,8 @@ def _settle(
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"
-        passes = dict.fromkeys(ours, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
+        passes = {id_: 1 if wish_for(id_, tuned=True) is None else 0 for id_ in others}  # 0: gates call it
+        passes |= dict.fromkeys(ours, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
         best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
         times = tuning.measured("attention", text, call.q.device)
     if best is None:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from xpuruntime import _core
+from xpuruntime.pytorch.overriding.undisturbed import find_out
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
@@ -26,6 +29,8 @@ __all__ = [
     "read",
     "reason_against",
     "settle_order",
+    "why_no_turns",
+    "wish_for",
     "write",
 ]
 
@@ -54,7 +59,9 @@ _SETTERS = (
     torch._C._set_sdp_use_cudnn,
     torch._C._set_sdp_use_overrideable,
 )
-#: Held while one call has the switches for itself: they belong to the whole process.
+#: In the wish of a turn, beside 1 more than the number of a backend.
+_ONLY_IF_ENABLED = 8
+#: Held while the switches are written, and, where no turns can be taken, while a call has them for itself.
 _lock = threading.RLock()
 
 
@@ -87,7 +94,7 @@ def settle_order() -> None:
 
 def read() -> Settings:
     """Return the settings of the process."""
-    with _lock:
+    with by_backend(None), _lock:
         return Settings(
             tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in torch._C._get_sdp_priority_order())
         )
@@ -95,7 +102,7 @@ def read() -> Settings:
 
 def write(settings: Settings) -> None:
     """Set them for the process."""
-    with _lock:
+    with by_backend(None), _lock:
         _enable(settings.enabled)
         torch._C._set_sdp_priority_order(list(settings.order))
 
@@ -108,7 +115,7 @@ def give_back(before: Settings, ours: Settings) -> None:
     before, ours : Settings
         What was read, and what was written over it.
     """
-    with _lock:
+    with by_backend(None), _lock:
         now = read()
         triples = zip(before.enabled, ours.enabled, now.enabled, strict=True)
         _enable(tuple(was if mine != was and here == mine else here for was, mine, here in triples))
@@ -123,7 +130,8 @@ def _enable(enabled: Iterable[bool]) -> None:
 
 def is_enabled(kernel: str) -> bool:
     """Say whether PyTorch's switches let it choose a kernel, a key of `BACKENDS`."""
-    return bool(_GETTERS[BACKENDS[kernel]]())
+    with by_backend(None):
+        return bool(_GETTERS[BACKENDS[kernel]]())
 
 
 def kernels_in(operators: Iterable[str]) -> dict[str, str]:
@@ -138,30 +146,40 @@ def kernels_in(operators: Iterable[str]) -> dict[str, str]:
 
 
 class by_backend:  # noqa: N801 - used like a function
-    """Let one backend alone serve attention inside a ``with`` block, in this and all other threads.
+    """Let one backend alone serve attention inside a ``with`` block, in this thread and whatever it calls.
 
-    Another thread that enters such a block waits, so keep it short. Threads that call PyTorch past the override see
-    the switches meanwhile.
+    PyTorch's switches belong to the process, so threads take turns: those that want the same go on beside each other,
+    and one that wants something else waits, so keep the block short. Threads that call PyTorch past the override see
+    the switches meanwhile. Where no turns can be taken, so do calls that are PyTorch's own; see `why_no_turns`.
 
     Parameters
     ----------
-    kernel : str
-        A key of `BACKENDS`.
+    kernel : str or None
+        A key of `BACKENDS`. ``None``: whatever PyTorch's switches enable, or, inside of another such block, what that
+        one says.
+    only_if_enabled : bool
+        Whether to leave the switches as they are where this backend is not enabled.
     """
 
-    __slots__ = ("_before", "_number")
+    __slots__ = ("_before", "_kernel", "_wish")
 
-    def __init__(self, kernel: str) -> None:
-        self._number = BACKENDS[kernel]
-        self._before: tuple[bool, ...] = ()
+    def __init__(self, kernel: str | None, *, only_if_enabled: bool = False) -> None:
+        self._kernel = kernel
+        self._wish = 0 if kernel is None else (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if only_if_enabled else 0)
+        self._before: tuple[bool, ...] | None = None
 
     def __enter__(self) -> None:
+        if not why_no_turns():
+            _core.begin_sdpa_turn(self._wish)
+        elif self._kernel is not None:
+            self._switch(BACKENDS[self._kernel])
+
+    def _switch(self, number: int) -> None:
         _lock.acquire()
         try:
             self._before = tuple(get() for get in _GETTERS)
-            number = self._number
-            for other, set_one in enumerate(_SETTERS):
-                set_one(other == number)
+            if self._before[number] or not self._wish & _ONLY_IF_ENABLED:
+                _enable(other == number for other in range(len(_SETTERS)))
         except BaseException:
             _lock.release()
             raise
@@ -169,10 +187,52 @@ class by_backend:  # noqa: N801 - used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not why_no_turns():
+            _core.end_sdpa_turn()
+        elif self._before is not None:
+            try:
+                _enable(self._before)
+            finally:
+                _lock.release()
+
+
+def wish_for(kernel: str, *, tuned: bool) -> int | None:
+    """Return what a call that PyTorch serves wants of its switches, as `_core` has it.
+
+    Parameters
+    ----------
+    kernel : str
+        Id of a kernel of PyTorch's.
+    tuned : bool
+        Whether measured times chose it: then it serves only as long as it is enabled.
+
+    Returns
+    -------
+    int or None
+        0 where it wants nothing of them; ``None`` where Python has to set them.
+    """
+    if kernel not in BACKENDS:
+        return 0
+    return None if why_no_turns() else (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if tuned else 0)
+
+
+@functools.cache
+def why_no_turns() -> str:
+    """Return why calls of attention in several threads take no turns with PyTorch's switches; empty where they do."""
+    return find_out(lambda: _core.open_sdpa_switches() or _why_not_as_wished())
+
+
+def _why_not_as_wished() -> str:
+    def seen(wish: int) -> tuple[bool, ...]:
+        _core.begin_sdpa_turn(wish)
         try:
-            _enable(self._before)
+            return tuple(bool(get()) for get in _GETTERS)
         finally:
-            _lock.release()
+            _core.end_sdpa_turn()
+
+    before = seen(0)
+    alone = (seen(number + 1) == tuple(other == number for other in range(len(_GETTERS))) for number in range(4))
+    return "" if all(alone) and seen(0) == before else "this PyTorch's C++ functions do not set what Python reads"
 
 
 def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:

@@ -20,7 +20,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, find_route, four, sizes_of, traits
 from xpuruntime.pytorch.attention.limits import reason_against_all_of_ours, transforms
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, is_enabled
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
@@ -174,10 +174,11 @@ def _leave(held: Held, given: Arguments) -> None:
 def _natively(
     route: Route | None, natively: Callable[[], Tensor], plain: bool, tensors: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
+    pinned = route.kernel if route is not None and route.kernel in BACKENDS else None
+    tuned = route is not None and route.tuned
+
     def run(*_: Tensor) -> Tensor:
-        if route is None or route.kernel not in BACKENDS or (route.tuned and not is_enabled(route.kernel)):
-            return natively()
-        with by_backend(route.kernel):
+        with by_backend(pinned, only_if_enabled=tuned):
             return natively()
 
     if calls.recorder is None or not plain:  # of what is traced, nothing is computed now

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace xpuruntime::bindings {
+
+/// What one call of scaled dot product attention wants of PyTorch's switches for its backends: 0,
+/// as the program has set them; else the number of a backend and 1, which is to be the only one;
+/// with `kOnlyIfEnabled` where the program lets it be chosen at all, else as it has set them.
+using SdpaWish = std::uint64_t;
+inline constexpr SdpaWish kAsSet = 0;
+inline constexpr SdpaWish kOnlyIfEnabled = 8;
+
+/// As long as it lives, PyTorch's switches are as the call of this thread wants them. They belong
+/// to the process, so calls of other threads that want the same go on meanwhile, and those that
+/// want something else wait. Inside of another one, kAsSet leaves things as they are; any other
+/// wish holds until it ends, and what surrounds it gives way. Needs no GIL; one that is held is
+/// given away while it waits.
+class SdpaTurn {
+ public:
+  explicit SdpaTurn(SdpaWish wish) { begin(wish); }
+  SdpaTurn(const SdpaTurn&) = delete;
+  SdpaTurn& operator=(const SdpaTurn&) = delete;
+  ~SdpaTurn() { end(); }
+
+  /// For Python, where a turn is no object of C++: in one thread, each begin with its end.
+  static void begin(SdpaWish wish);
+  static void end();
+};
+
+/// Opens the switches once; only then may turns have another wish than kAsSet. Returns what is
+/// against it, or nothing.
+std::string open_sdpa_switches();
+
+}  // namespace xpuruntime::bindings

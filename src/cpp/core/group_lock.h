@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace xpuruntime {
+
+/// Lets any number of threads in that want the same, while those that want something else wait.
+/// First come, first served: once one waits, nobody overtakes it.
+class GroupLock {
+ public:
+  using Group = std::uint64_t;
+  using Change = std::function<void(Group)>;
+
+  /// `came`: called before the first of a group is in. `gone`: after the last of it is out. Neither
+  /// may throw, wait, or use this lock.
+  GroupLock(Change came, Change gone);
+
+  /// Goes in if nobody has to be waited for.
+  bool try_enter(Group group);
+  void enter(Group group);
+  void leave();
+
+  /// In a child of a fork, in which the thread that called fork is alone: as if all others had
+  /// left. `inside`: whether this one is in.
+  void forget_others(bool inside);
+
+ private:
+  // What is anew in a child.
+  struct Queue {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::uint64_t drawn = 0;  // tickets
+    std::uint64_t next = 0;   // who goes in next
+  };
+
+  bool fits(Group group) const noexcept { return inside_ == 0 || group_ == group; }
+  void go_in(Group group);
+  void go_out();
+
+  Change came_;
+  Change gone_;
+  std::unique_ptr<Queue> queue_;
+  std::vector<std::unique_ptr<Queue>> given_up_;  // which other threads may have held at a fork
+  std::size_t inside_ = 0;
+  Group group_ = 0;
+};
+
+}  // namespace xpuruntime
