@@ -82,9 +82,9 @@ def training_step(record: dict[str, Any]) -> Section:
         "each waited for, counts. A policy holds process-wide, so captures under one run in a phase of their own, in "
         "which the capture by hand, made without a policy, runs too; *to by hand* is the time over that of the same "
         "phase. Eager steps, under a policy or not, take turns in one phase, and *to eager* is the median of their "
-        f"rounds, for the tuned policy of {record['pair_rounds']} more in which these two alone take turns of three "
-        "steps, with the interval in which 95 % of such medians lie where rounds are drawn anew. *Drift* is the largest difference of the first losses from those of the capture by hand, "
-        "relative; more than 0.02 would be an error."
+        "rounds, for the tuned policy of many more in which these two alone take turns of five steps, with the "
+        "interval in which 95 % of such medians lie where rounds are drawn anew. *Drift* is the largest difference of "
+        "the first losses from those of the capture by hand, relative; more than 0.02 would be an error."
         f"\n\nThe policies:\n\n{policies}\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Training steps", text, tuple(checks))
@@ -134,23 +134,26 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
     )
 
 
-def _over_eager(cases: list[dict[str, Any]]) -> dict[str, Over]:
-    """Return what eager steps of each variant cost over those without a policy, round by round.
+def _over_eager(cases: list[dict[str, Any]]) -> dict[str, tuple[Over, int]]:
+    """Return what eager steps of each variant cost over those without a policy, and in how many rounds.
 
-    In the rounds of the two alone, where there were some.
+    Where there were rounds of the two alone, those.
     """
     found = {case["variant"]: case for case in cases if case["variant"].startswith("eager") and "error" not in case}
     plain = found.pop("eager", None)
     if plain is None:
         return {}
     rounds = {name: "pair_samples_ms" if "pair_samples_ms" in found[name] else "samples_ms" for name in sorted(found)}
-    return {name: over(found[name][which], plain[which]) for name, which in rounds.items()}
+    return {name: (over(found[name][which], plain[which]), len(plain[which])) for name, which in rounds.items()}
 
 
 def _to_eager(cases: list[dict[str, Any]]) -> str:
     """Compare eager steps under a policy with those without."""
-    rows = [[name, *(f"{1 + value:.3f}" for value in cost)] for name, cost in _over_eager(cases).items()]
-    return f"{table(('to eager', 'median', 'from', 'to'), rows)}\n" if rows else ""
+    rows = [
+        [name, *(f"{1 + value:.3f}" for value in cost), str(rounds)]
+        for name, (cost, rounds) in _over_eager(cases).items()
+    ]
+    return f"{table(('to eager', 'median', 'from', 'to', 'rounds'), rows)}\n" if rows else ""
 
 
 def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list[Check]:
@@ -165,7 +168,7 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
     costs = _over_eager(cases)
     if "eager, tuned" in costs:
-        figure = 1 + costs["eager, tuned"].part
+        figure = 1 + costs["eager, tuned"][0].part
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
 

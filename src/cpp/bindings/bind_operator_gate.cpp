@@ -146,6 +146,7 @@ void bind_operator_gate(py::module_& module) {
   module.def("begin_sdpa_turn", SdpaTurn::begin, py::arg("wish"),
              "A call of attention begins that wants something of these switches; see sdpa_turn.h.");
   module.def("end_sdpa_turn", SdpaTurn::end, "It ends.");
+  module.def("in_sdpa_turn", SdpaTurn::within, "Whether this thread is in one.");
   module.def("why_no_function", why_no_function, py::arg("name"), py::arg("key"),
              "Why PyTorch's own kernel of an operator cannot be called by a C++ function.");
   module.def("run_operator", run_operator, py::arg("name"), py::arg("key"),

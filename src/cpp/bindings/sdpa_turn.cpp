@@ -71,7 +71,7 @@ GroupLock& lock() {
   // Never dropped, since threads may outlive statics.
   static GroupLock& made = *new GroupLock(come, go);
   static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { made.forget_others(!turns.empty()); });
+      pthread_atfork(nullptr, nullptr, [] { made.forget_others(SdpaTurn::within()); });
   static_cast<void>(registered);
   return made;
 }
@@ -106,6 +106,8 @@ void SdpaTurn::end() {
   lock().leave();
   if (const Turn* const outer = holder(); outer != nullptr) enter(outer->wish);
 }
+
+bool SdpaTurn::within() noexcept { return !turns.empty(); }
 
 std::string open_sdpa_switches() {
   if (switches.context != nullptr) return "";

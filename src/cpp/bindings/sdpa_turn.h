@@ -29,6 +29,8 @@ class SdpaTurn {
   /// For Python, where a turn is no object of C++: in one thread, each begin with its end.
   static void begin(SdpaWish wish);
   static void end();
+  /// Whether this thread is in one.
+  static bool within() noexcept;
 };
 
 /// Opens the switches once; only then may turns have another wish than kAsSet. Returns what is

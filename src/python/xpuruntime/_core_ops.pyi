@@ -291,6 +291,9 @@ def begin_sdpa_turn(wish: int) -> None:
 def end_sdpa_turn() -> None:
     """End the turn of this thread that was begun last."""
 
+def in_sdpa_turn() -> bool:
+    """Say whether this thread is in one."""
+
 def why_no_function(name: str, key: str) -> str:
     """Return why PyTorch's own kernel of an operator cannot be called by a C++ function; empty where it can."""
 

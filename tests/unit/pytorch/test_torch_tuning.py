@@ -245,3 +245,26 @@ def test_forward_and_backward_of_a_model():
     torch.testing.assert_close(found, expected)
     assert len(tuned) >= 4
     assert all(route.tuned for route in tuned)
+
+
+def test_nobody_waits_for_measuring_inside_of_an_attention():
+    """Who measures may be waiting for the turn with PyTorch's switches that this thread has."""
+    from xpuruntime.pytorch.attention.sdpa_backends import by_backend
+
+    ran, found = [], []
+    candidates = [("torch.mm", lambda: ran.append(1)), ("auto", lambda: ran.append(1))]
+
+    def ask():
+        with by_backend(None):
+            found.append(tuning.pick("matmul", "of this test", candidates, CPU))
+
+    with tuning._measuring:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert found == [None]
+    assert not ran
+    ask()
+    assert found[1] in ("torch.mm", "auto")
+    assert ran

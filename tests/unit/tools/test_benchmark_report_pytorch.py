@@ -133,9 +133,9 @@ def test_a_tuned_policy_is_held_to_eager_round_by_round(report):
         case("eager, tuned", "eager", 26.4, 8.0, samples_ms=[20.0, 20.0], pair_samples_ms=tuned),
     )
     section = report.training_step(steps(*PLAIN, *eager))
-    assert "| to eager | median | from | to |" in section.text
-    assert "| eager, our norms | 0.500 | 0.500 | 0.500 |" in section.text
-    assert "| eager, tuned | 1.100 | 1.100 | 1.600 |" in section.text
+    assert "| to eager | median | from | to | rounds |" in section.text
+    assert "| eager, our norms | 0.500 | 0.500 | 0.500 | 2 |" in section.text
+    assert "| eager, tuned | 1.100 | 1.100 | 1.600 | 3 |" in section.text
     check = section.checks[-1]
     assert (check.what, check.figure) == ("gpt2-1x1024: eager, tuned, to eager", pytest.approx(1.1))
     assert check.verdict.startswith("**missed**")

@@ -7,19 +7,21 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from contextlib import contextmanager
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.routing import Route
 from xpuruntime.runtime import marks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from xpuruntime.ops.ambient import Place
@@ -183,8 +185,8 @@ def pick(
     Returns
     -------
     str or None
-        ``None`` where nothing may be measured now (see `may_measure`) and no result is known: use PyTorch's own, and
-        ask again at the next call.
+        ``None`` where no result is known and nothing may be measured now (see `may_measure`), or another thread does so
+        while this one is inside of an attention: use PyTorch's own, and ask again at the next call.
 
     Notes
     -----
@@ -205,23 +207,32 @@ def pick(
     if times is None:
         if not may_measure():
             return None
-        with _measuring:  # one at a time, so that none meets the load of another
+        # One at a time, so that none meets the load of another; whose turn with PyTorch's switches it is does not wait
+        # for one that may be waiting for that turn.
+        if not _measuring.acquire(blocking=not _core.in_sdpa_turn()):
+            return None
+        try:
             times = _known.get(mark)
             if times is None:
-                _here.measuring = True
-                try:
-                    names = [name for name, _ in candidates]
-                    with (
-                        marks.mark("tuning", f"{op}: {key}", candidates=names),
-                        torch.profiler.record_function(marks.TUNING),
-                    ):
-                        times = _known[mark] = _measure(candidates, device, mark[2], passes)
-                finally:
-                    _here.measuring = False
+                with marks.mark("tuning", f"{op}: {key}", candidates=[name for name, _ in candidates]), _as_tuning():
+                    times = _known[mark] = _measure(candidates, device, mark[2], passes)
                 _keep(mark, times)
+        finally:
+            _measuring.release()
     _known[mark] = times
     can = {name for name, _ in candidates}  # another process may have had more
     return _best({name: time for name, time in times.items() if name in can}, candidates[0][0])
+
+
+@contextmanager
+def _as_tuning() -> Iterator[None]:
+    """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
+    _here.measuring = True
+    try:
+        with torch.profiler.record_function(marks.TUNING):
+            yield
+    finally:
+        _here.measuring = False
 
 
 def measured(op: str, key: str, device: Any) -> tuple[tuple[str, float], ...]:
