@@ -52,7 +52,7 @@ SHAPES: dict[str, tuple[type, Size, int, int]] = {
 ANCHOR = "by hand"
 #: Eager steps that are held to each other by themselves.
 PAIR = ("eager", "eager, tuned")
-#: Of a turn of theirs, the steps that are timed and those before, for a policy's gates are still cold in the second one.
+#: Of a turn of theirs, the steps that are timed and those before, since a policy's gates are cold in the second one.
 PAIR_TURN = (2, 3)
 #: What capture_graph may cost over the capture by hand, and a tuned policy over none.
 CAPTURE_TARGET, TUNED_TARGET = 1.02, 1.01
@@ -223,7 +223,7 @@ def rounds_of(
 ) -> dict[str, list[float]]:
     """Return milliseconds a step of each variant, one sample a round: the least of `calls` steps, each waited for.
 
-    In the `settling` steps before them a policy gets to know the calls of a step, and caches warm. Rounds have the variants
+    In the `settling` steps before them a policy gets to know the calls, and caches warm. Rounds have the variants
     in an order of their own, and Python collects its garbage between them alone.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}

@@ -101,7 +101,8 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
 
     def measure(candidates, device, eager, passes):
         real(candidates, device, eager, passes)
-        assert passes["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
+        if "torch.math" in dict(candidates):
+            assert passes["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
         return {name: 1.0 if name == "torch.math" else 9.0 for name, _ in candidates}
 
     monkeypatch.setattr(tuning, "_measure", measure)
