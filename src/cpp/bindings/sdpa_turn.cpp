@@ -99,7 +99,8 @@ void SdpaTurn::begin(SdpaWish wish) {
   turns.push_back({wish, true});
 }
 
-void SdpaTurn::end() {
+// NOLINTNEXTLINE(bugprone-exception-escape): where a lock fails, the program is over.
+void SdpaTurn::end() noexcept {
   const bool own = turns.back().own;
   turns.pop_back();
   if (!own) return;

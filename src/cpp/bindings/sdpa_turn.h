@@ -28,7 +28,7 @@ class SdpaTurn {
 
   /// For Python, where a turn is no object of C++: in one thread, each begin with its end.
   static void begin(SdpaWish wish);
-  static void end();
+  static void end() noexcept;
   /// Whether this thread is in one.
   static bool within() noexcept;
 };
