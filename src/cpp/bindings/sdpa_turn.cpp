@@ -37,18 +37,29 @@ struct Kept {
 
 Kept kept;
 
+// Those to be enabled first, so that threads that go past the override never find none.
+void write(const std::array<bool, kBackends>& enabled) {
+  for (const bool value : {true, false}) {
+    for (std::size_t i = 0; i < kBackends; ++i) {
+      if (enabled[i] == value) switches.write[i](switches.context, value);
+    }
+  }
+}
+
 void come(SdpaWish wish) {
   const std::size_t only = wish & (kOnlyIfEnabled - 1);
   if (only == 0) return;
   for (std::size_t i = 0; i < kBackends; ++i) kept.enabled[i] = switches.read[i](switches.context);
   if ((wish & kOnlyIfEnabled) != 0 && !kept.enabled[only - 1]) return;
   kept.changed = true;
-  for (std::size_t i = 0; i < kBackends; ++i) switches.write[i](switches.context, i == only - 1);
+  std::array<bool, kBackends> alone{};
+  alone[only - 1] = true;
+  write(alone);
 }
 
 void go(SdpaWish /*wish*/) {
   if (!kept.changed) return;
-  for (std::size_t i = 0; i < kBackends; ++i) switches.write[i](switches.context, kept.enabled[i]);
+  write(kept.enabled);
   kept.changed = false;
 }
 

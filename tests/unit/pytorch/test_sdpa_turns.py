@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.attention.sdpa_backends import by_backend  # noqa: E402
 from xpuruntime.pytorch.overriding import attention  # noqa: E402
+from xpuruntime.pytorch.overriding.undisturbed import find_out  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]
 
@@ -258,4 +260,55 @@ def test_a_child_of_a_fork_is_not_left_waiting():
             os._exit(0 if right and enabled() == before else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+    assert enabled() == before
+
+
+def test_what_is_found_out_inside_of_a_transform(monkeypatch):
+    """PyTorch sets no state of tracing in kernels that a transform has called."""
+    found = []
+    real = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *args: (found.append(find_out(lambda: "")), real(*args))[1])
+    sdpa_backends.why_no_turns.cache_clear()
+    x = torch.randn(3, 1, 2, 8, 16)
+    with xt.kernel_policy(rules=[rule("torch.math", head_dim=16)]):
+        torch.testing.assert_close(torch.vmap(lambda one: sdpa(one, one, one))(x), sdpa(x, x, x))
+    assert found[0] == ""
+    assert sdpa_backends.why_no_turns() == ""
+
+
+def test_policies_change_while_threads_compute():
+    """Each call is served by what some policy says, and none is refused."""
+    x, y = torch.randn(1, 2, 8, 64, requires_grad=True), torch.randn(1, 2, 8, 32)
+    policies = [
+        xrt.KernelPolicy(rules=[rule("torch.flash", head_dim=64)]),
+        xrt.KernelPolicy(attention="torch.math", rules=[rule("torch.flash", head_dim=64)]),
+        xrt.KernelPolicy(rules=[rule("torch.math", phase="train")]),
+    ]
+    stop = threading.Event()
+    wrong, calls = [], [0, 0]
+
+    def run(turn, *args, **options):
+        while not stop.is_set():
+            try:
+                sdpa(*args, **options).sum()
+                calls[turn] += 1
+            except RuntimeError:
+                wrong.append(traceback.format_exc())
+
+    before = enabled()
+    with xt.kernel_policy(policies[0]):
+        threads = [
+            threading.Thread(target=run, args=(0, x, x, x)),
+            threading.Thread(target=run, args=(1, y, y, y), kwargs={"dropout_p": 0.1}),
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(120):
+            xt.set_kernel_policy(policies[number % 3])
+            time.sleep(0.005)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong
+    assert min(calls) > 0
     assert enabled() == before

@@ -15,7 +15,14 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import calls, tuning
 from xpuruntime.pytorch.attention import trials
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, reason_against, whole, wish_for
+from xpuruntime.pytorch.attention.sdpa_backends import (
+    BACKENDS,
+    by_backend,
+    is_enabled,
+    reason_against,
+    whole,
+    wish_for,
+)  # fmt: skip
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
 
@@ -358,9 +365,11 @@ def others_of_pytorch(call: AttentionCall) -> list[str]:
     That one keeps the weights of all pairs, so that a long call could not even be measured. What is switched off in
     PyTorch is left out.
     """
-    own = torch._fused_sdp_choice(
-        call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
-    )
+    with by_backend(None):
+        own = torch._fused_sdp_choice(
+            call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale,
+            enable_gqa=call.enable_gqa,
+        )  # fmt: skip
     rest = (id_ for id_, number in BACKENDS.items() if id_ != "torch.math" and number != own and is_enabled(id_))
     return [id_ for id_ in rest if not reason_against_native(id_, call)]
 

@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
-from xpuruntime.pytorch.overriding.undisturbed import find_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +123,8 @@ def give_back(before: Settings, ours: Settings) -> None:
 
 
 def _enable(enabled: Iterable[bool]) -> None:
-    for set_one, value in zip(_SETTERS, enabled, strict=True):
+    # Those to be enabled first: threads that go past the override never find none.
+    for set_one, value in sorted(zip(_SETTERS, enabled, strict=True), key=lambda pair: not pair[1]):
         set_one(value)
 
 
@@ -219,7 +219,7 @@ def wish_for(kernel: str, *, tuned: bool) -> int | None:
 @functools.cache
 def why_no_turns() -> str:
     """Return why calls of attention in several threads take no turns with PyTorch's switches; empty where they do."""
-    return find_out(lambda: _core.open_sdpa_switches() or _why_not_as_wished())
+    return _core.open_sdpa_switches() or _why_not_as_wished()
 
 
 def _why_not_as_wished() -> str:

@@ -25,11 +25,11 @@ __all__ = ["by_backend", "natively", "ours"]
 
 def natively(call: AttentionCall, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, PyTorch's own choice."""
-    _with_gradient(call, run)
+    by_backend(call, None, run)
 
 
-def by_backend(call: AttentionCall, kernel: str, run: Callable[[], Tensor]) -> None:
-    """Do a call by `run`, where PyTorch can choose nothing but one of its kernels."""
+def by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor]) -> None:
+    """Do a call by `run`, where PyTorch can choose nothing but one of its kernels; ``None``: what it has enabled."""
 
     def by_this_one() -> Tensor:
         with sdpa_backends.by_backend(kernel):

@@ -26,7 +26,8 @@ def undisturbed() -> Iterator[None]:
     """
     traced = torch._C._get_tracing_state()
     transformed = torch._C._are_functorch_transforms_active()
-    torch._C._set_tracing_state(None)
+    if traced is not None:  # PyTorch refuses to set it where nothing is to be traced, as in hooks of saved tensors
+        torch._C._set_tracing_state(None)
     try:
         with (
             # Where nothing is transformed, asking for the stack would have PyTorch make one for this thread.
@@ -38,7 +39,8 @@ def undisturbed() -> Iterator[None]:
         ):
             yield
     finally:
-        torch._C._set_tracing_state(traced)
+        if traced is not None:
+            torch._C._set_tracing_state(traced)
 
 
 def find_out(trial: Callable[[], str]) -> str:
