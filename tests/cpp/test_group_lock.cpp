@@ -108,7 +108,8 @@ TEST(GroupLock, AChildOfAForkForgetsTheOthers) {
     Room room;
     room.lock.enter(4);
     room.lock.enter(4);  // as another thread would
-    room.lock.forget_others(inside);
+    room.lock.before_fork();
+    room.lock.after_fork_in_child(inside);
     EXPECT_EQ(room.gone, inside ? Groups{} : Groups{4});
     if (inside) room.lock.leave();
     EXPECT_EQ(room.gone, Groups{4});

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ import xpuruntime as xrt
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 torch = pytest.importorskip("torch")
@@ -137,13 +139,18 @@ def test_cudnn_where_flash_was_pinned(half: tuple[Path, Any], monkeypatch: pytes
         (decision,) = report.decisions
         assert (decision.chosen, decision.source, decision.count) == ("torch.flash", "pinned", 2)
 
-    class ChangedBehind(sdpa_backends.by_backend):
-        def __enter__(self) -> None:
-            super().__enter__()
+    real = sdpa_backends.by_backend
+
+    @contextmanager
+    def changed_behind(kernel: str, **options: bool) -> Iterator[None]:
+        with real(kernel, **options):
             torch.backends.cuda.enable_flash_sdp(False)
             torch.backends.cuda.enable_cudnn_sdp(True)
+            yield
+            torch.backends.cuda.enable_flash_sdp(True)
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
-    monkeypatch.setattr(attention, "by_backend", ChangedBehind)
+    monkeypatch.setattr(attention, "by_backend", changed_behind)
     with xrt.InferenceSession(path, policy=policy) as session:
         report = session.explain({"x": x}, runs=2)
     (seen,) = (one for one in report.observations if one.key == "kernels.attention")

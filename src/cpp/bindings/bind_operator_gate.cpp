@@ -104,6 +104,24 @@ py::object run_operator(const std::string& name, const std::string& key, const p
   return call.returned();
 }
 
+// A block of Python's, which no signal can leave without its end: there is no code of Python's
+// between the beginning and the block.
+class TurnBlock {
+ public:
+  explicit TurnBlock(SdpaWish wish) : wish_(wish) {}
+
+  void enter() const {
+    SdpaTurn::begin(wish_);
+    if (PyErr_CheckSignals() == 0) return;  // that came while it waited
+    SdpaTurn::end();
+    throw py::error_already_set();
+  }
+  static void leave(const TurnBlock& /*self*/, const py::args& /*raised*/) { SdpaTurn::end(); }
+
+ private:
+  SdpaWish wish_;
+};
+
 // As words alone, so that tests can compare them.
 py::object tensor_traits(const py::handle& tensor, bool ask) {
   if (torch_shim() == nullptr) throw py::value_error("PyTorch's C functions are not open");
@@ -143,10 +161,12 @@ void bind_operator_gate(py::module_& module) {
       "Find what tells calls in one state of PyTorch's from others. Returns what is against it.");
   module.def("open_sdpa_switches", open_sdpa_switches,
              "Find PyTorch's switches for backends of attention. Returns what is against it.");
-  module.def("begin_sdpa_turn", SdpaTurn::begin, py::arg("wish"),
-             "A call of attention begins that wants something of these switches; see sdpa_turn.h.");
-  module.def("end_sdpa_turn", SdpaTurn::end, "It ends.");
-  module.def("in_sdpa_turn", SdpaTurn::within, "Whether this thread is in one.");
+  py::class_<TurnBlock>(module, "SdpaTurn",
+                        "A block that wants something of these switches; see sdpa_turn.h.")
+      .def(py::init<SdpaWish>(), py::arg("wish"))
+      .def("__enter__", &TurnBlock::enter)
+      .def("__exit__", &TurnBlock::leave);
+  module.def("in_sdpa_turn", SdpaTurn::within, "Whether this thread is in such a block.");
   module.def("why_no_function", why_no_function, py::arg("name"), py::arg("key"),
              "Why PyTorch's own kernel of an operator cannot be called by a C++ function.");
   module.def("run_operator", run_operator, py::arg("name"), py::arg("key"),

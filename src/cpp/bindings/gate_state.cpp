@@ -197,6 +197,7 @@ void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::
 Verdict judge(PyObject* name, PyObject* const* arrays, Py_ssize_t count, PyObject* names,
               py::object* place, const char* phase, SdpaWish* wish) {
   const State& now = state();
+  if (wish != nullptr) *wish = kAsSet;
   if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
   if (now.routes == nullptr) return Verdict::kAlways;
   static PyObject* const place_name = interned("place");

@@ -29,16 +29,25 @@ struct Switches {
 
 Switches switches;
 
-// The switches as the program has set them, while a turn has them otherwise.
+using Enabled = std::array<bool, kBackends>;
+
+// While a turn has the switches otherwise than the program has set them.
 struct Kept {
-  std::array<bool, kBackends> enabled{};
+  Enabled before{};
+  Enabled during{};
   bool changed = false;
 };
 
 Kept kept;
 
+Enabled read() {
+  Enabled found{};
+  for (std::size_t i = 0; i < kBackends; ++i) found[i] = switches.read[i](switches.context);
+  return found;
+}
+
 // Those to be enabled first, so that threads that go past the override never find none.
-void write(const std::array<bool, kBackends>& enabled) {
+void write(const Enabled& enabled) {
   for (const bool value : {true, false}) {
     for (std::size_t i = 0; i < kBackends; ++i) {
       if (enabled[i] == value) switches.write[i](switches.context, value);
@@ -49,17 +58,21 @@ void write(const std::array<bool, kBackends>& enabled) {
 void come(SdpaWish wish) {
   const std::size_t only = wish & (kOnlyIfEnabled - 1);
   if (only == 0) return;
-  for (std::size_t i = 0; i < kBackends; ++i) kept.enabled[i] = switches.read[i](switches.context);
-  if ((wish & kOnlyIfEnabled) != 0 && !kept.enabled[only - 1]) return;
+  kept.before = read();
+  if ((wish & kOnlyIfEnabled) != 0 && !kept.before[only - 1]) return;
+  kept.during = {};
+  kept.during[only - 1] = true;
   kept.changed = true;
-  std::array<bool, kBackends> alone{};
-  alone[only - 1] = true;
-  write(alone);
+  write(kept.during);
 }
 
 void go(SdpaWish /*wish*/) {
   if (!kept.changed) return;
-  write(kept.enabled);
+  Enabled enabled = read();
+  for (std::size_t i = 0; i < kBackends; ++i) {
+    if (enabled[i] == kept.during[i]) enabled[i] = kept.before[i];
+  }
+  write(enabled);
   kept.changed = false;
 }
 
@@ -82,14 +95,25 @@ GroupLock& lock() {
   // Never dropped, since threads may outlive statics.
   static GroupLock& made = *new GroupLock(come, go);
   static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { made.forget_others(SdpaTurn::within()); });
+      pthread_atfork([] { made.before_fork(); }, [] { made.after_fork(); },
+                     [] { made.after_fork_in_child(SdpaTurn::within()); });
   static_cast<void>(registered);
   return made;
 }
 
+// PyGILState_Check says yes to everything once the process has made another interpreter.
+bool has_gil() {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyThreadState* const now = PyThreadState_GetUnchecked();
+#else
+  PyThreadState* const now = _PyThreadState_UncheckedGet();
+#endif
+  return now != nullptr && now == PyGILState_GetThisThreadState();
+}
+
 void enter(SdpaWish wish) {
   if (lock().try_enter(wish)) return;
-  if (PyGILState_Check() == 0) {
+  if (!has_gil()) {
     lock().enter(wish);
     return;
   }
@@ -112,6 +136,7 @@ void SdpaTurn::begin(SdpaWish wish) {
 
 // NOLINTNEXTLINE(bugprone-exception-escape): where a lock fails, the program is over.
 void SdpaTurn::end() noexcept {
+  if (turns.empty()) return;
   const bool own = turns.back().own;
   turns.pop_back();
   if (!own) return;

@@ -17,8 +17,8 @@ inline constexpr SdpaWish kOnlyIfEnabled = 8;
 /// As long as it lives, PyTorch's switches are as the call of this thread wants them. They belong
 /// to the process, so calls of other threads that want the same go on meanwhile, and those that
 /// want something else wait. Inside of another one, kAsSet leaves things as they are; any other
-/// wish holds until it ends, and what surrounds it gives way. Needs no GIL; one that is held is
-/// given away while it waits.
+/// wish holds until it ends, and what surrounds it gives way. Switches that somebody else has set
+/// meanwhile stay as they are. Needs no GIL; one that is held is given away while it waits.
 class SdpaTurn {
  public:
   explicit SdpaTurn(SdpaWish wish) { begin(wish); }
@@ -26,7 +26,7 @@ class SdpaTurn {
   SdpaTurn& operator=(const SdpaTurn&) = delete;
   ~SdpaTurn() { end(); }
 
-  /// For Python, where a turn is no object of C++: in one thread, each begin with its end.
+  /// For Python, where a block is no scope of C++: in one thread, each begin with its end.
   static void begin(SdpaWish wish);
   static void end() noexcept;
   /// Whether this thread is in one.

@@ -41,7 +41,12 @@ void GroupLock::leave() {
   if (inside_ == 0 && queue_->next != queue_->drawn) queue_->changed.notify_all();
 }
 
-void GroupLock::forget_others(bool inside) {
+void GroupLock::before_fork() { queue_->mutex.lock(); }
+
+void GroupLock::after_fork() { queue_->mutex.unlock(); }
+
+void GroupLock::after_fork_in_child(bool inside) {
+  queue_->mutex.unlock();
   given_up_.push_back(std::exchange(queue_, std::make_unique<Queue>()));
   if (inside_ == 0) return;
   inside_ = 1;

@@ -19,8 +19,8 @@ class GroupLock {
   using Group = std::uint64_t;
   using Change = std::function<void(Group)>;
 
-  /// `came`: called before the first of a group is in. `gone`: after the last of it is out. Neither
-  /// may throw, wait, or use this lock.
+  /// `came`: called before the first of a group is in. `gone`: after the last of it is out, and
+  /// before anybody else comes in. Neither may throw, wait, or use this lock.
   GroupLock(Change came, Change gone);
 
   /// Goes in if nobody has to be waited for.
@@ -28,9 +28,11 @@ class GroupLock {
   void enter(Group group);
   void leave();
 
-  /// In a child of a fork, in which the thread that called fork is alone: as if all others had
-  /// left. `inside`: whether this one is in.
-  void forget_others(bool inside);
+  /// Around a fork: nobody goes in or out meanwhile. In the child, in which the thread that called
+  /// fork is alone, all others have left. `inside`: whether this one is in.
+  void before_fork();
+  void after_fork();
+  void after_fork_in_child(bool inside);
 
  private:
   // What is anew in a child.
@@ -48,7 +50,7 @@ class GroupLock {
   Change came_;
   Change gone_;
   std::unique_ptr<Queue> queue_;
-  std::vector<std::unique_ptr<Queue>> given_up_;  // which other threads may have held at a fork
+  std::vector<std::unique_ptr<Queue>> given_up_;  // in which threads waited at a fork
   std::size_t inside_ = 0;
   Group group_ = 0;
 };

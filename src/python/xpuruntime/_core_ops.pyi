@@ -280,19 +280,20 @@ def open_torch_state() -> str:
 def open_sdpa_switches() -> str:
     """Find PyTorch's switches for its backends of attention. Returns what is against using them, or nothing."""
 
-def begin_sdpa_turn(wish: int) -> None:
-    """Have these switches as a call of attention in this thread wants them, until `end_sdpa_turn`.
+class SdpaTurn:
+    """A block in which these switches are as a call of attention in this thread wants them.
 
     `wish`: 0, as the program has set them, or within another turn as that one has them; else 1 more than the number of
     the one backend that is to be enabled, and 8 more where it is to be so only if the program has it enabled. Other
     threads that want the same go on; those that want something else wait.
     """
 
-def end_sdpa_turn() -> None:
-    """End the turn of this thread that was begun last."""
+    def __init__(self, wish: int) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 def in_sdpa_turn() -> bool:
-    """Say whether this thread is in one."""
+    """Say whether this thread is in such a block, or in an attention that a gate has called."""
 
 def why_no_function(name: str, key: str) -> str:
     """Return why PyTorch's own kernel of an operator cannot be called by a C++ function; empty where it can."""

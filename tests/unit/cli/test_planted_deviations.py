@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +194,18 @@ class TestTorch:
         given = policy(tmp_path, execution={"engine": "torch", "device": "cpu"}, kernels={"attention": ["torch.flash"]})
         assert xrt("explain", program, "-p", given).code == 0
 
-        class ChangedBehind(sdpa_backends.by_backend):
-            def __enter__(self) -> None:
-                super().__enter__()
+        real = sdpa_backends.by_backend
+
+        @contextmanager
+        def changed_behind(kernel: str, **options: bool) -> Iterator[None]:
+            with real(kernel, **options):
                 torch.backends.cuda.enable_flash_sdp(False)
                 torch.backends.cuda.enable_math_sdp(True)
+                yield
+                torch.backends.cuda.enable_flash_sdp(True)
+                torch.backends.cuda.enable_math_sdp(False)
 
-        monkeypatch.setattr(attention, "by_backend", ChangedBehind)
+        monkeypatch.setattr(attention, "by_backend", changed_behind)
         assert deviating(explain(xrt, program, "-p", given)) == {"kernels.attention"}
         shown = xrt("explain", program, "-p", given)
         report = xrt("explain", program, "-p", given, "--json").json()

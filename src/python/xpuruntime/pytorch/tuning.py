@@ -207,21 +207,34 @@ def pick(
     if times is None:
         if not may_measure():
             return None
-        # One at a time, so that none meets the load of another; whose turn with PyTorch's switches it is does not wait
-        # for one that may be waiting for that turn.
-        if not _measuring.acquire(blocking=not _core.in_sdpa_turn()):
+        # Who has a turn with PyTorch's switches does not wait for one that may be waiting for that turn.
+        here = _core.in_sdpa_turn()
+        if here and not _measuring.acquire(blocking=False):
             return None
         try:
-            times = _known.get(mark)
-            if times is None:
-                with marks.mark("tuning", f"{op}: {key}", candidates=[name for name, _ in candidates]), _as_tuning():
-                    times = _known[mark] = _measure(candidates, device, mark[2], passes)
-                _keep(mark, times)
+            times = _measured_once(f"{op}: {key}", mark, candidates, device, passes)
         finally:
-            _measuring.release()
+            if here:
+                _measuring.release()
     _known[mark] = times
     can = {name for name, _ in candidates}  # another process may have had more
     return _best({name: time for name, time in times.items() if name in can}, candidates[0][0])
+
+
+def _measured_once(
+    what: str,
+    mark: tuple[str, str, bool],
+    candidates: Sequence[tuple[str, Callable[[], Any]]],
+    device: Any,
+    passes: Mapping[str, int],
+) -> dict[str, float]:
+    with _measuring:  # one at a time, so that none meets the load of another
+        times = _known.get(mark)
+        if times is None:
+            with marks.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
+                times = _known[mark] = _measure(candidates, device, mark[2], passes)
+            _keep(mark, times)
+    return times
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from xpuruntime import _core
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
 __all__ = [
@@ -145,8 +147,8 @@ def kernels_in(operators: Iterable[str]) -> dict[str, str]:
     return {name: kernel for name in operators for kernel, mark in _MARKS.items() if mark in name}
 
 
-class by_backend:  # noqa: N801 - used like a function
-    """Let one backend alone serve attention inside a ``with`` block, in this thread and whatever it calls.
+def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> AbstractContextManager[None]:
+    """Return a block inside of which one backend alone serves attention, in this thread and whatever it calls.
 
     PyTorch's switches belong to the process, so threads take turns: those that want the same go on beside each other,
     and one that wants something else waits, so keep the block short. Threads that call PyTorch past the override see
@@ -160,26 +162,25 @@ class by_backend:  # noqa: N801 - used like a function
     only_if_enabled : bool
         Whether to leave the switches as they are where this backend is not enabled.
     """
+    if not why_no_turns():
+        return _core.SdpaTurn(0 if kernel is None else _wish(kernel, only_if_enabled))
+    return nullcontext() if kernel is None else _Switched(kernel, only_if_enabled)
 
-    __slots__ = ("_before", "_kernel", "_wish")
 
-    def __init__(self, kernel: str | None, *, only_if_enabled: bool = False) -> None:
-        self._kernel = kernel
-        self._wish = 0 if kernel is None else (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if only_if_enabled else 0)
-        self._before: tuple[bool, ...] | None = None
+class _Switched:
+    """What `by_backend` returns where no turns can be taken."""
+
+    def __init__(self, kernel: str, only_if_enabled: bool) -> None:
+        self._number = BACKENDS[kernel]
+        self._only_if_enabled = only_if_enabled
+        self._before: tuple[bool, ...] = ()
 
     def __enter__(self) -> None:
-        if not why_no_turns():
-            _core.begin_sdpa_turn(self._wish)
-        elif self._kernel is not None:
-            self._switch(BACKENDS[self._kernel])
-
-    def _switch(self, number: int) -> None:
         _lock.acquire()
         try:
             self._before = tuple(get() for get in _GETTERS)
-            if self._before[number] or not self._wish & _ONLY_IF_ENABLED:
-                _enable(other == number for other in range(len(_SETTERS)))
+            if self._before[self._number] or not self._only_if_enabled:
+                _enable(other == self._number for other in range(len(_SETTERS)))
         except BaseException:
             _lock.release()
             raise
@@ -187,13 +188,14 @@ class by_backend:  # noqa: N801 - used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not why_no_turns():
-            _core.end_sdpa_turn()
-        elif self._before is not None:
-            try:
-                _enable(self._before)
-            finally:
-                _lock.release()
+        try:
+            _enable(self._before)
+        finally:
+            _lock.release()
+
+
+def _wish(kernel: str, only_if_enabled: bool) -> int:
+    return (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if only_if_enabled else 0)
 
 
 def wish_for(kernel: str, *, tuned: bool) -> int | None:
@@ -213,7 +215,7 @@ def wish_for(kernel: str, *, tuned: bool) -> int | None:
     """
     if kernel not in BACKENDS:
         return 0
-    return None if why_no_turns() else (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if tuned else 0)
+    return None if why_no_turns() else _wish(kernel, tuned)
 
 
 @functools.cache
@@ -224,15 +226,16 @@ def why_no_turns() -> str:
 
 def _why_not_as_wished() -> str:
     def seen(wish: int) -> tuple[bool, ...]:
-        _core.begin_sdpa_turn(wish)
-        try:
+        with _core.SdpaTurn(wish):
             return tuple(bool(get()) for get in _GETTERS)
-        finally:
-            _core.end_sdpa_turn()
 
-    before = seen(0)
-    alone = (seen(number + 1) == tuple(other == number for other in range(len(_GETTERS))) for number in range(4))
-    return "" if all(alone) and seen(0) == before else "this PyTorch's C++ functions do not set what Python reads"
+    def agree() -> bool:
+        before = seen(0)
+        alone = (seen(number + 1) == tuple(other == number for other in range(len(_GETTERS))) for number in range(4))
+        return all(alone) and seen(0) == before
+
+    # Another thread may set a switch meanwhile.
+    return "" if any(agree() for _ in range(5)) else "this PyTorch's C++ functions do not set what Python reads"
 
 
 def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:

@@ -55,11 +55,9 @@ def by_torch(
     """Return attention by PyTorch's own kernel: by the one of an id, or by its own choice for any other id."""
     grouped = q.shape[1] != k.shape[1]
     attend = torch.ops.aten.scaled_dot_product_attention.default
-    with holding(None), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        if kernel not in BACKENDS:
-            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
-        with by_backend(kernel):
-            return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
+    turn = by_backend(kernel if kernel in BACKENDS else None)
+    with holding(None), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), turn:
+        return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
 
 
 def run_forward(
