@@ -29,8 +29,9 @@ class OperatorGate {
   void renew(pybind11::object slow, pybind11::object trial);
 
   const OperatorSignature& signature() const noexcept { return kind_.signature; }
-  /// PyTorch's, which may be called for what is `known`.
+  /// PyTorch's, which may be called for what is `known`, in a turn where calls take these.
   void* function() const noexcept { return function_; }
+  bool takes_turns() const noexcept { return kind_.takes_turns; }
   /// The first word of the facts of a call that runs now.
   std::uint64_t number() const noexcept { return first_fact(number_); }
   /// Whether a call's route depends on nothing but facts, which are added. Needs no GIL.

@@ -85,12 +85,9 @@ struct Form {
     const bool seen = gate.sees(call, facts);
     if (const auto wish = seen ? gate.known(facts) : std::nullopt) {
       const auto function = reinterpret_cast<Result (*)(Arguments...)>(gate.function());
-      if constexpr (kNames[kSlot / kKeys.size()] == "scaled_dot_product_attention") {
-        const SdpaTurn turn(*wish);
-        return function(arguments...);
-      } else {
-        return function(arguments...);
-      }
+      if (!gate.takes_turns()) return function(arguments...);
+      const SdpaTurn turn(*wish);
+      return function(arguments...);
     }
     gate.ask(call, seen ? &facts : nullptr);
     return results<Result>(call);

@@ -22,8 +22,7 @@ from xpuruntime.pytorch.overriding.registry import installed
 pytestmark = pytest.mark.torch
 
 DEVICE = torch.device("cuda", 0)
-FLASH, CUDNN = "cuda_raw.flash_attention_v2", "cudnn.sdpa"
-OURS = [FLASH, CUDNN]
+FLASH, CUDNN = OURS = ["cuda_raw.flash_attention_v2", "cudnn.sdpa"]
 NODES = {
     "torch.flash": "ScaledDotProductFlashAttentionBackward0",
     "torch.cudnn": "ScaledDotProductCudnnAttentionBackward0",

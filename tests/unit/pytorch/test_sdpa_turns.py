@@ -79,6 +79,13 @@ def no_turns(monkeypatch):
     monkeypatch.setattr(sdpa_backends, "why_no_turns", lambda: "not in this test")
 
 
+@pytest.fixture(params=["by turns", "by Python"])
+def switching(request):
+    """Both ways to set the switches."""
+    if request.param == "by Python":
+        request.getfixturevalue("no_turns")
+
+
 def test_one_alone_is_enabled_inside_and_all_as_before_afterwards():
     assert sdpa_backends.why_no_turns() == ""
     before = enabled()
@@ -87,6 +94,7 @@ def test_one_alone_is_enabled_inside_and_all_as_before_afterwards():
     assert enabled() == before
 
 
+@pytest.mark.usefixtures("switching")
 def test_blocks_inside_each_other():
     before = enabled()
     with by_backend("torch.flash"):
@@ -104,21 +112,8 @@ def test_blocks_inside_each_other():
     assert enabled() == before
 
 
-@pytest.mark.usefixtures("no_turns")
-def test_blocks_where_switches_cannot_be_set_from_cpp():
-    before = enabled()
-    with by_backend("torch.flash"):
-        with by_backend("torch.math"):
-            assert enabled() == ONLY_MATH
-        with by_backend(None):
-            assert enabled() == ONLY_FLASH
-    assert enabled() == before
-
-
-@pytest.mark.parametrize("turns", [True, False])
-def test_what_the_program_has_switched_off_stays_off_where_that_is_asked_for(turns, request):
-    if not turns:
-        request.getfixturevalue("no_turns")
+@pytest.mark.usefixtures("switching")
+def test_what_the_program_has_switched_off_stays_off_where_that_is_asked_for():
     before = sdpa_backends.read()
     torch.backends.cuda.enable_flash_sdp(False)
     try:

@@ -26,7 +26,7 @@ def undisturbed() -> Iterator[None]:
     """
     traced = torch._C._get_tracing_state()
     transformed = torch._C._are_functorch_transforms_active()
-    if traced is not None:  # PyTorch refuses to set it where nothing is to be traced, as in hooks of saved tensors
+    if traced is not None:  # PyTorch refuses to set it in kernels that a transform has called
         torch._C._set_tracing_state(None)
     try:
         with (
