@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines ort-headers test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -47,10 +47,6 @@ demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real
 install: $(STAMPS)/install ## Create the environment, build the C++ core, install
 
 cuda-headers: $(STAMPS)/cuda-headers ## Install the headers of cuBLAS and cuDNN, so that `make install` builds with them
-
-ort-headers: ## Fetch the C headers of ONNX Runtime, so that `make install` builds our kernels as its operators
-	@sh tools/fetch_onnxruntime_headers.sh build/onnxruntime-headers
-	@rm -f $(STAMPS)/install
 
 engines: $(STAMPS)/engines ## Install OpenVINO, QNN and TensorRT-RTX, so that their tests run
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Run nodes of a model by kernels of this library, inside of ONNX Runtime: which ones is for the policy to say.
-
-Needs a core that was built with ONNX Runtime's headers (`make ort-headers`); elsewhere the plan refuses, with the fix.
-"""
+"""Run nodes of a model by kernels of this library, inside of ONNX Runtime: which ones is for the policy to say."""
 
 from __future__ import annotations
 

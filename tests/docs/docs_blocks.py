@@ -36,12 +36,6 @@ def has_nccl() -> bool:
     return bool(find_library("nccl", 2))
 
 
-def has_operators() -> bool:
-    from xpuruntime import _core
-
-    return bool(_core.onnxruntime_ops())
-
-
 def has_module(name: str) -> Callable[[], bool]:
     return lambda: find_spec(name) is not None
 
@@ -49,7 +43,6 @@ def has_module(name: str) -> Callable[[], bool]:
 #: What a block may need, whether it is here, and how to get it.
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (has_cuda, "needs a CUDA device"),
-    "ort-headers": (has_operators, "needs a core that was built after `make ort-headers`"),
     "openvino": (has_module("openvino"), "needs openvino: make engines"),
     "qnn": (has_module("onnxruntime_qnn"), "needs onnxruntime-qnn: make engines"),
     "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),

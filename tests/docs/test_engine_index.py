@@ -66,7 +66,6 @@ def test_the_report_shows_what_the_page_says(engine: str):
     assert report.honoured
 
 
-@pytest.mark.skipif(not NEEDS["ort-headers"][0](), reason=NEEDS["ort-headers"][1])
 def test_kernels_of_ours_are_named_inside_of_onnxruntime():
     report, _ = units("onnxruntime", policy={"mode": "strict", "kernels": {"matmul": "cpu.blas"}})
     assert {unit.kernel for unit in report.units if unit.kernel} == {"cpu.blas"}

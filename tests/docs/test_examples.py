@@ -42,7 +42,6 @@ EXPECTED = {
 #: What an example needs that may not be here.
 NEEDED = {
     "openvino_async.py": "openvino",
-    "pinned_kernels.py": "ort-headers",
     "torch_program.py": "torch",
     "capture_training_step.py": "torch",
     "explain_training.py": "torch",

@@ -94,6 +94,5 @@ def operators_of_onnxruntime() -> None:
 
     from xpuruntime import _core
 
-    assert _core.build_info()["onnxruntime"], "built without the headers of ONNX Runtime: make ort-headers install"
     assert "CUDAExecutionProvider" in ort.get_available_providers(), "the tests of operators need onnxruntime-gpu"
     _core.Dispatcher.instance().clear_decisions()

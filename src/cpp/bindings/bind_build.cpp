@@ -31,11 +31,6 @@ py::dict build_info() {
 #else
   info["cupti"] = false;
 #endif
-#ifdef XPURUNTIME_WITH_ONNXRUNTIME
-  info["onnxruntime"] = true;
-#else
-  info["onnxruntime"] = false;
-#endif
   return info;
 }
 

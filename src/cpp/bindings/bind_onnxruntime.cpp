@@ -7,9 +7,7 @@
 
 #include "bind.h"
 #include "onnxruntime/named_rules.h"
-#ifdef XPURUNTIME_WITH_ONNXRUNTIME
 #include "onnxruntime/operation.h"
-#endif
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -19,7 +17,6 @@ namespace {
 
 py::dict list_operators() {
   py::dict all;
-#ifdef XPURUNTIME_WITH_ONNXRUNTIME
   py::list providers;
   providers.append("CPUExecutionProvider");
 #ifdef XPURUNTIME_WITH_CUDA
@@ -45,7 +42,6 @@ py::dict list_operators() {
     one["providers"] = py::list(providers);
     all[spec->name] = one;
   }
-#endif
   return all;
 }
 

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """What `xpuruntime._core` has for ONNX Runtime; there is no module of this name, `_core` itself has all of it.
 
-``SessionOptions.register_custom_ops_library(_core.__file__)`` makes our kernels operators of the domain ``xpuruntime``
-for the sessions of these options, where ``build_info()["onnxruntime"]`` is true.
+``SessionOptions.register_custom_ops_library(_core.__file__)`` makes the kernels of this library operators of the domain
+``xpuruntime`` for the sessions of these options.
 """
 
 from typing import TypedDict

@@ -12,7 +12,6 @@ import onnx
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime import _core
 from xpuruntime.evidence.carried.export_lock import ExportLock, LockedKernel, onnx_digest
 from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule, read_policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
@@ -20,9 +19,6 @@ from xpuruntime.testing import models
 
 OURS = xrt.Policy(kernels={"matmul": "cpu.blas"})
 X = {"x": np.ones((2, 64), np.float32)}
-needs_operators = pytest.mark.skipif(
-    not _core.build_info()["onnxruntime"], reason="kernels inside ONNX Runtime need `make ort-headers`"
-)
 
 
 def lock_for(proto: onnx.ModelProto, **changes: Any) -> ExportLock:
@@ -61,7 +57,6 @@ def plan(path: Path, **stated: Any) -> xrt.Plan:
 
 
 class TestPolicy:
-    @needs_operators
     def test_it_holds_where_none_is_stated(self, tmp_path: Path) -> None:
         with xrt.InferenceSession(write(tmp_path), device="cpu", engine="onnxruntime") as session:
             assert session.policy.kernels.matmul == "cpu.blas"
@@ -134,7 +129,6 @@ class TestPolicy:
 
 
 class TestMarks:
-    @needs_operators
     def test_a_mark_is_a_rule_before_the_policy(self, tmp_path: Path) -> None:
         path = write(tmp_path, marks={"mm2": "cpu.reference, auto"})
         with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
@@ -220,7 +214,6 @@ class TestLock:
         made = plan(tmp_path / "m.onnx")
         assert any("they lie in other files" in note for note in made.notes)
 
-    @needs_operators
     @pytest.mark.parametrize(
         ("kernel", "arch", "note"),
         [
@@ -322,7 +315,6 @@ class TestIntermediates:
             with pytest.raises(xrt.InputError, match=r"no node of .* makes a tensor 'hh'; did you mean 'h'"):
                 session.intermediates(X, ["hh"])
 
-    @needs_operators
     def test_under_the_same_kernels(self, tmp_path: Path) -> None:
         with xrt.InferenceSession(write(tmp_path), device="cpu", engine="onnxruntime") as session:
             xrt.clear_decisions()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime import _core
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript", reason="export to ONNX needs onnxscript, which comes with xpuruntime[torch]")
@@ -24,9 +23,6 @@ import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.ops import fused_attention, fused_layernorm, fused_rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.torch
-needs_operators = pytest.mark.skipif(
-    not _core.build_info()["onnxruntime"], reason="kernels inside ONNX Runtime need `make ort-headers`"
-)
 RULES = [
     {"match": {"op": "matmul", "phase": "backward"}, "use": "cpu.reference"},
     {"match": {"module": "layers.*.attn", "op": "attention"}, "use": "cpu.reference"},
@@ -131,7 +127,6 @@ class TestPolicy:
         assert done.pinned == {name: (kernel,) for name, kernel in marks.items()}
         assert "layers.0.attn/Attention: cpu.reference" in str(done)
 
-    @needs_operators
     def test_the_same_kernels_run(self, done: Any) -> None:
         with xrt.InferenceSession(done.path, device="cpu", engine="onnxruntime") as session:
             assert session.plan.policy_source == "model metadata"

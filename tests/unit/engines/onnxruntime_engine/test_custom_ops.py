@@ -31,9 +31,6 @@ from onnx import helper  # noqa: E402
 
 from xpuruntime import _core  # noqa: E402
 
-if not _core.build_info()["onnxruntime"]:
-    pytest.skip("built without the headers of ONNX Runtime: make ort-headers install", allow_module_level=True)
-
 F32 = np.float32
 DTYPES = ("fp32", "fp16", "bf16", "fp64")
 randn = Normal(11)

@@ -12,15 +12,10 @@ import pytest
 from rewriting_models import graph, normal, save, session
 
 import xpuruntime as xrt
-from xpuruntime.engines.onnxruntime.rewriting import rules
 from xpuruntime.evidence import KernelDecision, Report
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.skipif(
-    not rules.built(), reason="our operators were not built: ONNX Runtime's headers are missing"
-)
 
 W1, W2 = normal(6, 8), normal(8, 5, seed=1)
 NORMED = """h = MatMul(x, w1)

@@ -11,16 +11,11 @@ import pytest
 from rewriting_models import ALL, close, found, graph, normal, save, session, stock
 
 import xpuruntime as xrt
-from xpuruntime.engines.onnxruntime import kernel_controls
-from xpuruntime.engines.onnxruntime.rewriting import loading, rules, tuning
+from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
 from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.skipif(
-    not rules.built(), reason="our operators were not built: ONNX Runtime's headers are missing"
-)
 
 
 def two_layers(dtype: str = "float") -> Any:
@@ -195,17 +190,6 @@ def test_some_nodes_only_is_advisory(tmp_path: Path) -> None:
     assert control.enforceability == "advisory"
     assert "1 of 2 nodes" in control.reason
     assert "alpha is 2" in control.reason
-
-
-def test_a_core_without_our_operators_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_controls, "built", lambda: False)
-    path = save(two_layers(), tmp_path)
-    with pytest.raises(xrt.UnsupportedOperationError, match="make ort-headers"):
-        xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "strict"})
-    plan = xrt.plan(path, engine="onnxruntime", device="cpu", policy={"kernels": ALL, "mode": "prefer"})
-    assert plan.settings["rewrites"] == {}
-    assert plan.control("kernels.matmul").enforceability == "unsupported"  # type: ignore[union-attr]
-    assert plan.control("kernels.conv").enforceability == "enforced", "there is no convolution"  # type: ignore[union-attr]
 
 
 def test_a_key_whose_nodes_all_have_rules_is_met(tmp_path: Path) -> None:

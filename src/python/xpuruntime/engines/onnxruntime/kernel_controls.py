@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
 from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.applying import arch_of, terms_of
-from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, built, threads_of_ours
+from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,6 @@ _OPS_OF = {
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
 _REMOVE = "remove the key, or use mode: prefer"
-_NOT_BUILT = "our kernels were not built as operators of ONNX Runtime: its C headers were not there at installation"
-_BUILD = "run `make ort-headers` in the sources and reinstall xpuruntime"
 _TYPES = {"fp16": 10, "bf16": 16}
 #: Nodes that a control names.
 _NAMED = 3
@@ -261,8 +259,6 @@ class KernelKeys:
 
 def _why_not(request: Request, settings: Settings) -> tuple[str, str] | None:
     """Return why no operator of ours can be in the graph, and the fix; ``None`` where they can."""
-    if not built():
-        return _NOT_BUILT, _BUILD
     if settings.qdq is not None:
         return "the graph is quantised, and kernels of ours compute in floats", "use precision fp16, or remove the key"
     if request.purpose == "compile" or request.artifact is not None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["THREADS", "built", "session_rules", "threads_of_ours"]
+__all__ = ["THREADS", "session_rules", "threads_of_ours"]
 
 #: How many threads the kernels of the CPU share; see the reference of environment variables.
 THREADS = "XPURUNTIME_CPU_THREADS"
@@ -29,14 +28,6 @@ def threads_of_ours() -> int | None:
     """Return how many threads the environment gives to our kernels on the CPU; ``None`` where it says nothing."""
     text = os.environ.get(THREADS, "")
     return int(text) if text.isdecimal() else None
-
-
-@functools.cache
-def built() -> bool:
-    """Whether our kernels were built as operators of ONNX Runtime."""
-    from xpuruntime import _core
-
-    return bool(_core.build_info().get("onnxruntime"))
 
 
 def session_rules(
