@@ -90,7 +90,13 @@ def test_json_forms():
     assert (plain["honoured"], plain["headline"]) == (True, "policy honoured")
     assert plain["units"][0]["time"] == {"value": 10.0, "unit": "us", "kind": "wall", "runs": 5}
     assert "\n" not in report.to_json(indent=None)
-    assert list(plain) == ["schema", "headline", "honoured", *[f for f in Report.__struct_fields__ if f != "schema"]]
+    assert list(plain) == [
+        "schema",
+        "headline",
+        "honoured",
+        "fallback",
+        *[f for f in Report.__struct_fields__ if f != "schema"],
+    ]
 
 
 def test_a_report_is_frozen():

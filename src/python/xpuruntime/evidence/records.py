@@ -26,11 +26,13 @@ __all__ = [
     "Status",
     "Time",
     "Unit",
+    "UnitStatus",
     "Verdict",
 ]
 
 Enforceability = Literal["enforced", "advisory", "unsupported"]
-Status = Literal["honoured", "substituted", "unsupported", "unobservable"]
+Status = Literal["honoured", "fallback", "substituted", "unsupported", "inconclusive", "unobservable"]
+UnitStatus = Literal["honoured", "substituted", "unsupported", "unobservable"]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -87,7 +89,9 @@ class Control(_Record, frozen=True, kw_only=True):
 class Observation(_Record, frozen=True, kw_only=True):
     """One policy key after a run: requested, resolved, observed.
 
-    ``status`` is `honoured`, `substituted` (something else ran), `unsupported` (the plan said so) or `unobservable`.
+    ``status`` is `honoured`, `fallback` (a candidate of ``execution.fallback`` ran, which the policy permits),
+    `substituted` (something else ran), `unsupported` (the plan said so), `inconclusive` (it was tested, and the test
+    compared nothing) or `unobservable`.
     """
 
     key: str
@@ -214,7 +218,7 @@ class Unit(_Record, frozen=True, kw_only=True):
     time: Time | None = None
     placement_reason: str | None = None
     placement_source: Literal["log", "rule", "policy", "none"] = "none"
-    status: Status = "honoured"
+    status: UnitStatus = "honoured"
     device_kernels: tuple[DeviceKernel, ...] = ()
 
 

@@ -115,8 +115,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def honoured(self) -> bool:
-        """Whether no key deviates. Single keys that could not be observed do not count against it, all of them do."""
-        return not self.deviations and not self._blind
+        """Whether no key deviates and none is inconclusive.
+
+        Single keys that could not be observed do not count against it, all of them do. A fallback that the policy
+        permits does not, either: see `fallback`.
+        """
+        return not (self.deviations or self.inconclusive or self._blind)
+
+    @property
+    def inconclusive(self) -> tuple[Observation, ...]:
+        """The policy keys that were tested without a value to compare: neither honoured nor deviating."""
+        return tuple(o for o in self.observations if o.status == "inconclusive")
+
+    @property
+    def fallback(self) -> str | None:
+        """The candidate of ``execution.fallback`` that ran, such as ``"openvino@cpu"``, or ``None``."""
+        used = (o for o in self.observations if o.key == "execution.fallback" and o.status == "fallback")
+        return next((o.resolved.removeprefix("used: ") for o in used), None)
 
     @property
     def _blind(self) -> bool:
@@ -126,19 +141,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def headline(self) -> str:
         """``"policy honoured"`` or ``"N deviations"``.
 
-        A pass that broke off adds ``"as far as observed"``; one in which no key could be observed says
-        ``"nothing observed"``.
+        A fallback that ran adds ``"by fallback openvino@cpu"``, and a pass that broke off ``"as far as observed"``.
+        Where nothing deviates and a key is inconclusive, the headline is ``"N keys inconclusive"``; where no key could
+        be observed, ``"nothing observed"``.
         """
         if self._blind:
             return "nothing observed"
-        count = len(self.deviations)
-        text = "policy honoured" if count == 0 else "1 deviation" if count == 1 else f"{count} deviations"
+        count, open_ = len(self.deviations), len(self.inconclusive)
+        if count:
+            text = "1 deviation" if count == 1 else f"{count} deviations"
+        elif open_:
+            text = "1 key inconclusive" if open_ == 1 else f"{open_} keys inconclusive"
+        else:
+            text = "policy honoured"
+        if self.fallback is not None:
+            text += f"{'' if text == 'policy honoured' else ','} by fallback {self.fallback}"
         return f"{text} as far as observed" if self.partial and not count else text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `honoured` and `headline` in them."""
+        """Return plain dicts, lists and scalars, with `headline`, `honoured` and `fallback` in them."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return {"schema": found.pop("schema"), "headline": self.headline, "honoured": self.honoured, **found}
+        said = {"headline": self.headline, "honoured": self.honoured, "fallback": self.fallback}
+        return {"schema": found.pop("schema"), **said, **found}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""

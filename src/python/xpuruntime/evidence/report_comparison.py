@@ -135,7 +135,7 @@ class KeyChange(_Change, frozen=True, kw_only=True):
         """Whether the status differs, or only one report states the key and deviates from it."""
         if self.status_before is not None and self.status_after is not None:
             return self.status_before != self.status_after
-        return (self.status_before or self.status_after) in ("substituted", "unsupported")
+        return (self.status_before or self.status_after) in ("substituted", "unsupported", "inconclusive")
 
 
 class BoundaryChange(_Change, frozen=True, kw_only=True):

@@ -23,7 +23,11 @@ def report_schema() -> dict[str, Any]:
     """Return the JSON Schema of `Report.to_dict`."""
     added = {
         "headline": {"type": "string", "description": "The first line of the report, in words."},
-        "honoured": {"type": "boolean", "description": "Whether no policy key deviates from what was asked."},
+        "honoured": {"type": "boolean", "description": "Whether no policy key deviates, and none is inconclusive."},
+        "fallback": {
+            "anyOf": [{"type": "string"}, {"type": "null"}],
+            "description": "The candidate of execution.fallback that ran; null where none was needed.",
+        },
     }
     return _schema(Report, SCHEMA, "A report of xpuruntime", added)
 

@@ -188,8 +188,8 @@ class _Bench(NamedTuple):
         worst = max(result.outputs, key=lambda one: (not one.passed, one.max_rel), default=None)
         return EngineRow(
             **named,
-            status="agrees" if result.passed else "differs",
-            reason=result.figures,
+            status="differs" if not result.passed else "inconclusive" if result.inconclusive else "agrees",
+            reason=result.inconclusive or result.figures,
             max_abs=result.max_abs,
             max_rel=None if worst is None else worst.max_rel,
             cosine=result.cosine,

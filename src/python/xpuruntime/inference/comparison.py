@@ -30,8 +30,9 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     engine, device, precision : str
         What ran, or was asked for.
-    status : {"agrees", "differs", "rejected", "failed"}
-        Within tolerance; out of it; the plan refused the engine; it raised while loading or running.
+    status : {"agrees", "differs", "inconclusive", "rejected", "failed"}
+        Within tolerance; out of it; nothing could be compared; the plan refused the engine; it raised while loading or
+        running.
     reason : str
         The figures in words, or why it did not run.
     max_abs, max_rel, cosine : float or None
@@ -52,7 +53,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     device: str
     precision: str
-    status: Literal["agrees", "differs", "rejected", "failed"]
+    status: Literal["agrees", "differs", "inconclusive", "rejected", "failed"]
     reason: str
     max_abs: float | None = None
     max_rel: float | None = None
@@ -104,6 +105,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             return "the engine agrees" if len(ran) == 1 else f"all {len(ran)} engines agree"
         found = [(sum(row.status == "differs" for row in ran), "differ", "differs")]
         found.append((sum(row.status == "failed" for row in ran), "failed", "failed"))
+        found.append((sum(row.status == "inconclusive" for row in ran), "are inconclusive", "is inconclusive"))
         words = " and ".join(f"{number} {one if number == 1 else many}" for number, many, one in found if number)
         return f"of {len(ran)} engines, {words}" if len(ran) > 1 else f"the engine {words.removeprefix('1 ')}"
 

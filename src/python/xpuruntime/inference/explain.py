@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.accuracy import make_reference
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.book import PROBED
-from xpuruntime.errors import InputError
+from xpuruntime.engines.precision import compare_within
+from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.making.coverage import coverage_note, instrumented, watching_note
 from xpuruntime.evidence.making.environment import environment_facts, machine_facts
 from xpuruntime.evidence.moments import moment, watching_moments
+from xpuruntime.evidence.records import KeySeen
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
 from xpuruntime.inference.carried import compare_kernels
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report
-    from xpuruntime.evidence.records import Unit
+    from xpuruntime.evidence.records import Status, Unit
     from xpuruntime.evidence.sections.graph_status import GraphStatus
     from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
@@ -80,9 +83,8 @@ def explain_session(
     detail = {"inputs": _described(feeds), "instrumented": within}
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
     notes.extend(note for note in (coverage_note(within), watching_note(within, latency.p90_us)) if note is not None)
-    if session._proof is not None:  # out of tolerance, the session would have been refused
-        checked = dict.fromkeys(_ACCURACY, PROBED)
-        observed = msgspec.structs.replace(observed, effective={**checked, **observed.effective})
+    checked = _accuracy(session, loaded, inputs, notes)
+    observed = msgspec.structs.replace(observed, keys={**checked, **observed.keys})
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")
     device = session.plan.device
@@ -107,6 +109,33 @@ def explain_session(
         cuda_graph=_graph_status(session, loaded, observed, graph),
         shapes=_shapes(session, feeds, observed),
     )
+
+
+def _accuracy(
+    session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, notes: list[str]
+) -> dict[str, KeySeen]:
+    """Return what the accuracy probe of the session says of the accuracy keys.
+
+    Where the probe at loading compared nothing, it is repeated with the inputs that are given here.
+    """
+    proof = session._proof
+    if proof is None:
+        return {}
+    text = PROBED
+    if proof.inconclusive is not None and inputs is not None:
+        try:
+            reference = make_reference(session._request, session._engine, session._machine, inputs)
+            proof = compare_within(reference.outputs, loaded.run(reference.feeds), proof.tolerance)
+            text = "the inputs of explain() compared with fp32 on the CPU"
+            notes.append(f"the probe at loading was inconclusive; {text}: {proof}")
+        except XpuRuntimeError as error:
+            notes.append(f"the probe at loading was inconclusive, and the inputs of explain() cannot be used: {error}")
+    status: Status = "honoured" if proof.passed else "substituted"
+    reason = proof.figures
+    if proof.inconclusive is not None:
+        status, reason = "inconclusive", proof.inconclusive
+    tested = [one for one in _ACCURACY if (control := session.plan.control(one)) and control.resolved == PROBED]
+    return dict.fromkeys(tested, KeySeen(observed=text, status=status, reason=reason))
 
 
 def _graph_status(

@@ -68,6 +68,12 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
     except BaseException:
         loaded.close()
         raise
+    if proof is not None and proof.inconclusive is not None:
+        told = (
+            f"the probe of {request.model.path} is inconclusive: {proof.inconclusive}. Fix: pass inputs to explain(), "
+            "or as calibration, for which the model answers with other values"
+        )
+        plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
     if proof is not None and not proof.passed:  # in a precision that nobody asked for: else it had been refused
         told = (
             f"{engine.name} computes float32 in {judgement.settings['computes']}, and on a probe input "

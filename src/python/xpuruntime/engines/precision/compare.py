@@ -62,6 +62,9 @@ class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
         Elements that are NaN or infinite in the candidate alone.
     reason : str
         Why it did not pass; empty when it did.
+    compared : int or None
+        Elements whose comparison says something: all integers, strings and booleans, and the finite floats, unless
+        every one of the reference is zero, which no relative limit applies to. ``None``: not recorded.
     """
 
     name: str
@@ -72,6 +75,7 @@ class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
     nan: int = 0
     inf: int = 0
     reason: str = ""
+    compared: int | None = None
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,19 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[OutputFigures, ...]
     tolerance: Tolerance
     first_failing: str | None = None
+
+    @property
+    def inconclusive(self) -> str | None:
+        """Why a comparison that passed says nothing of some outputs, or ``None``."""
+        if self.first_failing is not None:
+            return None
+        if not self.outputs:
+            return "there is no output to compare"
+        idle = [o.name for o in self.outputs if o.compared == 0]
+        if not idle:
+            return None
+        named = ", ".join(map(repr, idle[:4])) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
+        return f"nothing was compared: the reference has no finite value other than zero in {named}"
 
     @property
     def max_abs(self) -> float:
@@ -101,6 +118,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         return f"output {worst.name!r} is out of tolerance: {worst.reason}"
 
     def __str__(self) -> str:
+        if self.inconclusive is not None:
+            return f"inconclusive: {self.inconclusive}"
         if self.first_failing is None:
             return f"{len(self.outputs)} outputs agree with the reference: {self.figures}"
         failed = sum(not o.passed for o in self.outputs)
@@ -201,7 +220,10 @@ def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputF
     different = int((want != got).sum())
     share = different / want.size if want.size else 0.0
     reason = "" if share <= limits.rtol else f"{different} of {want.size} elements differ"
-    return OutputFigures(name=name, passed=not reason, max_abs=float(different), max_rel=share, reason=reason)
+    passed = not reason
+    return OutputFigures(
+        name=name, passed=passed, max_abs=float(different), max_rel=share, reason=reason, compared=int(want.size)
+    )
 
 
 def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> OutputFigures:
@@ -238,4 +260,5 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
         nan=nan,
         inf=inf,
         reason="; ".join(reasons),
+        compared=int(both.sum()) if largest else 0,
     )

@@ -7,6 +7,7 @@ It reads records only and knows no engine. A key of which no record speaks is `u
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,11 @@ def observations(
     tuple of Observation
         Engine, device and precision first, then the order of `controls`.
     """
-    comparison = _Comparison(effective, units, engine, device, precision, frozenset(allow_cpu_ops), keys or {})
+    taken = (c.resolved for c in controls if c.key == "execution.fallback" and c.resolved.startswith("used: "))
+    fallback = next((text.removeprefix("used: ") for text in taken), None)
+    comparison = _Comparison(
+        effective, units, engine, device, precision, frozenset(allow_cpu_ops), keys or {}, fallback
+    )
     stated = {c.key: c for c in controls}
     implied = [
         Control(key=key, requested=default, resolved=value, enforceability="enforced", reason="")
@@ -100,9 +105,11 @@ class _Comparison:
         precision: str | None,
         allowed: frozenset[str],
         keys: Mapping[str, KeySeen],
+        fallback: str | None,
     ) -> None:
         self.effective, self.units, self.keys = effective, units, keys
         self.engine, self.device, self.precision, self.allowed = engine, device, precision, allowed
+        self.fallback = fallback
         self.ran = computing(units)
         self._special: dict[str, Callable[[Control], tuple[str, Status, str]]] = {
             "mode": self._mode,
@@ -147,9 +154,11 @@ class _Comparison:
         if not seen:
             return "-", "unobservable", "no unit was observed"
         observed = ", ".join(name for name, _ in seen.most_common())
-        if set(seen) == {wanted}:
-            return observed, "honoured", f"every unit ran on {wanted}"
-        return observed, "substituted", f"{wanted} was resolved, {observed} ran"
+        if set(seen) != {wanted}:
+            return observed, "substituted", f"{wanted} was resolved, {observed} ran"
+        if self.fallback is not None and not {wanted, "auto"} & _words(control.requested):
+            return observed, "fallback", f"every unit ran on {wanted}, by execution.fallback: {self.fallback}"
+        return observed, "honoured", f"every unit ran on {wanted}"
 
     def _device(self, control: Control) -> tuple[str, Status, str]:
         wanted = self.device or control.resolved
@@ -168,6 +177,8 @@ class _Comparison:
             return observed, "substituted", f"not on {wanted}: {_named(deviating)}"
         if allowed:
             return observed, "honoured", f"on the CPU as allow_cpu_ops permits: {_named(allowed)}"
+        if self.fallback is not None and not {wanted, wanted.partition(":")[0], "auto"} & _words(control.requested):
+            return observed, "fallback", f"every unit ran on {wanted}, by execution.fallback: {self.fallback}"
         return observed, "honoured", f"every unit ran on {wanted}"
 
     def _is_allowed(self, unit: Unit) -> bool:
@@ -230,11 +241,17 @@ class _Comparison:
         return "-", "unobservable", "the setting was given; whether kernels used TF32 inside cannot be seen"
 
     def _fallback(self, control: Control) -> tuple[str, Status, str]:
-        engine = self._engine(Control(key="", requested="", resolved="", enforceability="enforced", reason=""))
+        engine = self._engine(
+            Control(key="", requested=self.engine or "", resolved="", enforceability="enforced", reason="")
+        )
         if self.engine is None or engine[1] == "unobservable":
             return "-", "unobservable", "no unit was observed"
         if engine[1] == "honoured" and control.resolved.startswith("used"):
-            return "used", "honoured", f"{self.engine} ran, as the policy permits"
+            return (
+                "used",
+                "fallback",
+                f"{self.engine} ran, as the policy permits; the plan says why",
+            )
         if engine[1] == "honoured":
             return "not used", "honoured", f"{self.engine} ran, as resolved"
         return engine[0], "substituted", engine[2]
@@ -273,6 +290,11 @@ def _asked(wanted: str, unit: Unit) -> str:
     if wanted == "model" or stated not in (*_FLOATS, "int8"):
         return stated
     return stated if wanted == "int8" else wanted
+
+
+def _words(requested: str) -> set[str]:
+    """Return the names in a list as a policy shows it."""
+    return set(re.split(r"[,\s\[\]]+", requested)) - {""}
 
 
 def _ran_in(wanted: str, ran: str) -> bool:

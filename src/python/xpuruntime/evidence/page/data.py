@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["model_name", "ordered", "page_data"]
 
-#: Deviations first, then what nobody could see.
-_ORDER = {"substituted": 0, "unsupported": 1, "unobservable": 2, "honoured": 3}
+#: Deviations first, then what was not compared or seen.
+_ORDER = {"substituted": 0, "unsupported": 1, "inconclusive": 2, "fallback": 3, "unobservable": 4, "honoured": 5}
 _WORDS = (
     "id", "op", "relation", "engine", "device", "provider", "kernel", "kernel_source", "precision_requested",
     "precision_run", "layout", "placement_reason", "placement_source", "status",

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["plain_text", "render"]
 
-_STYLE = {"honoured": "green", "substituted": "bold red", "unsupported": "red", "unobservable": "yellow"}
+_STYLE = {
+    "honoured": "green",
+    "fallback": "yellow",
+    "substituted": "bold red",
+    "unsupported": "red",
+    "inconclusive": "bold yellow",
+    "unobservable": "yellow",
+}
 _TOP = 10
 #: Keys up to this length are never broken.
 _KEY = 26

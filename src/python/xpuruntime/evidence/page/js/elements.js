@@ -4,7 +4,7 @@
 // each page takes those that it needs. Text goes into a page as text alone: there is no markup made of strings anywhere.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const STATUSES = { honoured: "✓", substituted: "✕", unsupported: "!", unobservable: "?", agrees: "✓", within: "✓", differs: "✕", failed: "!", out: "✕", rejected: "–" };
+const STATUSES = { honoured: "✓", substituted: "✕", unsupported: "!", unobservable: "?", inconclusive: "?", fallback: "→", agrees: "✓", within: "✓", differs: "✕", failed: "!", out: "✕", rejected: "–" };
 
 const SVG = "http://www.w3.org/2000/svg";
 
