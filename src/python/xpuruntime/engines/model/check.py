@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.model.external import is_external, nbytes
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
+from xpuruntime.engines.model.limits import shown_dims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -259,7 +260,7 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise refuse(
             where,
-            f"tensor {tensor.name!r} ({kind}{list(tensor.dims)}) holds {size} bytes, and needs {needed}",
+            f"tensor {tensor.name!r} ({kind}{shown_dims(tensor.dims)}) holds {size} bytes, and needs {needed}",
             "copy, download or export the model again",
         )
     if size > _LARGE:

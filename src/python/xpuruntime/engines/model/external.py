@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.limits import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +26,9 @@ _BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16,
     17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
 }  # fmt: skip
+
+# Digits of an offset or a length: those of the largest file there can be.
+_DIGITS = 19
 
 _FIX = "save the model again with its data in the same folder: onnx.save_model(model, path, save_as_external_data=True)"
 
@@ -53,10 +57,7 @@ def nbytes(tensor: onnx.TensorProto) -> int | None:
     bits = _BITS.get(tensor.data_type)
     if bits is None:
         return None
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return (count * bits + 7) // 8
+    return (element_count(tensor.dims) * bits + 7) // 8
 
 
 def check(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str) -> tuple[ExternalFile, ...]:
@@ -130,8 +131,9 @@ def _place(tensor: onnx.TensorProto, where: str) -> _Place:
         text = entries.get(key)
         if text is None:
             continue
-        if not text.isascii() or not text.isdigit():
-            raise refuse(where, f"the external data of tensor {tensor.name!r} has {key} {text!r}, not a number", _FIX)
+        if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
+            what = f"the external data of tensor {tensor.name!r} has {key} {text[:40]!r}"
+            raise refuse(where, f"{what}, not a number of at most {_DIGITS} digits", _FIX)
         numbers[key] = int(text)
     return _Place(location, numbers["offset"] or 0, numbers["length"])
 

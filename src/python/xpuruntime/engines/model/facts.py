@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from xpuruntime.engines.model.graph import graphs, tensors
+from xpuruntime.engines.model.limits import element_count
 
 if TYPE_CHECKING:
     import onnx
@@ -121,10 +122,7 @@ def weights(model: onnx.ModelProto) -> dict[str, int]:
     """Return the elements of all constant tensors by dtype, most first. Reads no data."""
     counts: Counter[str] = Counter()
     for tensor in tensors(model):
-        elements = 1
-        for dim in tensor.dims:
-            elements *= dim
-        counts[dtype_name(tensor.data_type)] += elements
+        counts[dtype_name(tensor.data_type)] += element_count(tensor.dims)
     return dict(counts.most_common())
 
 

@@ -19,6 +19,7 @@ from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.carried.export_lock import onnx_digest
 from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
@@ -256,6 +257,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     size = len(data)
     del data
     check_text(proto, where)
+    check_limits(proto, where)
     external = model_external.check(tensors(proto), folder, where)
     elements = weights(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}

@@ -19,6 +19,7 @@ from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, tensors
+from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.precision.judge import choose
 from xpuruntime.engines.precision.rewrite import Rewriter
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, FLOAT16, node_types
@@ -155,7 +156,7 @@ def convert(
             f"bf16 needs opset 13 or later, and the model has opset {opset}",
             "convert it with onnx.version_converter.convert_version(model, 22), or use fp16",
         )
-    proto = _prepare(proto, notes)
+    proto = _prepare(proto, notes, model.path)
     types = node_types(proto)
     choices = choose(proto, types, target, tuple(keep_fp32_nodes), supported_ops)
     rewriter = Rewriter(proto, types, choices, target, base_dir=model.base_dir, where=model.path)
@@ -178,13 +179,11 @@ def convert(
     )
 
 
-def _prepare(proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+def _prepare(proto: onnx.ModelProto, notes: list[str], where: str) -> onnx.ModelProto:
     """Inline functions, separate weights from inputs, and turn float constants into weights."""
     if proto.functions:
-        from onnx.inliner import inline_local_functions
-
         count = len(proto.functions)
-        proto = inline_local_functions(proto)
+        proto = inline_functions(proto, where)
         for place in name_nodes(proto):
             place.node.name = place.name
         notes.append(f"{count} model-local functions were inlined")

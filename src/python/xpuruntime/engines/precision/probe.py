@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.model.limits import shown_dims
 from xpuruntime.engines.precision.probe_sizes import inside, probe_size, probe_sizes
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["probe_feeds", "probe_shape"]
 
 _FIX = "give an array for it"
+#: Bytes that are drawn for one input, in float64.
+MAX_DRAWN = 4 << 30
+#: Dimensions of an array that every version of NumPy has.
+MAX_RANK = 32
 
 
 def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -69,6 +75,8 @@ def probe_feeds(
     InputError
         An input has a type for which no values can be made up (string, sequence, map), or `overrides` names an input
         that the model has not.
+    OutOfMemoryError
+        An input is larger than 4 GiB in float64, or than the memory.
     """
     import numpy as np
 
@@ -98,12 +106,33 @@ def probe_feeds(
 
 
 def _values(tensor: TensorInfo, random: Any, sizes: Mapping[str, int]) -> Any:
-    import numpy as np
 
     if tensor.kind != "tensor":
         kind = f"an {tensor.kind}" if tensor.kind[0] in "ou" else f"a {tensor.kind}"
         raise InputError(f"no probe can be made for input {tensor.name!r}: it is {kind}. Fix: give a value for it.")
     shape = probe_shape(tensor, sizes)
+    drawn = 8 * math.prod(shape)  # in float64
+    if drawn > MAX_DRAWN:
+        raise _no_room(tensor, shape, f"it would take {drawn / 2**30:,.0f} GiB" if drawn < 2**80 else "it is too large")
+    try:
+        return _drawn(tensor, shape, random)
+    except InputError:
+        raise
+    except (MemoryError, ValueError) as error:  # of sizes that NumPy cannot hold, ValueError
+        raise _no_room(tensor, shape, str(error)) from None
+
+
+def _no_room(tensor: TensorInfo, shape: tuple[int, ...], reason: str) -> OutOfMemoryError:
+    msg = f"no probe can be made for input {tensor.name!r} of shape {shown_dims(shape)}: {reason}. Fix: {_FIX}."
+    return OutOfMemoryError(msg, device="cpu")
+
+
+def _drawn(tensor: TensorInfo, shape: tuple[int, ...], random: Any) -> Any:
+    import numpy as np
+
+    if len(shape) > MAX_RANK:
+        msg = f"no probe can be made for input {tensor.name!r}: NumPy has no arrays of {len(shape)} dimensions"
+        raise InputError(f"{msg}. Fix: export the model again.")
     if tensor.dtype in ("float32", "float64", "float16"):
         return random.standard_normal(shape).astype(tensor.dtype)
     if tensor.dtype == "bool":

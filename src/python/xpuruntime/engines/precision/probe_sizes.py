@@ -23,6 +23,8 @@ _SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), 
 _ANY = (0, 2**63 - 1)
 #: Names in one expression.
 _MOST = 64
+#: Characters of an expression.
+_LONGEST = 256
 # Sums and differences have spaces, as PyTorch and exporters of ONNX write them: "key-length" is a name.
 _TOKEN = re.compile(r"(?P<name>[A-Za-z_][\w.]*)|\d+| [+-] |//| ?[*] ?|[()]")
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -113,6 +115,8 @@ def _parsed(dim: str) -> tuple[ast.expr, dict[str, str]] | None:
     """Return what is to be computed and the names that its variables stand for; nothing for a plain name."""
     names: dict[str, str] = {}
     text, end = "", 0
+    if len(dim) > _LONGEST:
+        return None
     for token in _TOKEN.finditer(dim):
         if token.start() != end:
             return None

@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import name_nodes, normal_domain, tensors
+from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.quantisation.style import HEAVY
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
     _refuse_half(model)
     model_external.load(tensors(proto), model.base_dir, model.path)
     if proto.functions:
-        from onnx.inliner import inline_local_functions
-
-        proto = inline_local_functions(proto)
+        proto = inline_functions(proto, model.path)
         _name(proto)
     notes: list[str] = []
     proto = _raise_opset(model, proto, style, notes)
