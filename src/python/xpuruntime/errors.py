@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """The exception tree.
 
-Every message names the thing, the reason and the fix::
+Every message names the thing, the reason and the fix, with control characters as escapes::
 
     XpuRuntimeError                        every error this library raises
      ├── CudaError                         a CUDA call failed, or the CUDA device asked for is not there
@@ -18,6 +18,8 @@ Every message names the thing, the reason and the fix::
 """
 
 from __future__ import annotations
+
+from xpuruntime.printable import printable
 
 __all__ = [
     "CudaError",
@@ -56,7 +58,7 @@ class XpuRuntimeError(Exception):
         engine: str | None = None,
         status: int | str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(message) if isinstance(message, str) else message)
         self.device = device
         self.engine = engine
         self.status = status
@@ -96,3 +98,6 @@ class LockError(XpuRuntimeError):
 
 class XpuRuntimeWarning(UserWarning):
     """What a ``prefer`` policy could not enforce."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.printable import escape_console, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -24,12 +26,13 @@ _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim
 def print_json(value: Any) -> None:
     """Print a value as indented JSON on stdout. `value` may be JSON text already."""
     text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str)
-    sys.stdout.write(msgspec.json.format(text if isinstance(text, str) else text.decode(), indent=2) + "\n")
+    text = text if isinstance(text, str) else text.decode()
+    sys.stdout.write(printable(msgspec.json.format(text, indent=2)) + "\n")
 
 
 def print_plain(text: str) -> None:
-    """Print text on stdout as it is."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    """Print text on stdout."""
+    sys.stdout.write(printable(text if text.endswith("\n") else text + "\n"))
 
 
 def print_thing(thing: Any, *, as_json: bool) -> None:
@@ -60,11 +63,12 @@ def console(*, stderr: bool = False, markup: bool = False) -> Console:
     """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data."""
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=markup, highlight=False, emoji=False)
+    return escape_console(Console(stderr=stderr, markup=markup, highlight=False, emoji=False))
 
 
 def error_line(text: str, *, label: str = "error") -> None:
     """Print ``label: text`` on stderr."""
+    text = printable(text)
     if sys.stderr.isatty():
         from rich.text import Text
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,7 @@ _COLOUR = {"enforced": "green", "advisory": "yellow", "unsupported": "red"}
 
 def plan_text(plan: Plan) -> str:
     """Return the plan as plain text."""
-    return "\n".join(_lines(plan))
+    return printable("\n".join(_lines(plan)))
 
 
 def plan_tables(plan: Plan) -> RenderableType:

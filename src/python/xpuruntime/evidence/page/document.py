@@ -16,6 +16,7 @@ import msgspec
 
 from xpuruntime.evidence.page.data import model_name, page_data
 from xpuruntime.evidence.page.fragment import fragment_style, render_fragment
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.report import Report
@@ -69,7 +70,7 @@ def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, dat
     }
     body = (_HERE / template).read_text(encoding="utf-8").removeprefix(_LICENCE)
     text = (_HERE / "frame.html").read_text(encoding="utf-8").replace("{{body}}", body)
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
+    return printable(re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text))
 
 
 @functools.cache

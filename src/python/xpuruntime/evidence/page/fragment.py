@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
 from xpuruntime.evidence.text.section_tables import graph_rows, live_text, memory_rows, shape_rows
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,4 +129,4 @@ def _cell(value: str) -> str:
 
 
 def _text(value: object) -> str:
-    return html.escape(str(value))
+    return html.escape(printable(str(value)))

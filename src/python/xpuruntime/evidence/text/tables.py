@@ -8,6 +8,8 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.printable import escape_console
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,9 +29,16 @@ def plain(shown: RenderableType, width: int = 80) -> str:
 
     stream = io.StringIO()
     console = Console(
-        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False, highlight=False
+        file=stream,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
-    console.print(shown)
+    escape_console(console).print(shown)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 

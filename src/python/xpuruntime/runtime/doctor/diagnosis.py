@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
 from xpuruntime.runtime.doctor.facts import Facts, gather
 from xpuruntime.runtime.doctor.finding import Finding
@@ -69,7 +70,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"core: {_build_line(self.facts.build)}")
         lines.append(f"libraries loaded in this process: {len(self.facts.loaded) or 'none'}")
         lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __rich__(self) -> RenderableType:
         """Return tables: the engines, the findings, the libraries that are loaded."""

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+r"""Escaping of control characters: names of models, policies, reports and plugins are shown, never obeyed.
+
+C0 and C1 controls except tab and newline, the marks that reorder text (bidi controls) and lone surrogates
+become ``\uXXXX``, which is text for a terminal, for HTML and inside of JSON alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+    from rich.measure import Measurement
+
+__all__ = ["escape_console", "printable"]
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return text in which control characters are escapes, such as ``\u001b``; tab and newline stay."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def escape_console(console: Console) -> Console:
+    """Let a console of rich escape the control characters of what it prints, and return it."""
+    console.push_render_hook(_Hook())
+    return console
+
+
+class _Hook:
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(one) for one in renderables]
+
+
+class _Escaped:
+    """Something for a console, with its text escaped after it was laid out; colours stay."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._segments(console, options)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        return Measurement.get(console, options, self._shown)
+
+    def _segments(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.segment import Segment
+
+        for segment in console.render(self._shown, options):
+            if segment.control is None and _CONTROLS.search(segment.text):
+                yield Segment(printable(segment.text), segment.style)  # type: ignore[misc]
+            else:
+                yield segment  # type: ignore[misc]
