@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "error_text.h"
 #include "torch_shim.h"
 #include "xpuruntime/dlpack_exchange.h"
 #include "xpuruntime/error.h"
@@ -32,9 +33,10 @@ bool would_lose_gradient(PyObject* object) {
 
 // The package that a type is of.
 std::string root_module(PyObject* object) {
-  const auto package = py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object)))
-                           .attr("__module__")
-                           .cast<std::string>();
+  const py::object module =
+      py::getattr(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__module__", py::none());
+  if (!py::isinstance<py::str>(module)) return "";
+  const auto package = module.cast<std::string>();
   return package.substr(0, package.find('.'));
 }
 
@@ -50,9 +52,7 @@ PyTypeObject* known_array_type() {
   if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) {
     throw py::error_already_set(error);
   }
-  throw InputError(std::string("'") + name +
-                   "' cannot be shared: " + std::string(py::str(error.type().attr("__name__"))) +
-                   ": " + std::string(py::str(error.value())));
+  throw InputError(std::string("'") + name + "' cannot be shared: " + error_text(error));
 }
 
 template <typename Values>

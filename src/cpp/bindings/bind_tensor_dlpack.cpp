@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -211,9 +213,29 @@ py::object call_dlpack(py::handle object, std::optional<StreamHandle> number) {
   return py::reinterpret_steal<py::object>(capsule);
 }
 
-DLDevice to_dl_device(PyObject* object) {
-  const auto pair = py::reinterpret_borrow<py::object>(object).cast<py::tuple>();
-  return {static_cast<DLDeviceType>(pair[0].cast<std::int32_t>()), pair[1].cast<std::int32_t>()};
+// One of the two numbers of __dlpack_device__; integers of NumPy and enumerations are taken too.
+std::optional<std::int32_t> device_number(PyObject* object) {
+  PyObject* const number = PyNumber_Index(object);
+  if (number == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  int overflow = 0;
+  const std::int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  Py_DECREF(number);
+  if (overflow != 0 || value < std::numeric_limits<std::int32_t>::min() ||
+      value > std::numeric_limits<std::int32_t>::max()) {
+    return std::nullopt;
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+std::optional<DLDevice> to_dl_device(py::handle pair) {
+  if (PyTuple_Check(pair.ptr()) == 0 || PyTuple_GET_SIZE(pair.ptr()) != 2) return std::nullopt;
+  const auto type = device_number(PyTuple_GET_ITEM(pair.ptr(), 0));
+  const auto index = device_number(PyTuple_GET_ITEM(pair.ptr(), 1));
+  if (!type || !index) return std::nullopt;
+  return DLDevice{static_cast<DLDeviceType>(*type), *index};
 }
 
 DLDevice device_of(py::handle object) {
@@ -228,7 +250,11 @@ DLDevice device_of(py::handle object) {
         " is no DLPack array (it has no __dlpack__ and "
         "__dlpack_device__): pass an array of NumPy, PyTorch, CuPy or JAX, or a DLPack capsule");
   }
-  return to_dl_device(py::reinterpret_steal<py::object>(result).ptr());
+  const auto answer = py::reinterpret_steal<py::object>(result);
+  if (const auto device = to_dl_device(answer)) return *device;
+  throw InputError("__dlpack_device__ of an object of type " + type_name(object) +
+                   " returned an object of type " + type_name(answer) +
+                   " that is no pair of a device type and a device number: its producer is broken");
 }
 
 }  // namespace
@@ -270,7 +296,9 @@ py::object dlpack(py::handle self, PyObject* const* values, PyObject* names) {
       } else if (is("stream")) {
         if (!value.is_none()) request.stream = value.cast<std::int64_t>();
       } else if (is("dl_device")) {
-        if (!value.is_none()) request.device = to_dl_device(value.ptr());
+        if (value.is_none()) continue;
+        request.device = to_dl_device(value);
+        if (!request.device) throw py::cast_error();
       } else if (is("copy")) {
         if (!value.is_none()) request.copy = value.cast<bool>();
       } else {

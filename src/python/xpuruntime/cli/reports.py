@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,8 +140,8 @@ def _schema(path: str) -> str | None:
                 return found[1].decode()
             if not head.lstrip(_BLANK).startswith(b"{"):
                 return None
-            schema = msgspec.json.decode(head + file.read(), type=_Header).schema
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            schema = decode_json(head + file.read(), _Header).schema
+    except (OSError, msgspec.MsgspecError):
         return None
     return schema if schema.startswith("xpuruntime.") else None
 

@@ -45,17 +45,19 @@ def kind_of(name: str, array: Any) -> Kind:
 
 
 def _kind_of(name: str, array: Any) -> Kind:
-    root = type(array).__module__.partition(".")[0]
-    if type(array).__module__.startswith("numpy.ma"):
+    module = type(array).__module__
+    root = module.partition(".")[0] if isinstance(module, str) else ""
+    if root == "numpy" and module.startswith("numpy.ma"):
         msg = f"input {name!r} is a masked array, and a model has no masks; pass x.filled(value), or x.data"
         raise InputError(msg)
     if root == "numpy" and hasattr(array, "dtype") and hasattr(array, "flags"):
         return "numpy"
-    if root in ("torch", "cupy"):
+    shared = _has(array, "__dlpack__") and _has(array, "__dlpack_device__")
+    if shared and root in ("torch", "cupy"):
         return root  # type: ignore[return-value]
-    if root == "xpuruntime":
+    if shared and root == "xpuruntime":
         return "tensor"
-    if root in ("jax", "jaxlib"):
+    if shared and root in ("jax", "jaxlib"):
         return "jax"
     import numpy as np
 
@@ -64,7 +66,7 @@ def _kind_of(name: str, array: Any) -> Kind:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return "torch"
-    if hasattr(array, "__dlpack__"):
+    if shared:
         return "dlpack"
     msg = (
         f"input {name!r} is a {type(array).__name__}, not an array; pass a NumPy array, a torch or CuPy tensor, or "
@@ -92,12 +94,16 @@ def device_of(name: str, array: Any, kind: Kind) -> str:
     """
     if kind == "numpy":
         return "cpu"
-    code, index = array.__dlpack_device__()
-    code = int(code)
+    try:
+        code, index = array.__dlpack_device__()
+        code, index = int(code), int(index)
+    except Exception as error:
+        msg = f"input {name!r} ({type(array).__name__}) does not say through DLPack where it is: {_told(error)}"
+        raise InputError(msg) from error
     if code in (_CPU, _CUDA_HOST):
         return "cpu"
     if code in (_CUDA, _CUDA_MANAGED):
-        return f"cuda:{int(index)}"
+        return f"cuda:{index}"
     msg = (
         f"input {name!r} is on DLPack device type {code}, which is neither cpu nor cuda; copy it to the "
         "session's device first"
@@ -130,8 +136,22 @@ def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
     try:
         return np.from_dlpack(array)
     except Exception as error:
-        msg = f"input {name!r} ({type(array).__name__}) cannot be shared with NumPy through DLPack: {error}"
+        msg = f"input {name!r} ({type(array).__name__}) cannot be shared with NumPy through DLPack: {_told(error)}"
         raise InputError(msg) from error
+
+
+def _has(array: Any, name: str) -> bool:
+    try:
+        return hasattr(array, name)
+    except Exception:  # a property of the caller's
+        return False
+
+
+def _told(error: Exception) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def from_host(array: np.ndarray[Any, Any], kind: Kind) -> Any:

@@ -245,9 +245,12 @@ def _on_device(feeds: Mapping[str, Any]) -> bool:
     """Whether an input is an array on a device other than the CPU."""
     if not hasattr(feeds, "values"):
         return False
-    return any(
-        hasattr(one, "__dlpack_device__") and int(one.__dlpack_device__()[0]) not in _HOST for one in feeds.values()
-    )
+    try:
+        return any(
+            hasattr(one, "__dlpack_device__") and int(one.__dlpack_device__()[0]) not in _HOST for one in feeds.values()
+        )
+    except Exception:  # of the caller's own class: `run` says what is wrong with it
+        return False
 
 
 #: DLPack's numbers of memory that the CPU reads: its own, and pinned memory of CUDA and ROCm.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConversionLog",
     "FeedCheck",
+    "check_mapping",
     "closed_binding",
     "describe",
     "fixed_shape",
@@ -115,13 +116,25 @@ def room(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
     try:
         return np.zeros(shape, dtype)
-    except (MemoryError, ValueError) as error:  # beyond what an address can hold, NumPy raises ValueError
+    except (MemoryError, ValueError, OverflowError) as error:  # beyond what an address can hold
         raise _no_room(name, shape, error) from None
 
 
 def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemoryError:
     msg = f"no host memory for {name!r} of shape {list(shape)}: {error}. Use a smaller batch"
     return OutOfMemoryError(msg, device="cpu")
+
+
+def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> None:
+    """Refuse what is no mapping of names to arrays.
+
+    Raises
+    ------
+    InputError
+    """
+    if not isinstance(given, dict) and not (hasattr(given, "keys") and hasattr(given, "__getitem__")):
+        msg = f"{what} must be a dict of name to array, got {type(given).__name__}; pass {{{name!r}: array}}"
+        raise InputError(msg)
 
 
 def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
@@ -175,10 +188,7 @@ class FeedCheck:
         ------
         InputError
         """
-        if not hasattr(feeds, "keys"):
-            first = self.required[0] if self.required else "input"
-            msg = f"inputs must be a dict of name to array, got {type(feeds).__name__}; pass {{{first!r}: array}}"
-            raise InputError(msg)
+        check_mapping(feeds, self.required[0] if self.required else "input")
         for name in feeds:
             if name not in self.infos:
                 near = difflib.get_close_matches(str(name), self.infos, n=1)

@@ -17,6 +17,7 @@ from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
+from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
@@ -213,21 +214,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 "`Report.save` wrote."
             ) from error
         try:
-            schema = msgspec.json.decode(raw, type=_Header).schema
+            schema = decode_json(raw, _Header).schema
             if schema != SCHEMA:
                 raise InputError(
                     f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "
                     "xpuruntime that wrote it."
                 )
-            found = msgspec.json.decode(raw, type=cls)
-            missing = sorted(_ALWAYS.difference(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])))
+            found = decode_json(raw, cls)
+            missing = sorted(_ALWAYS.difference(decode_json(raw, dict[str, msgspec.Raw])))
             if missing:
                 raise InputError(
                     f"'{source}' is not a whole report: it has no {', '.join(missing)}. Give a file that `Report.save` "
                     "wrote, whole and unedited."
                 )
             return found
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except msgspec.MsgspecError as error:
             raise InputError(
                 f"'{source}' is not a report: {error}. Give a file that `Report.save` wrote, whole and unedited."
             ) from error

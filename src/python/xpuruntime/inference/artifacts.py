@@ -14,6 +14,7 @@ import msgspec
 from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest, file_digest
 from xpuruntime.errors import ModelError
 from xpuruntime.policies import ArtifactPolicy, Policy
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -106,17 +107,20 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         _refuse(folder, f"its {MANIFEST} cannot be read ({error.strerror})", "mend the permissions")
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        plain = decode_json(data)
+    except msgspec.MsgspecError as error:
         _refuse(folder, f"its {MANIFEST} is damaged or cut off: {error}")
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if schema != SCHEMA:
         _refuse_schema(folder, schema)
     try:
         manifest = msgspec.convert(plain, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         _refuse(folder, f"its {MANIFEST} is not one that this release reads: {error}")
-    unknown = _unknown(plain, json.loads(msgspec.json.encode(manifest)), "")
+    try:
+        unknown = _unknown(plain, json.loads(msgspec.json.encode(manifest)), "")
+    except RecursionError:
+        _refuse(folder, f"its {MANIFEST} is nested too deeply")
     if unknown is not None:
         _refuse(folder, f"its {MANIFEST} has the unknown key {unknown}")
     return manifest

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.base import closed
+from xpuruntime.engines.feeds import check_mapping
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
@@ -215,8 +216,12 @@ class InferenceSession:
         InputError
             A buffer has the wrong name, dtype, shape, device or layout.
         """
+        loaded = self._open()
+        for what, given, tensors in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
+            if given is not None:
+                check_mapping(given, tensors[0].name if tensors else what[:-1], what=what)
         try:
-            binding = self._open().bind(inputs, outputs, stream)
+            binding = loaded.bind(inputs, outputs, stream)
         except XpuRuntimeError as error:
             if not isinstance(error, InputError) and self.policy.execution.cuda_graph == "require":
                 self._bound = str(error)

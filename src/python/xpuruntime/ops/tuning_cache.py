@@ -15,6 +15,7 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.runtime.files import replace_file
 from xpuruntime.runtime.folders import cache_folder
+from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.locking import locked
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ SCHEMA = "xpuruntime.tuning/1"
 _PREFIX = "xpuruntime.tuning/"
 _MAX_BYTES = 64 * 2**20
 _MAX_ENTRIES = 10_000
+#: Digits of a schema's version.
+_DIGITS = 6
 
 
 class _Time(msgspec.Struct, frozen=True):
@@ -97,7 +100,7 @@ class TuningCache:
             if raw is None:
                 return None, self._trouble
             try:
-                entry = msgspec.json.decode(raw, type=_Entry)
+                entry = decode_json(raw, _Entry)
             except msgspec.MsgspecError as error:
                 del self._entries[key]
                 return None, f"the tuning cache {self.path} held a damaged entry for this, which is dropped: {error}"
@@ -178,14 +181,15 @@ class TuningCache:
         if len(data) > _MAX_BYTES:
             raise _DamagedError(f"it is larger than {_MAX_BYTES} bytes")
         try:
-            found = msgspec.json.decode(data, type=_File)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = decode_json(data, _File)
+        except msgspec.MsgspecError as error:
             raise _DamagedError(f"it cannot be read ({error})") from None
         if found.schema != SCHEMA:
             version = found.schema.removeprefix(_PREFIX)
-            if version.isdecimal() and int(version) > int(SCHEMA.removeprefix(_PREFIX)):
+            later = version.isascii() and version.isdecimal() and len(version) <= _DIGITS
+            if later and int(version) > int(SCHEMA.removeprefix(_PREFIX)):
                 raise _LaterError(f"it is of a later release (schema {found.schema}); this one reads {SCHEMA}")
-            raise _DamagedError(f"its schema is {found.schema!r}; this release reads {SCHEMA}")
+            raise _DamagedError(f"its schema is {found.schema[:40]!r}; this release reads {SCHEMA}")
         return found.entries
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:

@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -222,8 +223,8 @@ class Plan(_Value, frozen=True, kw_only=True):
             The text is not a plan of this schema.
         """
         try:
-            plan = msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            plan = decode_json(text, cls)
+        except msgspec.MsgspecError as error:
             raise InputError(f"this is not a plan: {error}. Write one with `xrt plan MODEL --json`") from error
         if plan.schema != SCHEMA:
             raise InputError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:
@@ -95,14 +96,14 @@ def machine_from_json(text: str | bytes) -> Machine:
         The text is no JSON, or not a machine of this schema.
     """
     try:
-        plain = msgspec.json.decode(text)
+        plain = decode_json(text)
         if not isinstance(plain, dict):
             raise InputError(f"a machine is a JSON object, this is {type(plain).__name__}: make one with {_MAKE}")
         schema = plain.pop("schema", None)
         if schema != SCHEMA:
             raise InputError(f"the schema is {schema!r}, a machine has {SCHEMA!r}: make one with {_MAKE}")
         return msgspec.convert(plain, Machine)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise InputError(f"this is not a machine: {error}. Make one with {_MAKE}") from error
 
 

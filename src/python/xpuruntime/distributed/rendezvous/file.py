@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,6 +182,6 @@ def _write(path: Path, value: Any) -> None:
 def _read(path: Path, kind: type[Any]) -> Any:
     """Return what a file says; ``None`` where it is not there, or is no file of ours."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), kind)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+import string
 import struct
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +123,7 @@ class _Peer:
             size = _body_size(self.data[: _HEADER.size])
             if len(self.data) >= _HEADER.size + size:
                 body = self.data[_HEADER.size : _HEADER.size + size]
-                self.member = msgspec.json.decode(body, type=Member)
+                self.member = decode_json(body, Member)
         except (ValueError, msgspec.MsgspecError):
             return False
         return True
@@ -237,6 +239,10 @@ def _body_size(header: bytes) -> int:
     return int(size)
 
 
+def _is_hex(text: Any) -> bool:
+    return isinstance(text, str) and len(text) % 2 == 0 and all(c in string.hexdigits for c in text)
+
+
 def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
     """Read one message; ``None`` when the other side ended before it was whole."""
     data = b""
@@ -252,7 +258,10 @@ def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
         data += chunk
         if wanted == _HEADER.size and len(data) == wanted:
             wanted += _body_size(data)
-    reply = msgspec.json.decode(data[_HEADER.size :])
-    if not isinstance(reply, dict) or not ({"id", "error"} & reply.keys()):
+    try:
+        reply = decode_json(data[_HEADER.size :])
+    except msgspec.MsgspecError:
+        reply = None
+    if not isinstance(reply, dict) or not (_is_hex(reply.get("id")) or "error" in reply):
         raise ValueError("what listens there is not rank 0 of a communicator")
     return reply

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.engines.source import Source
 from xpuruntime.errors import ModelError
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
@@ -35,7 +36,7 @@ def artifact_source(artifact: Artifact, label: str) -> Source:
         from xpuruntime.engines.quantisation import QuantisedModel
 
         try:
-            told = msgspec.json.decode((artifact.folder / QUANTISED).read_bytes(), type=QuantisedModel)
+            told = decode_json((artifact.folder / QUANTISED).read_bytes(), QuantisedModel)
             data = (artifact.folder / SOURCE).read_bytes()
         except (OSError, msgspec.MsgspecError) as error:
             msg = f"the artifact {artifact.folder} cannot be read: {error}. Fix: compile the model again"

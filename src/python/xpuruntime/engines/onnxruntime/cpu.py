@@ -12,6 +12,7 @@ from xpuruntime.engines.base import Binding
 from xpuruntime.engines.feeds import ConversionLog, closed_binding
 from xpuruntime.engines.host_model import HostModel, bound_buffers
 from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
-    from xpuruntime.errors import XpuRuntimeError
 
 __all__ = ["CpuBinding", "CpuModel"]
 
@@ -82,7 +82,9 @@ class CpuModel(HostModel):
                     shapes.append(array.shape)
                 if tuple(shapes) not in seen:
                     return slow(feeds, stream)
-            except (KeyError, TypeError):
+            except XpuRuntimeError:
+                raise
+            except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
                 return slow(feeds, stream)
             try:
                 return dict(zip(names, call(names, feeds, None), strict=True))

@@ -17,7 +17,7 @@ from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.integers import WIDE, check_range
 from xpuruntime.engines.openvino.requests import RequestQueue
 from xpuruntime.engines.openvino.slots import SlotPool, port_order
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.feeds import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.errors import XpuRuntimeError
 
 __all__ = ["OpenVinoModel"]
 
@@ -91,7 +90,9 @@ class OpenVinoModel(HostModel):
                 shapes = tuple([array.shape for array in arrays])
                 if shapes not in seen:
                     return slow(feeds, stream)
-            except (KeyError, TypeError):
+            except XpuRuntimeError:
+                raise
+            except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
                 return slow(feeds, stream)
             for index, name in wide:
                 check_range(name, arrays[index])

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.errors import ModelError
 from xpuruntime.evidence.records import Unit
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,4 +32,9 @@ def read_units(request: Request) -> tuple[Unit, ...] | None:
     """Return the units that were recorded when the artifact of `request` was compiled; ``None`` without an artifact."""
     if request.artifact is None:
         return None
-    return msgspec.json.decode((request.artifact.folder / _UNITS).read_bytes(), type=tuple[Unit, ...])
+    path = request.artifact.folder / _UNITS
+    try:
+        found: tuple[Unit, ...] = decode_json(path.read_bytes(), tuple[Unit, ...])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"the artifact's {path} cannot be read: {error}. Fix: compile the model again") from None
+    return found

@@ -15,6 +15,7 @@ from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
 from xpuruntime.engines.tensorrt.probing import bindings
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +135,7 @@ def _read(folder: Path, flavour: Flavour) -> Ready:
         return ModelError(f"the engine in {folder} cannot be used: {why}. Fix: {_AGAIN}", engine=flavour.name)
 
     try:
-        record = msgspec.json.decode((folder / RECORD).read_bytes(), type=Record)
+        record = decode_json((folder / RECORD).read_bytes(), Record)
         plan = (folder / PLAN).read_bytes()
     except OSError as error:
         raise damaged(f"{error.filename} cannot be read ({error.strerror})") from None

@@ -29,7 +29,7 @@ def given_names(metadata: Mapping[str, str], where: str) -> dict[str, str]:
         return {}
     try:
         names = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         names = None
     if not isinstance(names, dict) or not all(isinstance(name, str) and name for name in names.values()):
         reason = f"what it carries under {DIMENSIONS_KEY} is no object of names by symbol"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError
+from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,8 +87,8 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
             It is damaged, or of another release.
         """
         try:
-            lock = msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            lock = decode_json(text, cls)
+        except msgspec.MsgspecError as error:
             raise LockError(f"the lock in {where!r} cannot be read: {error}. Fix: export the model again") from None
         if lock.schema != SCHEMA:
             msg = f"the lock in {where!r} has schema {lock.schema!r}, and this release reads {SCHEMA!r}"
