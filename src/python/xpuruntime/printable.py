@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["escape_console", "printable"]
 
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -31,7 +29,7 @@ def printable(text: str) -> str:
 
 def escape_console(console: Console) -> Console:
     """Let a console of rich escape the control characters of what it prints, and return it."""
-    console.push_render_hook(_Hook())
+    console.push_render_hook(_Hook())  # type: ignore[arg-type] # rich is not imported before it is used
     return console
 
 
