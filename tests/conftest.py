@@ -19,6 +19,23 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: What a core may be built without, and how to build it with that.
+_BUILDS = {
+    "cuda": "needs a core built with CUDA: put nvcc on the path and run `make install`",
+    "cublas": "needs a core built with cuBLAS: with nvcc on the path, run `make cuda-headers install`",
+    "cudnn": "needs a core built with cuDNN: with nvcc on the path, run `make cuda-headers install`",
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from xpuruntime import _core
+
+    for mark in item.iter_markers("needs_build"):
+        for part in mark.args:
+            if not _core.build_info()[part]:
+                pytest.skip(_BUILDS[part])
+
+
 @pytest.fixture
 def nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PyTorch's kernels have not been measured against ours; returns where their times are kept."""

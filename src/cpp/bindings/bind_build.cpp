@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "bind.h"
+#include "xpuruntime/kernel_registry.h"
 
 namespace py = pybind11;
 
@@ -38,6 +39,9 @@ py::dict build_info() {
 
 void bind_build(py::module_& module) {
   module.def("build_info", &build_info, "What was built into this module.");
+  module.def(
+      "why_not_built", &why_not_built, py::arg("word"),
+      "Why the backend that a kernel's name begins with is not in this build; empty where it is.");
 }
 
 }  // namespace xpuruntime::bindings

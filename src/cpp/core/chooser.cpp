@@ -185,6 +185,9 @@ bool Chooser::is_favoured(Row& row) {
 }
 
 std::string Chooser::unknown(const std::string& word) const {
+  if (std::string reason = why_not_built(word); !reason.empty()) {
+    return reason + "; `xrt doctor` names the fix";
+  }
   std::vector<std::string> ids;
   std::vector<std::string> words;
   for (const Row& row : rows_) {

@@ -22,6 +22,15 @@ StreamLike: TypeAlias = Any
 
 __version__: str
 
+def why_not_built(word: str) -> str:
+    """Return why the backend that a kernel's name begins with is not in this build; empty where it is.
+
+    Parameters
+    ----------
+    word : str
+        A kernel id or family of a policy, such as ``"cublas.cublasLt"``.
+    """
+
 def build_info() -> dict[str, bool | str]:
     """Return what was built into this module.
 

@@ -12,10 +12,12 @@ import pytest
 from recording_kernel import Recorder
 
 import xpuruntime as xrt
-from xpuruntime import InputError, UnsupportedOperationError, ops
+from xpuruntime import InputError, UnsupportedOperationError, _core, ops
 
 F32 = np.float32
 DRAW = np.random.default_rng(3)
+#: Why no kernel of cuBLAS serves arrays on the CPU, by what was built.
+NO_CUBLAS = _core.why_not_built("cublas") or "serves cuda, and the operands are on cpu"
 
 
 def randn(*shape: int, dtype: Any = F32) -> Any:
@@ -271,7 +273,7 @@ def test_what_no_kernel_can_do_names_every_candidate() -> None:
         ("flash_v2", xrt.PolicyError, "'flash_v2' is a kernel of attention, not of matmul"),
         ("cudnn.sdpa", xrt.PolicyError, "is a kernel of attention, not of matmul"),
         ("a.b.c", xrt.PolicyError, "is not a kernel id"),
-        ("cublas.cublasLt", UnsupportedOperationError, "cublas.cublasLt: serves cuda, and the operands are on cpu"),
+        ("cublas.cublasLt", UnsupportedOperationError, f"cublas.cublasLt: {NO_CUBLAS}"),
         ("cpu.blas@x=1", InputError, "nothing to configure.*'x=1'"),
         ("cublas@x=1", xrt.PolicyError, "gives a configuration to a family"),
         (3, xrt.PolicyError, "kernel= is 3: name a kernel"),

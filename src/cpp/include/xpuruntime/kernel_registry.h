@@ -53,4 +53,8 @@ class KernelRegistry {
 /// Adds the kernels of every backend of this build; the one list of them.
 void register_builtin_backends(KernelRegistry& registry);
 
+/// Why a backend of this library that `word` names (its name, or an id or family that begins with
+/// it) is not in this build; empty where it is, and for other words.
+std::string why_not_built(std::string_view word);
+
 }  // namespace xpuruntime

@@ -84,6 +84,7 @@ def test_equal_calls_of_several_nodes_are_one_decision(tmp_path: Path) -> None:
     assert (decision.nodes, decision.count) == (("MatMul_a", "MatMul_y"), 4)
 
 
+@pytest.mark.needs_build("cublas")
 def test_a_cuda_kernel_asked_for_on_the_cpu(tmp_path: Path) -> None:
     """In a list it is passed over and the reason is told; alone, the node stays with the engine."""
     with session(normed(), tmp_path, kernels={"matmul": ["cublas.cublasLt", "cpu.blas"]}) as opened:
@@ -237,6 +238,7 @@ def test_another_kernel_for_the_same_call_is_a_difference(tmp_path: Path) -> Non
     assert xrt.compare_reports(before, again).decisions == ()
 
 
+@pytest.mark.needs_build("cublas")
 def test_a_node_that_goes_back_to_the_engine_is_a_difference(tmp_path: Path) -> None:
     before = explained(tmp_path, {"matmul": "cpu.blas"})
     with pytest.warns(xrt.XpuRuntimeWarning, match="stay with ONNX Runtime"):

@@ -228,6 +228,7 @@ def test_why_nodes_of_onnx_runtime_stay(body: str, extra: str, reason: str) -> N
     assert reason in refused(model, KERNEL)
 
 
+@pytest.mark.needs_build("cuda")
 def test_what_no_kernel_can_serve_is_said(tmp_path: Path) -> None:
     model = graph(QKV, OUT, PRODUCTS["scaled after"], CONSTANTS)
     result = found(model, {"attention": "cuda_raw.flash_attention_v2"}, device="cuda:0")

@@ -11,6 +11,7 @@ import pytest
 from rewriting_models import ALL, close, found, graph, normal, save, session, stock
 
 import xpuruntime as xrt
+from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
 from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
 
@@ -319,6 +320,7 @@ def test_equal_operations_are_measured_once() -> None:
 # CUDA, where a plan needs no device
 
 
+@pytest.mark.needs_build("cudnn")
 def test_on_cuda_families_are_options_and_ids_are_kernels_of_ours() -> None:
     inputs = "float16[b, 2, s, 64] q, float16[b, 2, s, 64] k, float16[b, 2, s, 64] v"
     body = "kt = Transpose<perm=[0,1,3,2]>(k)\np = MatMul(q, kt)\nw = Softmax(p)\ny = MatMul(w, v)"
@@ -333,6 +335,23 @@ def test_on_cuda_families_are_options_and_ids_are_kernels_of_ours() -> None:
         assert len(found(model, {"attention": words}, device="cuda:0").rewrites) == count, words
 
 
+def test_a_backend_that_is_not_in_the_build_is_named(tmp_path: Path) -> None:
+    missing = [word for word in ("cublas.cublasLt", "cudnn.sdpa", "cuda_raw") if _core.why_not_built(word)]
+    for word in missing:
+        op = "attention" if word == "cudnn.sdpa" else "matmul"
+        policy = {"kernels": {"rules": [rule(word, op=op)]}}
+        control = xrt.plan(save(two_layers(), tmp_path), engine="onnxruntime", device="cpu", policy=policy).control(
+            "kernels.rules[0]"
+        )
+        assert control is not None
+        assert control.enforceability == "unsupported"
+        assert f"the backend {word.split('.')[0]} is not in this build" in control.reason
+        assert "xrt doctor" in (control.fix or "")
+    assert not _core.why_not_built("cpu.blas")
+    assert not _core.why_not_built("flash_v2")
+
+
+@pytest.mark.needs_build("cuda")
 def test_on_cuda_a_skinny_product_is_rewritten_for_the_sizes_it_serves() -> None:
     model = graph(
         "float16[n, 256] x", "float16[n, 512] y", "y = MatMul(x, w)", {"w": normal(256, 512, dtype=np.float16)}

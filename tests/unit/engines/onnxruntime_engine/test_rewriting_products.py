@@ -185,6 +185,7 @@ def test_a_bias_that_widens_the_result_is_left_alone() -> None:
     assert only(model).nodes == ("MatMul_p",)
 
 
+@pytest.mark.needs_build("cublas")
 def test_only_what_the_kernel_can_do_is_folded() -> None:
     """cublas.cublas adds no bias, and cublas.cublasLt has no silu."""
     model = graph(
@@ -197,6 +198,7 @@ def test_only_what_the_kernel_can_do_is_folded() -> None:
     assert "serves another kind of device" in result.left[0].reason
 
 
+@pytest.mark.needs_build("cublas")
 def test_tf32_is_what_the_provider_is_told() -> None:
     model = graph(FLOAT_IN, FLOAT_OUT, "y = MatMul(x, w)", {"w": W})
     rules = {"rules": [{"match": {"op": "matmul", "dtype": "tf32"}, "use": "cublas"}]}

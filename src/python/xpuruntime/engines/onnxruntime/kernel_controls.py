@@ -134,7 +134,7 @@ class KernelKeys:
             self._book.add(key, "the engine's choice", "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
         else:
             reason = f"neither an option of ONNX Runtime nor a kernel of ours is called {', '.join(wanted)}"
-            self._book.add(key, "-", "unsupported", reason, _REMOVE)
+            self._book.add(key, "-", "unsupported", *_not_built(wanted, reason))
 
     def _has_option(self, op: str, wanted: Sequence[str]) -> bool:
         known: object = {"attention": ATTENTION_BITS, "conv": CONV_SEARCH}.get(op, {})
@@ -183,7 +183,7 @@ class KernelKeys:
                 self._rewritten(key, use, present=present, what="node that it is for")
             elif chosen:
                 reason = f"no kernel of ours is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
-                self._book.add(key, "-", "unsupported", reason, _REMOVE)
+                self._book.add(key, "-", "unsupported", *_not_built(use, reason))
             elif kept:
                 by = "converter" if self._settings.qdq is None else "quantiser"
                 self._book.add(key, f"nodes {glob} stay fp32", "enforced", f"the {by} leaves them alone")
@@ -255,6 +255,14 @@ class KernelKeys:
             return
         self._settings.options["cudnn_conv_algo_search"] = search
         self._book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
+
+
+def _not_built(words: Sequence[str], reason: str) -> tuple[str, str]:
+    """Return why no kernel has one of these names, and the fix: the build lacks its backend, or another reason."""
+    from xpuruntime import _core
+
+    missing = [why for why in dict.fromkeys(map(_core.why_not_built, words)) if why]
+    return ("; ".join(missing), "run `xrt doctor`, which names the fix") if missing else (reason, _REMOVE)
 
 
 def _why_not(request: Request, settings: Settings) -> tuple[str, str] | None:
