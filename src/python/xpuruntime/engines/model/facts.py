@@ -128,7 +128,10 @@ def weights(model: onnx.ModelProto) -> dict[str, int]:
 
 # Integer operators and where their weights are.
 _INTEGER_OPS = {"QLinearConv": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1}
-_WEIGHT_OPS = {"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"}
+_WEIGHT_OPS = {"MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE"}
+#: Others that compute in integers, and others that quantise what they read.
+_MORE_INTEGER_OPS = {"MatMulIntegerToFloat", "QAttention", "QGemm"}
+_DYNAMIC_OPS = {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
 
 
 def quantisation(model: onnx.ModelProto) -> Quantisation:
@@ -156,9 +159,9 @@ def quantisation(model: onnx.ModelProto) -> Quantisation:
                 if node.op_type.startswith("QLinear"):
                     activations.add(_zero_point(node, constants))
     scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
-    if "DynamicQuantizeLinear" in ops:
+    if ops & _DYNAMIC_OPS:
         scheme = "dynamic"
-    elif ops & _INTEGER_OPS.keys():
+    elif ops & _MORE_INTEGER_OPS or any(op in _INTEGER_OPS or op.startswith("QLinear") for op in ops):
         scheme = "qoperator"
     elif activations:
         scheme = "qdq"

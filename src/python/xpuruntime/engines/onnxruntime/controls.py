@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.model.graph import graphs
+from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, quantises_activations
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
     CPU_OPTIONS,
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
 
 __all__ = ["settle"]
+
+#: Nodes that a control names.
+_NAMED = 3
 
 
 def settle(request: Request, capability: tuple[int, int] | None = None) -> tuple[Settings, tuple[Control, ...]]:
@@ -86,6 +93,7 @@ def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) 
 def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
+    _keep_activations(request, settings)
     if precision in ("fp16", "bf16"):
         settings.convert = precision
         if cuda:
@@ -107,14 +115,19 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         _int8(request, settings, book, cuda=cuda)
     elif precision == "fp32":
         resolved = "use_tf32=0" if cuda else "the model's own types"
-        book.add(
-            "execution.precision",
-            resolved,
-            "enforced",
+        if QDQ_LEVEL in settings.session:
+            resolved += f", {QDQ_LEVEL}={settings.session[QDQ_LEVEL]}"
+        reason = (
             "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told"
             if cuda
-            else "the CPU provider computes fp32 in fp32",
+            else "the CPU provider computes fp32 in fp32"
         )
+        if request.model.quantisation.activations:
+            reason += (
+                ". ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in integers; the "
+                "evidence names those nodes"
+            )
+        book.add("execution.precision", resolved, "enforced", reason)
     elif precision == "tf32":
         book.add(
             "execution.precision",
@@ -124,6 +137,7 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         )
     else:
         book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
+    _integers(request, book)
     if cuda:
         allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
         if allowed is not None:
@@ -136,6 +150,48 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         )
     else:
         book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
+
+
+def _keep_activations(request: Request, settings: Settings) -> None:
+    """Have products with dequantised weights computed in the type of their activations, unless int8 is asked for.
+
+    ONNX Runtime fuses them into MatMulNBits, and by default quantises the activations to int8.
+    """
+    scheme, precision = request.model.quantisation.scheme, request.policy.execution.precision
+    kept = scheme == "weight_only" if precision == "model" else precision != "int8"
+    ops = {name.rpartition(":")[2] for name in request.model.ops}
+    if kept and "DequantizeLinear" in ops and ops & {"MatMul", "Gemm"}:
+        settings.session.setdefault(QDQ_LEVEL, "1")
+
+
+def _integers(request: Request, book: Book) -> None:
+    """Say that a float precision does not reach nodes of a model that are integer operators."""
+    if request.policy.execution.precision in ("model", "int8") or not (named := _integer_nodes(request)):
+        return
+    for place, control in enumerate(book.controls):
+        if control.key == "execution.precision":
+            book.controls[place] = msgspec.structs.replace(
+                control,
+                enforceability="unsupported",
+                reason=f"the model itself computes in integers, whatever the policy says: {named}",
+                fix="state precision model or int8, or give the model as it was before it was quantised",
+            )
+
+
+def _integer_nodes(request: Request) -> str:
+    """Return some of the nodes that the model itself states to multiply in integers; empty where there are none."""
+    model = request.model
+    ops = {name.rpartition(":")[2] for name in model.ops}
+    if not ops & OPERATORS.keys():
+        return ""
+    found = [f"{node.name!r} ({node.op})" for node in model.nodes if node.op in INTEGER_OPS]
+    if "MatMulNBits" in ops:
+        for graph in graphs(model.named_proto()):
+            for node in graph.node:
+                numbers = {str(one.name): int(one.i) for one in node.attribute}
+                if node.op_type == "MatMulNBits" and quantises_activations(node.op_type, numbers):
+                    found.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
+    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
 def _int8(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:

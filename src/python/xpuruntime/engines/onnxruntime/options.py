@@ -118,6 +118,9 @@ SESSION_OPTIONS: dict[str, Option] = {
     "session.use_env_allocators": Option(meaning="share environment allocators", values=BOOL),
     "session.use_device_allocator_for_initializers": Option(meaning="no arena for weights", values=BOOL),
     "session.qdqisint8allowed": Option(meaning="int8 QDQ", values=BOOL),
+    "session.qdq_matmulnbits_accuracy_level": Option(
+        meaning="arithmetic of a product with dequantised weights: 1 fp32, 4 int8 activations", high=4
+    ),
     "session.disable_quant_qdq": Option(meaning="no QDQ transformation", values=BOOL),
     "session.disable_double_qdq_remover": Option(meaning="keep doubled QDQ pairs", values=BOOL),
     "session.enable_quant_qdq_cleanup": Option(meaning="remove QDQ pairs at the end", values=BOOL),

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.onnxruntime.arithmetic import arithmetic_of
 from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.graph import NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
@@ -70,8 +71,21 @@ def layout_of(node: NodeView) -> str | None:
     return "nchw" if any(word in node.op for word in _SPATIAL) and node.op != "GlobalLpPool" else None
 
 
-def precision_of(event: NodeEvent) -> str | None:
-    """Return the precision a node read and wrote, such as ``"fp16"``, or ``"fp32->uint8"`` where these differ."""
+def precision_of(event: NodeEvent, numbers: Mapping[str, int] | None = None) -> str | None:
+    """Return the precision in which a node multiplied; of most, that is what it read and wrote.
+
+    Such as ``"fp16"``, or ``"fp32->uint8"`` where these differ; ``None`` where it is not known.
+
+    Parameters
+    ----------
+    event : NodeEvent
+    numbers : mapping of str to int, optional
+        Integer attributes of the node as it ran.
+    """
+    inputs = (precision_name(tensor.dtype) for tensor in event.inputs)
+    inside = arithmetic_of(event.op, event.provider, inputs, numbers)
+    if inside is not None:
+        return None if inside == "unknown" else inside
     return read_and_written(_main(event.inputs), _main(event.outputs))
 
 

@@ -13,17 +13,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = ["GraphView", "NodeView", "view"]
 
+#: ``AttributeProto.INT``.
+_INT = 2
 #: Initializers up to this many bytes are compared by content, larger ones by name.
 _SMALL = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeView:
-    """One node. `inputs` are keys; those after the first `explicit` ones are what its subgraphs read from outside."""
+    """One node.
+
+    `inputs` are keys; those after the first `explicit` ones are what its subgraphs read from outside. `numbers` are its
+    integer attributes.
+    """
 
     position: int
     name: str
@@ -34,6 +40,7 @@ class NodeView:
     attributes: bytes
     explicit: int
     scope: str = ""
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_subgraph(self) -> bool:
@@ -122,6 +129,7 @@ def _canonical(graph: GraphView, node: NodeView) -> NodeView:
         attributes=node.attributes,
         explicit=node.explicit,
         scope=node.scope,
+        numbers=node.numbers,
     )
 
 
@@ -195,6 +203,7 @@ class _Builder:
                     attributes=_attributes(node, subgraphs),
                     explicit=len(keys),
                     scope=scope,
+                    numbers={str(a.name): int(a.i) for a in node.attribute if a.type == _INT},
                 )
             )
         return captured

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantises_activations
 from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
 from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
@@ -110,6 +111,7 @@ class _Joiner:
         self.optimized = view(optimized) if optimized is not None else None
         self.source = self._source(model)
         self.model_types = model_precisions(model, self.source.dtypes)
+        self.facts = source_facts(self.source)
         self.notes: list[str] = []
         self.partial = False
         self._id = UnitIds()
@@ -129,7 +131,7 @@ class _Joiner:
             bounds: tuple[Boundary, ...] = ()
             live: tuple[LiveBytes, ...] = ()
         else:
-            facts = source_facts(self.source)
+            facts = self.facts
             found = match(self.source, self.optimized, facts)
             shares = share_out(self.source, self.optimized, facts, found)
             seen = self._pair(self.optimized)
@@ -188,7 +190,7 @@ class _Joiner:
         relation: Any = "opaque" if opaque else "inserted" if not names else "exact" if len(names) == 1 else "fused"
         written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
-        ran = precision_of(event) if event else None
+        ran = precision_of(event, node.numbers) if event else None
         wanted = self._wanted(node.op, owned, ran) or self._wanted(node.op, shares.serves.get(node.position, []), ran)
         place = device_of(provider, self.device) if provider else self.device
         return Unit(
@@ -230,7 +232,11 @@ class _Joiner:
         held = [self.source.nodes[i] for i in nodes]
         if not held or {op, *(n.op for n in held)} <= CONVERSIONS:
             return None
-        stated = next((self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types), None)
+        if op in OPERATORS:
+            return self._wanted_of_quantised(held, ran)
+        types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
+        # Labels, indices and masks that a node makes beside its numbers have no precision.
+        stated = next((name for name in types if name in FLOATS), types[0] if types else None)
         if self.precision == "int8" and not any(is_product(n.op) for n in held):
             return "int8" if ran is not None and {"int8", "uint8"}.intersection(ran.split("->")) else stated
         if self.precision == "model":
@@ -240,6 +246,19 @@ class _Joiner:
         if stated is None and ran is not None and not FLOATS.intersection(ran.split("->")):
             return None
         return "fp32" if self.precision == "tf32" else self.precision
+
+    def _wanted_of_quantised(self, held: Sequence[NodeView], ran: str | None) -> str | None:
+        """Return the precision asked for of a quantised operator: the policy's, else what the model's nodes state."""
+        if self.precision in FLOATS:
+            return self.precision
+        if self.precision != "model":
+            return "fp32" if self.precision == "tf32" else self.precision
+        read = {k for node in held if node.op == "DequantizeLinear" for k in node.inputs[:1]}
+        quantised = any(quantises_activations(n.op, n.numbers) for n in held) or not read <= self.facts.constant
+        if quantised:
+            return ran
+        types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
+        return next((name for name in types if name in FLOATS), None)
 
     def _assigned_provider(self, name: str, names: tuple[str, ...]) -> str | None:
         wanted = {name, *names}

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The precision that ONNX Runtime's quantised operators multiply in, decided by the engine's own numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+import xpuruntime as xrt
+from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS
+from xpuruntime.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RNG = np.random.default_rng(0)
+K, N = 64, 32
+#: Relative error: above it activations were rounded to 8 bits, below it they were not.
+ROUNDED = 1e-4
+
+
+def value(name: str, shape: Any, kind: int = T.FLOAT) -> Any:
+    return h.make_tensor_value_info(name, kind, shape)
+
+
+def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]) -> Path:
+    tensors = [one if isinstance(one, onnx.TensorProto) else nh.from_array(one, name) for name, one in weights.items()]
+    graph = h.make_graph(nodes, "g", inputs, outputs, tensors)
+    opsets = [h.make_opsetid("", 21), h.make_opsetid("com.microsoft", 1)]
+    onnx.save(h.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def scales(blocks: int) -> Any:
+    return (np.abs(RNG.standard_normal((blocks, N))) * 0.1 + 0.01).astype(np.float32)
+
+
+def weight_only(path: Path, kind: int, op: str) -> tuple[Path, Any]:
+    """DequantizeLinear of a weight in blocks, and a product: return the weight in float64."""
+    low, high = {T.INT4: (-8, 8), T.UINT4: (0, 16), T.INT8: (-128, 128), T.UINT8: (0, 256)}[kind]
+    q, scale = RNG.integers(low, high, (K, N)), scales(K // 32)
+    nodes = [
+        h.make_node("DequantizeLinear", ["w", "s"], ["wf"], name="dq", axis=0, block_size=32),
+        h.make_node(op, ["x", "wf"], ["y"], name="product"),
+    ]
+    weights = {"w": h.make_tensor("w", kind, [K, N], q.ravel().tolist()), "s": scale}
+    model = save(path, nodes, [value("x", ["n", K])], [value("y", ["n", N])], weights)
+    return model, q * np.repeat(scale.astype(np.float64), 32, 0)
+
+
+def n_bits(path: Path, bits: int, level: int | None) -> tuple[Path, Any]:
+    q, scale = RNG.integers(0, 2**bits, (N, K)).astype(np.uint8), scales(K // 32).T.copy()
+    packed = (q[:, 0::2] | (q[:, 1::2] << 4)).reshape(N, -1, 16) if bits == 4 else q.reshape(N, -1, 32)
+    given = {} if level is None else {"accuracy_level": level}
+    node = h.make_node(
+        "MatMulNBits", ["x", "w", "s"], ["y"], "product", domain="com.microsoft",
+        K=K, N=N, bits=bits, block_size=32, **given,
+    )  # fmt: skip
+    model = save(path, [node], [value("x", ["n", K])], [value("y", ["n", N])], {"w": packed, "s": scale})
+    exact = (q.astype(np.float64) - 2 ** (bits - 1)) * np.repeat(scale.astype(np.float64), 32, 1)
+    return model, exact.T
+
+
+def dynamic(path: Path, *, fused: bool) -> tuple[Path, Any]:
+    """Activations quantised while running, as `quantize_dynamic` writes it, or as ONNX Runtime fuses it."""
+    # Weights of 7 bits: without VNNI, the sums of larger ones saturate.
+    q, scale = RNG.integers(-64, 65, (K, N)).astype(np.int8), np.float32(0.013)
+    weights: dict[str, Any] = {"w": q, "ws": scale, "wz": np.int8(0)}
+    if fused:
+        nodes = [h.make_node("DynamicQuantizeMatMul", ["x", "w", "ws", "wz"], ["y"], "product", domain="com.microsoft")]
+    else:
+        nodes = [
+            h.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], name="quantise"),
+            h.make_node("MatMulInteger", ["xq", "w", "xz", "wz"], ["yi"], name="product"),
+            h.make_node("Cast", ["yi"], ["yf"], name="cast", to=T.FLOAT),
+            h.make_node("Mul", ["xs", "ws"], ["scale"], name="scales"),
+            h.make_node("Mul", ["yf", "scale"], ["y"], name="scaled"),
+        ]
+    model = save(path, nodes, [value("x", ["n", K])], [value("y", ["n", N])], weights)
+    return model, q.astype(np.float64) * float(scale)
+
+
+def error(got: Any, x: Any, weight: Any) -> float:
+    true = x.astype(np.float64) @ weight
+    return float(np.abs(got - true).max() / np.abs(true).max())
+
+
+def product_of(report: Any) -> Any:
+    (unit,) = [u for u in report.units if "product" in u.source_nodes and u.relation != "folded"]
+    return unit
+
+
+def open_(model: Path, precision: str = "model", mode: str = "prefer", **options: Any) -> xrt.InferenceSession:
+    execution = {"engine": "onnxruntime", "device": "cpu", "precision": precision}
+    if options:
+        execution["provider_options"] = {"onnxruntime": options}  # type: ignore[assignment]
+    return xrt.InferenceSession(model, policy={"mode": mode, "execution": execution})
+
+
+X = RNG.standard_normal((5, K)).astype(np.float32)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("kind", [T.INT4, T.UINT4, T.INT8, T.UINT8])
+def test_weight_only_models_are_fp32_when_it_is_said(tmp_path: Path, kind: int, op: str) -> None:
+    """Raw ONNX Runtime rounds the activations to int8; under the policy it does not, and the report is true."""
+    model, weight = weight_only(tmp_path / "m.onnx", kind, op)
+    raw = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, {"x": X})[0]
+    assert error(raw, X, weight) > ROUNDED
+    for precision, mode in (("fp32", "strict"), ("model", "prefer")):
+        with open_(model, precision, mode) as session:
+            report = session.explain({"x": X}, runs=1)
+            assert error(session.run({"x": X})["y"], X, weight) < ROUNDED
+        assert report.honoured, report.observations
+        assert (product_of(report).op, product_of(report).precision_run) == ("MatMulNBits", "fp32")
+
+
+def test_an_accuracy_level_of_the_user_is_reported_as_int8(tmp_path: Path) -> None:
+    model, weight = weight_only(tmp_path / "m.onnx", T.INT4, "MatMul")
+    with open_(model, "fp32", **{"session.qdq_matmulnbits_accuracy_level": 4}) as session:
+        report = session.explain({"x": X}, runs=1)
+        assert error(session.run({"x": X})["y"], X, weight) > ROUNDED
+    assert [one.key for one in report.deviations] == ["execution.precision"]
+    unit = product_of(report)
+    assert (unit.precision_requested, unit.precision_run, unit.status) == ("fp32", "int8", "substituted")
+    assert "'dq'" in report.deviations[0].reason or "'product'" in report.deviations[0].reason
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("level", [None, 0, 1, 2, 3, 4])
+def test_levels_of_matmul_n_bits(tmp_path: Path, bits: int, level: int | None) -> None:
+    model, weight = n_bits(tmp_path / "m.onnx", bits, level)
+    with open_(model) as session:
+        rounded = error(session.run({"x": X})["y"], X, weight) > ROUNDED
+        report = session.explain({"x": X}, runs=1)
+    assert report.honoured
+    assert product_of(report).precision_run == ("int8" if rounded else "fp32")
+    if not rounded:
+        with open_(model, "fp32", "strict") as session:
+            assert session.explain({"x": X}, runs=1).honoured
+    else:
+        with pytest.raises(UnsupportedOperationError, match=r"'product' \(MatMulNBits, accuracy_level 4\)"):
+            open_(model, "fp32", "strict")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_dynamically_quantised_models_are_int8(tmp_path: Path, fused: bool) -> None:
+    model, weight = dynamic(tmp_path / "m.onnx", fused=fused)
+    low, high = min(0.0, float(X.min())), max(0.0, float(X.max()))
+    scale = (high - low) / 255
+    zero = np.round(-low / scale)
+    rounded = (np.clip(np.round(X / scale) + zero, 0, 255) - zero) * scale
+    for precision in ("int8", "model"):
+        with open_(model, precision) as session:
+            got, report = session.run({"x": X})["y"], session.explain({"x": X}, runs=1)
+        assert error(got, X, weight) > ROUNDED > error(got, rounded, weight)
+        assert report.honoured, report.observations
+        assert product_of(report).op == "DynamicQuantizeMatMul"
+        assert product_of(report).precision_run == "int8"
+    with pytest.raises(UnsupportedOperationError, match="computes in integers"):
+        open_(model, "fp32", "strict")
+    with pytest.warns(xrt.XpuRuntimeWarning, match="computes in integers"):
+        session = open_(model, "fp32")
+    with session:
+        report = session.explain({"x": X}, runs=1)
+    assert [(one.key, one.status) for one in report.deviations] == [("execution.precision", "unsupported")]
+
+
+def quantised_pair(op: str, attributes: dict[str, Any], shapes: list[list[int]]) -> list[Any]:
+    """Return an operator with QuantizeLinear and DequantizeLinear around its activations and its output."""
+    nodes = []
+    for index in range(len(shapes)):
+        nodes.append(h.make_node("QuantizeLinear", [f"x{index}", "s", "z"], [f"q{index}"], name=f"q{index}"))
+        nodes.append(h.make_node("DequantizeLinear", [f"q{index}", "s", "z"], [f"d{index}"], name=f"d{index}"))
+    nodes.append(h.make_node(op, [f"d{i}" for i in range(len(shapes))], ["r"], name="product", **attributes))
+    nodes.append(h.make_node("QuantizeLinear", ["r", "s", "z"], ["qr"], name="qr"))
+    nodes.append(h.make_node("DequantizeLinear", ["qr", "s", "z"], ["y"], name="dr"))
+    return nodes
+
+
+IMAGE = [1, 4, 8, 8]
+PAIRS: dict[str, tuple[str, dict[str, Any], list[list[int]]]] = {
+    "Add": ("QLinearAdd", {}, [[5, 8], [5, 8]]),
+    "Mul": ("QLinearMul", {}, [[5, 8], [5, 8]]),
+    "MatMul": ("QLinearMatMul", {}, [[5, 8], [8, 6]]),
+    "Sigmoid": ("QLinearSigmoid", {}, [[5, 8]]),
+    "LeakyRelu": ("QLinearLeakyRelu", {}, [[5, 8]]),
+    "Softmax": ("QLinearSoftmax", {}, [[5, 8]]),
+    "AveragePool": ("QLinearAveragePool", {"kernel_shape": [2, 2]}, [IMAGE]),
+    "GlobalAveragePool": ("QLinearGlobalAveragePool", {}, [IMAGE]),
+    "Concat": ("QLinearConcat", {"axis": 0}, [[5, 8], [5, 8]]),
+    "Conv": ("QLinearConv", {}, [IMAGE, [3, 4, 3, 3]]),
+    "LayerNormalization": ("LayerNormalization", {}, [[5, 8], [8]]),
+    "Tanh": ("Tanh", {}, [[5, 8]]),
+}
+
+
+@pytest.mark.parametrize("op", PAIRS)
+def test_quantised_pairs(tmp_path: Path, op: str) -> None:
+    """What the optimiser turns into integer operators is not fp32 under a policy that asks for it; the rest is."""
+    fused, attributes, shapes = PAIRS[op]
+    nodes = quantised_pair(op, attributes, shapes)
+    inputs = [value(f"x{index}", shape) for index, shape in enumerate(shapes)]
+    weights = {"s": np.float32(0.02), "z": np.uint8(128)}
+    model = save(tmp_path / "m.onnx", nodes, inputs, [value("y", None)], weights)
+    feeds = {f"x{i}": RNG.uniform(-1, 1, shape).astype(np.float32) for i, shape in enumerate(shapes)}
+    found = {}
+    for precision, mode in (("fp32", "strict"), ("model", "prefer"), ("int8", "strict")):
+        with open_(model, precision, mode) as session:
+            found[precision] = session.explain(feeds, runs=1)
+    unit = product_of(found["fp32"])
+    assert unit.op == fused
+    integer = fused in OPERATORS
+    assert unit.precision_run == ("uint8" if integer else "fp32")
+    assert found["model"].honoured, found["model"].observations
+    assert found["fp32"].honoured == (not integer), found["fp32"].observations
+    if integer:
+        (deviation,) = found["fp32"].deviations
+        assert deviation.key == "execution.precision"
+        assert fused in deviation.reason
+        assert found["int8"].honoured, found["int8"].observations
+
+
+def test_every_quantised_operator_of_this_build_is_in_the_table() -> None:
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    named = re.compile(r"(Q[A-Z]\w*|\w*Integer\w*|\w*NBits|\w*Bnb4|\w*FpQ4|\w*Quantize\w*)$")
+    conversions = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QuickGelu", "QuantizeBFP"}
+    conversions |= {"DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"}
+    known = {one.name for one in get_all_operator_schema() if named.match(one.name)}
+    assert {"QLinearConv", "MatMulNBits"} <= known
+    assert known - conversions <= OPERATORS.keys()
