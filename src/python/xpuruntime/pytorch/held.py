@@ -153,6 +153,7 @@ class Held:
         natives: tuple[str, ...] | None = None,
         unable: str = "",
         entry: EntryPoint | None = None,
+        keep: bool = True,
         **sizes: int,
     ) -> Route:
         """Return the route for calls of one kind, found once and kept under `key`.
@@ -178,6 +179,8 @@ class Held:
             Why no kernel of ours can serve these calls.
         entry : EntryPoint, optional
             Of attention, the function that is called; default: `SDPA`.
+        keep : bool
+            Whether the route is kept; otherwise the caller has more to ask of it, and keeps it.
         **sizes
             ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
 
@@ -218,9 +221,11 @@ class Held:
         if found is None:
             found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
+                self.keep(key, None)
                 raise refuse(found, doing or op, self.keys)
             self._warn(found, doing)
-        self.keep(key, found)
+        if keep:
+            self.keep(key, found)
         return found
 
     def leave(self, key: Any, op: str) -> Route:

@@ -112,7 +112,7 @@ def traits(x: Tensor | None) -> Any:
     """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
     if x is None:
         return None
-    if x.is_nested:  # one with strides has no shape; what a kernel depends on is PyTorch's alone
+    if x.is_nested or x.layout is not torch.strided:  # what a kernel depends on is PyTorch's alone
         return (x.dtype, x.device, x.layout, x.dim())
     return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
 
@@ -205,7 +205,7 @@ def find_route(
     while True:
         route = held.route(
             key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
-            phase=call.phase, module=call.module, doing=str(call), head_dim=sizes_of(call.q)[-1],
+            phase=call.phase, module=call.module, doing=str(call), head_dim=sizes_of(call.q)[-1], keep=False,
         )  # fmt: skip
         if route.open:
             return _settle(held, key, route, call, natively, exact, {word for word, _ in skip})
@@ -214,6 +214,7 @@ def find_route(
         else:
             reason, word = call.unfit or reason_against_ours(route.kernel, call, exact), route.kernel
         if not reason or not word:
+            held.keep(key, route)
             return route
         skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
 

@@ -42,6 +42,8 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
     for x in (*tensors, *(() if call.mask is None else (call.mask,))):
         if x.is_nested:
             return "nested tensors are PyTorch's own"
+        if x.layout is not torch.strided:
+            return f"a tensor with the layout {x.layout} is PyTorch's own"
         if is_traceable_wrapper_subclass(x):
             return f"a {type(x).__name__} wraps other tensors, which only PyTorch can take apart"
         if x.device.type not in ("cpu", "cuda", "meta"):
@@ -79,10 +81,14 @@ def _reason_by_shape(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
             return "k and v have different numbers of heads"
         if q.shape[-3] != k.shape[-3] and not call.enable_gqa:
             return "q and k have different numbers of heads, without enable_gqa=True"
+    if q.shape[-1] == 0:
+        return "head_dim is 0"
     if v.shape[-1] != q.shape[-1]:
         return f"v has a head_dim of {v.shape[-1]} and q one of {q.shape[-1]}"
     mask = call.mask
     if mask is not None:
+        if mask.dim() < 2:
+            return f"attn_mask has {mask.dim()} dimensions, and ours take one with rows and columns"
         if mask.dim() > 4 or (q.dim() > 4 and mask.dim() == 4 and mask.shape[0] != 1):
             return f"attn_mask has {mask.dim()} dimensions, and q {q.dim()}: ours take one batch dimension"
         if q.dim() == 2 and mask.dim() > 2:

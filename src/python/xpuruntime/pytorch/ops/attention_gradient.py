@@ -30,6 +30,8 @@ _backward_op = torch.ops.xpuruntime.attention_backward.default
 #: Whether a tensor is mapped by ``is_grads_batched=True``, which is no transform of ``torch.func``.
 _mapped = torch._C._functorch.is_legacy_batchedtensor
 
+_is_functional = torch._is_functional_tensor
+
 
 def _watched() -> bool:
     """Say whether modes or transforms of PyTorch want to see the operators."""
@@ -37,11 +39,12 @@ def _watched() -> bool:
 
 
 def _put_off(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Say whether the memory of a tensor does not hold its numbers: PyTorch negates later, and keeps no zeros.
+    """Say whether the memory of a tensor does not hold its numbers.
 
-    The dispatcher sees to that before it calls a kernel.
+    PyTorch negates later, keeps no zeros, and wraps what it traces without changes in place. The dispatcher sees to
+    that before it calls a kernel.
     """
-    return any(x is not None and (x.is_neg() or x._is_zerotensor()) for x in tensors)
+    return any(x is not None and (x.is_neg() or x._is_zerotensor() or _is_functional(x)) for x in tensors)
 
 
 def attention(*args: Any) -> tuple[Tensor, Tensor | None]:

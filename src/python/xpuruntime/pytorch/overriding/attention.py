@@ -26,6 +26,7 @@ from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.operator_gates import operator_gate
+from xpuruntime.pytorch.overriding.serving import in_words_of_pytorch
 from xpuruntime.pytorch.routing import DEFAULT_ID
 
 if TYPE_CHECKING:
@@ -99,14 +100,18 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
     both = needs_grad and held.by_phase  # then the gradient may be another kernel's
     known = ("sdpa and its gradient", seen) if both else seen
     query, key, value, mask, dropout_p, is_causal, scale, _ = given
+    if query.is_meta or min(query.dim(), key.dim(), value.dim()) < 2:
+        return natively()  # which computes nothing, or refuses it
     route = held.routes.get(known)
     call: AttentionCall | None = None
     if route is None or held.by_phase:
         call = AttentionCall(*given, needs_grad, phase=phase, module=module)
         call = call._replace(unfit=reason_against_all_of_ours(call))
         if route is None:
-            route = find_route(held, known, call, natively)
+            with in_words_of_pytorch(natively):
+                route = find_route(held, known, call, natively)
     four_already = query.dim() == 4
+    in_rows = all(x.layout is not torch.strided or x.is_nested or x.stride(-1) == 1 for x in (query, key, value))
     while True:
         apart = both and call is not None and _gradient_is_apart(held, route, known, call)
         if route.place is None and not apart:
@@ -133,13 +138,16 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
                 served = _natively(route, natively, plain, (query, key, value))
             skip = (*route.passed_over, (route.kernel, str(error)))
             call = AttentionCall(*given, needs_grad, phase=phase, module=module)
-            route = find_route(held, known, call, natively, skip=skip)
+            with in_words_of_pytorch(natively):
+                route = find_route(held, known, call, natively, skip=skip)
             if served is not None:
                 return served
             continue
         # Then the gate in C may hand over the arrays by itself.
-        route.quick = plain and not kernel and not needs_grad and rng is None and held.in_gates and four_already
-        return out if four_already else out.reshape(query.shape)
+        quick = plain and not kernel and not needs_grad and rng is None and held.in_gates
+        route.quick = quick and four_already and in_rows
+        out = out if four_already else out.reshape(query.shape)
+        return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
 
 
 def _key_of(held: Held, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:

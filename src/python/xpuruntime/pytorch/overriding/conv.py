@@ -47,13 +47,13 @@ def _convolution(native: Native) -> Callable[..., Any]:
         tf32, fixed = rounds(x), is_fixed(x)
         key = (
             "convolution", x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, x.device,
-            None if bias is None else bias.dtype, tuple(stride), tuple(padding), tuple(dilation), transposed, groups,
-            tf32, fixed, phase, module,
+            None if bias is None else (bias.dtype, bias.shape), tuple(stride), tuple(padding), tuple(dilation),
+            transposed, groups, tf32, fixed, phase, module,
         )  # fmt: skip
         route = held.routes.get(key)
         if is_native(route):
             return native(*args)
-        if route is None and not fits(x, weight, stride, padding, dilation):
+        if route is None and not fits(x, weight, bias, stride, padding, dilation, transposed, groups):
             return native(*args)
         return serve(
             held, key, route, "convolution", "conv", x, native, _our_convolution, args, phase=phase, module=module,

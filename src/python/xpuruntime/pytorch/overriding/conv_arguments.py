@@ -68,13 +68,18 @@ def unable(x: Tensor, weight: Tensor, transposed: bool) -> str:
     return ""
 
 
-def fits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
+def fits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, groups: int,
+) -> bool:  # fmt: skip
     """Say whether there is something to compute; PyTorch says itself where arguments do not fit."""
+    if x.dim() < 3 or x.dim() != weight.dim() or x.numel() == 0 or weight.numel() == 0:
+        return False
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
     return (
-        x.numel() > 0
-        and weight.numel() > 0
-        and x.dim() == weight.dim()
-        and x.dtype == weight.dtype
+        x.dtype == weight.dtype
+        and x.device == weight.device
+        and (bias is None or (tuple(bias.shape), bias.dtype, bias.device) == ((channels,), x.dtype, x.device))
         and all(len(numbers) in (1, x.dim() - 2) for numbers in (stride, padding, dilation))
         and min(*stride, *dilation, *(one + 1 for one in padding)) > 0
     )

@@ -53,9 +53,10 @@ def _convolution_backward(native: Native) -> Callable[..., Any]:
         if is_native(route):
             return native(*args)
         if route is None and not (
-            fits(x, weight, stride, padding, dilation)
+            fits(x, weight, None, stride, padding, dilation, transposed, groups)
             and grad.dim() == x.dim()
             and grad.dtype == x.dtype
+            and grad.device == x.device
             and (mask[0] or mask[1])  # else there is no kernel to choose
         ):
             return native(*args)

@@ -33,23 +33,28 @@ _current = held.current
 _call_key = calls.call_key
 
 
+def rank_of(name: str) -> int:
+    """Return how many dimensions the matrices of an operator have."""
+    return 3 if "bmm" in name else 2
+
+
 def _two(native: Native) -> Callable[..., Any] | Kernel:
     """Return what stands for ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
-    name = native.name
+    name, rank = native.name, rank_of(native.name)
 
     def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
         held = _current()
         if held is None:
             return _leave(native, (keyset, a, b), more)
         key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
-        return _run(native, held, key, Product(a, b, **more), (keyset, a, b), more)
+        return _run(native, held, key, Product(a, b, rank=rank, **more), (keyset, a, b), more)
 
     return gate(native, product)
 
 
 def _three(native: Native) -> Callable[..., Any] | Kernel:
     """Return what stands for ``addmm`` and ``baddbmm``, in every form: into `out`, in place."""
-    name = native.name
+    name, rank = native.name, rank_of(native.name)
     in_place = name.endswith("_")
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
@@ -60,7 +65,7 @@ def _three(native: Native) -> Callable[..., Any] | Kernel:
         key: Any = _call_key(name, c, a, b) if out is None else _call_key(name, c, a, b, out)
         if len(more) > (out is not None):
             key = (key, more.get("beta", 1), more.get("alpha", 1))
-        whole = Product(a, b, c, out=c, **more) if in_place else Product(a, b, c, **more)
+        whole = Product(a, b, c, rank=rank, out=c, **more) if in_place else Product(a, b, c, rank=rank, **more)
         return _run(native, held, key, whole, (keyset, c, a, b), more)
 
     return gate(native, product)
@@ -68,13 +73,13 @@ def _three(native: Native) -> Callable[..., Any] | Kernel:
 
 def _typed(native: Native) -> Callable[..., Any]:
     """Return what stands for the overloads with a dtype for the result, such as ``mm.dtype``."""
-    name = native.name
-    adds = "add" in name
+    rank = rank_of(native.name)
+    adds = "add" in native.name
 
     def product(keyset: Any, *args: Any, **more: Any) -> Any:
         c = args[0] if adds else None
         a, b, dtype = args[adds:]
-        return _any(native, Product(a, b, c, out_dtype=dtype, **more), (keyset, *args), more)
+        return _any(native, Product(a, b, c, rank=rank, out_dtype=dtype, **more), (keyset, *args), more)
 
     return product
 
@@ -84,7 +89,7 @@ def _activated(native: Native) -> Callable[..., Any]:
     gelu = "gelu_tanh" if native.key == "CUDA" else "gelu"
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, **more: Any) -> Any:
-        whole = Product(a, b, c, activation=gelu if use_gelu else "relu", **more)
+        whole = Product(a, b, c, rank=2, activation=gelu if use_gelu else "relu", **more)
         return _any(native, whole, (keyset, c, a, b), {"use_gelu": use_gelu, **more})
 
     return product

@@ -25,6 +25,9 @@ _op_matmul = _core.op_matmul
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
 _NUMBERS = frozenset((int, float, bool))
+#: Larger factors do not fit the type that PyTorch computes in, which refuses them.
+_LARGEST = {torch.float64: float(torch.finfo(torch.float64).max)}
+_LARGEST_FLOAT = float(torch.finfo(torch.float32).max)
 
 
 class Plan:
@@ -107,6 +110,8 @@ class Product:
     ----------
     a : Tensor [m, k] or [batch, m, k]
     b : Tensor [k, n] or [batch, k, n]
+    rank : int
+        How many dimensions the operator takes: 2 or 3.
     c : Tensor, optional
         Expandable to the result.
     beta, alpha : number
@@ -118,7 +123,7 @@ class Product:
         Resized as PyTorch's operators do.
     """
 
-    __slots__ = ("a", "activation", "alpha", "b", "beta", "c", "out", "out_dtype")
+    __slots__ = ("a", "activation", "alpha", "b", "beta", "c", "out", "out_dtype", "rank")
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class Product:
         b: Tensor,
         c: Tensor | None = None,
         *,
+        rank: int,
         beta: Any = 1,
         alpha: Any = 1,
         activation: str | None = None,
@@ -134,6 +140,7 @@ class Product:
     ) -> None:
         self.a = a
         self.b = b
+        self.rank = rank
         self.c = c
         self.beta = beta
         self.alpha = alpha
@@ -145,17 +152,22 @@ class Product:
     def native(self) -> bool:
         """Whether PyTorch's own kernel is to be called whatever the policy says.
 
-        So it is for what is no product of floats, for an empty one, where nothing is multiplied (``alpha=0``), and for
-        arguments that PyTorch refuses, in its own words.
+        So it is for what is no product of floats, for an empty one, where nothing is multiplied (``alpha=0``), for
+        factors that are not finite, and for arguments that PyTorch refuses, in its own words.
         """
         a, b, c, out = self.a, self.b, self.c, self.out
+        if a.dim() != self.rank or b.dim() != self.rank:
+            return True
         if a.dtype not in FLOATS or a.numel() == 0 or b.numel() == 0 or self.alpha == 0:
             return True
-        if a.dim() != b.dim() or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
             return True
         if b.dtype != a.dtype or b.device != a.device:
             return True
         if type(self.beta) not in _NUMBERS or type(self.alpha) not in _NUMBERS:
+            return True
+        largest = _LARGEST.get(a.dtype, _LARGEST_FLOAT)
+        if not (abs(self.beta) <= largest and abs(self.alpha) <= largest):  # neither if one is nan
             return True
         dtype = self.out_dtype or a.dtype
         if dtype != a.dtype and not (dtype == torch.float32 and a.dtype in _HALVES):

@@ -72,7 +72,7 @@ def find_route(
         return route
     # Measured without `out`, which may be what is added, too.
     free = Product(
-        a, b, product.c, beta=product.beta, alpha=product.alpha, activation=product.activation,
+        a, b, product.c, rank=product.rank, beta=product.beta, alpha=product.alpha, activation=product.activation,
         out_dtype=product.out_dtype,
     )  # fmt: skip
     free_plan = Plan(free)

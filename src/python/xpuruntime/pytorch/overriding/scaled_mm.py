@@ -12,6 +12,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import calls, held, module_paths
 from xpuruntime.pytorch.overriding.native import Native, Override
+from xpuruntime.pytorch.overriding.serving import in_words_of_pytorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,8 @@ class _ScaledProduct:
             return "scales in float32 are taken"
         if self.out_dtype not in _OUT:
             return "the result is in bfloat16, float16 or float32; state out_dtype"
+        if self.bias is not None and self.bias.dtype not in _OUT:
+            return f"a bias in bfloat16, float16 or float32 is added, and this is {self.bias.dtype}"
         if self.scale_result is not None:
             return "a result is not scaled"
         return ""
@@ -109,7 +112,8 @@ def _scaled(native: Native) -> Callable[..., Any]:
         skip: tuple[tuple[str, str], ...] = ()
         while True:
             if route is None:
-                route = _find_route(name, held, key, product, phase, module, skip)
+                with in_words_of_pytorch(lambda: native(keyset, *args, **more)):
+                    route = _find_route(name, held, key, product, phase, module, skip)
             if route.place is None:
                 if calls.recorder is not None:
                     return calls.recorder.call(name, "matmul", route, native, (keyset, *args), more)

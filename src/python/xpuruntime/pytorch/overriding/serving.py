@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
@@ -12,19 +13,36 @@ from xpuruntime.pytorch.overriding.native import qualified
 from xpuruntime.pytorch.tuning import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from xpuruntime.pytorch.held import Held
     from xpuruntime.pytorch.routing import Route
 
-__all__ = ["is_native", "leave", "serve"]
+__all__ = ["in_words_of_pytorch", "is_native", "leave", "serve"]
 
 
 def is_native(route: Route | None) -> bool:
     """Say whether a route is known to lead to PyTorch's own kernel, and nobody watches: then `serve` is not needed."""
     return route is not None and route.place is None and not route.open and calls.recorder is None
+
+
+@contextlib.contextmanager
+def in_words_of_pytorch(natively: Callable[[], Any]) -> Iterator[None]:
+    """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised.
+
+    Parameters
+    ----------
+    natively : callable
+        Does the call by PyTorch's own kernel. What it returns is left.
+    """
+    try:
+        yield
+    except UnsupportedOperationError:
+        with contextlib.suppress(NotImplementedError):  # which is no fault of the arguments
+            natively()
+        raise
 
 
 def leave(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -90,11 +108,12 @@ def serve(
     skip: tuple[tuple[str, str], ...] = ()
     while True:
         if route is None:
-            route = held.route(
-                key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
-                doing=_doing(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
-                unable=unable,
-            )  # fmt: skip
+            with in_words_of_pytorch(lambda: native(*args)):
+                route = held.route(
+                    key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
+                    doing=_doing(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
+                    unable=unable,
+                )  # fmt: skip
             _mark_quick(held, route, quick)
         if route.open:
             route = settle(
