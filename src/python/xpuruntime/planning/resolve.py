@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.base import Judgement
+from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.planning.candidates import KNOWN_EXTRAS, asks_for_every_engine, list_candidates, nearest_engine
@@ -165,11 +166,17 @@ def _judge(
         verdict = (
             refuse_compiling(engine, asked, judgement) or stale_artifact(engine, asked, judgement, machine) or verdict
         )
+    known = None
+    if verdict.accepted and request.artifact is None and request.model.format == "onnx":
+        facts = machine.engines.get(candidate.engine)
+        known = control_of(candidate.engine, facts.version if facts else None, candidate.device, request.model)
     about_artifacts = artifact_controls(engine, asked, judgement)
     told = [control for control in judgement.controls if control.key not in about_artifacts]
     return Judgement(
         verdict=_signed(verdict, candidate, engine),
-        controls=_complete(candidate, policy, (*without_nodes(asked, told), *about_artifacts.values())),
+        controls=_complete(
+            candidate, policy, (*without_nodes(asked, told), *about_artifacts.values(), *((known,) if known else ()))
+        ),
         settings=judgement.settings,
     )
 

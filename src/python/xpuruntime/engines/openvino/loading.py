@@ -16,6 +16,7 @@ from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.openvino.failures import translate
+from xpuruntime.engines.openvino.flattening import flatten_softmax
 from xpuruntime.engines.openvino.naming import name_operations
 from xpuruntime.engines.openvino.readback import read_back, word
 from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
@@ -83,6 +84,7 @@ class _Opener:
         self.info: ModelInfo = with_shapes(request.model, request.policy)
         self._quantised: Source | None = None
         self._told = False
+        self._flattened = False
         #: What the copy that is counted has on top, where the session has several streams.
         self.one_stream: dict[str, str] = {}
         with kept_signal_stack():
@@ -162,6 +164,7 @@ class _Opener:
                 raise ModelError(f"{path} cannot be prepared for OpenVINO: {error}", engine="openvino") from None
             nodes = self.info.nodes
             raise translate(error, doing=f"reading {path}", device=self.request.device, nodes=nodes) from None
+        self._note_flattened(flatten_softmax(graph, self.info))
         name_operations(graph, self.info.nodes)
         try:
             self._limit(graph)
@@ -169,6 +172,14 @@ class _Opener:
             doing = f"reshaping {path} to execution.shapes"
             raise translate(error, doing=doing, device=self.request.device) from None
         return graph
+
+    def _note_flattened(self, nodes: list[str]) -> None:
+        """Say once which nodes are computed on a matrix."""
+        if nodes and not self._flattened:
+            more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+            reason = "opsets 11 and 12 normalise all axes from its own on, and OpenVINO reads it as of one axis"
+            self.log.add(f"Softmax {nodes[0]!r}{more}: computed on a matrix", reason, len(nodes))
+        self._flattened = self._flattened or bool(nodes)
 
     def _source(self) -> Source:
         """Return the prepared model; one that was quantised is kept, for that takes long."""

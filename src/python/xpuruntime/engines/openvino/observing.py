@@ -223,7 +223,9 @@ class _Units:
         idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
         wanted = None if idle else self._wanted(owned, one.precision)
         if wanted is None and not owned and one.time_us is not None:  # a step of a node; one that quantises is in two
-            wanted = next((w for w in (self._wanted(served, one.precision),) if w != "int8"), None)
+            counts = one.precision not in FLOATS | _EIGHT_BITS and one.writes not in FLOATS  # of sizes or indices
+            wanted = None if counts else self._wanted(served, one.precision)
+            wanted = None if wanted == "int8" else wanted
         ran = self._ran(one, owned, wanted)
         deviates = bool(wanted and ran and owned and not meets(wanted, ran))
         return Unit(

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Known silent errors of engines: each row against the installed version, and what plans and reports say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+from onnx.reference import ReferenceEvaluator
+
+import xpuruntime as xrt
+from xpuruntime.engines.known_errors import KEY, applies_to, known_errors, matches
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RNG = np.random.default_rng(0)
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def floats(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+X3, X4, IMAGE, SEQUENCE = floats(2, 3, 4), floats(2, 3, 4, 5), floats(1, 2, 7, 6), floats(4, 2, 3)
+
+
+def one(op: str, x: Any, opset: int, weights: dict[str, Any] | None = None, *more: str, **attributes: Any) -> Any:
+    """Return a model of one node; `more` are inputs after ``x``."""
+    node = h.make_node(op, ["x", *more], ["y"], name="node", **attributes)
+    given = h.make_tensor_value_info("x", T.FLOAT, x.shape)
+    made = h.make_tensor_value_info("y", T.FLOAT, None)
+    tensors = [nh.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
+    graph = h.make_graph([node], "g", [given], [made], tensors)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=8)
+
+
+def inside(model: Any) -> Any:
+    """Move the nodes of a model into a branch of an If that depends on its input."""
+    graph, branch = model.graph, h.make_graph(model.graph.node, "then", [], model.graph.output)
+    other = h.make_graph([h.make_node("Identity", ["x"], ["y"], name="other")], "else", [], model.graph.output)
+    nodes = [
+        h.make_node("ReduceMax", ["x"], ["m"], name="max", keepdims=0),
+        h.make_node("Greater", ["m", "low"], ["c"], name="greater"),
+        h.make_node("If", ["c"], ["y"], name="if", then_branch=branch, else_branch=other),
+    ]
+    low = nh.from_array(np.float32(-1e9), "low")
+    whole = h.make_graph(nodes, "g", graph.input, graph.output, [low])
+    return h.make_model(whole, opset_imports=model.opset_import, ir_version=8)
+
+
+def recurrent(op: str, gates: int, *, peepholes: bool = False, x: Any = SEQUENCE, **attributes: Any) -> Any:
+    hidden = 5
+    weights = {"w": floats(1, gates * hidden, 3), "r": floats(1, gates * hidden, hidden)}
+    names = ["w", "r"]
+    if peepholes:
+        weights["p"] = floats(1, 3 * hidden)
+        names += ["", "", "", "", "p"]
+    return one(op, x, 14, weights, *names, hidden_size=hidden, **attributes)
+
+
+def resize(opset: int = 19, sizes: Any = None, scale: float = 0.6, **attributes: Any) -> Any:
+    if sizes is not None:
+        return one("Resize", IMAGE, opset, {"n": np.int64(sizes)}, "", "", "n", **attributes)
+    factors = np.float32([1, 1, scale, scale])
+    return one("Resize", IMAGE, opset, {"s": factors}, "", "s", **attributes)
+
+
+def roi_align() -> Any:
+    weights = {"rois": np.float32([[0, 0, 5, 5], [1, 1, 4, 3]]), "batch": np.int64([0, 0])}
+    where = {"coordinate_transformation_mode": "half_pixel", "output_height": 2, "output_width": 2}
+    return one("RoiAlign", IMAGE, 16, weights, "rois", "batch", mode="max", sampling_ratio=2, **where)
+
+
+POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
+#: Row to models that it is about.
+OPENVINO: dict[str, Callable[[], list[Any]]] = {
+    "softmax-of-opset-11-in-a-subgraph": lambda: [
+        inside(one("Softmax", x, opset, **({} if axis is None else {"axis": axis})))
+        for opset in (11, 12)
+        for x, axis in ((X3, None), (X3, 0), (X4, 2))
+    ],
+    "recurrent-layout": lambda: [recurrent(op, gates, layout=1) for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))],
+    "lstm-peepholes": lambda: [
+        recurrent("LSTM", 4, peepholes=True),
+        recurrent("LSTM", 4, peepholes=True, direction="reverse"),
+    ],
+    "lstm-input-forget": lambda: [recurrent("LSTM", 4, input_forget=1)],
+    "average-pool-ceil-with-padding": lambda: [
+        one("AveragePool", floats(1, 2, 6, 6), opset, ceil_mode=1, count_include_pad=1, pads=[1, 1, 1, 1], **POOL)
+        for opset in (10, 19)
+    ],
+    "resize-antialias": lambda: [resize(mode=mode, antialias=1) for mode in ("linear", "cubic")],
+    "resize-cubic-exclude-outside": lambda: [
+        resize(opset, scale=2.0, mode="cubic", exclude_outside=1, coordinate_transformation_mode=mode)
+        for opset in (13, 19)
+        for mode in ("half_pixel", "asymmetric")
+    ],
+    "resize-keep-aspect-ratio": lambda: [
+        resize(sizes=[4, 9], axes=[2, 3], mode="nearest", keep_aspect_ratio_policy=policy)
+        for policy in ("not_larger", "not_smaller")
+    ],
+    "roi-align-max": lambda: [roi_align()],
+}
+#: Alike, and right.
+RIGHT: list[Callable[[], Any]] = [
+    lambda: one("Softmax", X3, 12, axis=2),
+    lambda: one("Softmax", X3, 12, axis=-1),
+    lambda: one("Softmax", X3, 13, axis=1),
+    lambda: one("LogSoftmax", X3, 12),
+    lambda: one("Hardmax", X3, 12),
+    lambda: recurrent("LSTM", 4),
+    lambda: recurrent("LSTM", 4, clip=0.3),
+    lambda: recurrent("GRU", 3, linear_before_reset=1),
+    lambda: one("AveragePool", IMAGE, 19, ceil_mode=1, count_include_pad=1, **POOL),
+    lambda: one("MaxPool", IMAGE, 19, ceil_mode=1, pads=[1, 1, 1, 1], **POOL),
+    lambda: resize(mode="cubic"),
+    lambda: resize(mode="linear"),
+]
+
+
+def feeds_of(model: Any) -> dict[str, Any]:
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    found = {tuple(one.shape): one for one in (X3, X4, IMAGE, SEQUENCE)}
+    return {"x": found.get(tuple(shape), floats(*shape))}
+
+
+def truth(model: Any, feeds: dict[str, Any]) -> Any:
+    """Compute on ONNX Runtime, or where it refuses, by ONNX's reference."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session.run(None, feeds)[0]
+    except Exception:
+        return ReferenceEvaluator(model).run(None, feeds)[0]
+
+
+def raw_openvino(model: Any, feeds: dict[str, Any]) -> Any:
+    ov = pytest.importorskip("openvino")
+    core = ov.Core()
+    return core.compile_model(core.read_model(model.SerializeToString()), "CPU", F32)(feeds)[0]
+
+
+def differs(want: Any, got: Any) -> bool:
+    return want.shape != got.shape or float(np.abs(want - got).max()) > 1e-3
+
+
+def saved(model: Any, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def here() -> str:
+    import openvino as ov
+
+    return str(ov.__version__)
+
+
+def test_every_row_has_models() -> None:
+    assert {row.id for row in known_errors("openvino")} == set(OPENVINO)
+
+
+@pytest.mark.parametrize("row", OPENVINO)
+def test_a_row_and_the_installed_version_agree(row: str, tmp_path: Path) -> None:
+    """A row whose error the installed version no longer shows must be closed; one that it still shows, extended."""
+    pytest.importorskip("openvino")
+    (error,) = [one for one in known_errors("openvino") if one.id == row]
+    for model in OPENVINO[row]():
+        feeds = feeds_of(model)
+        shows = differs(truth(model, feeds), raw_openvino(model, feeds))
+        assert shows == applies_to(error, here(), "cpu"), (row, model.graph.node[0])
+        assert [(name, found.id) for name, found in matches(inspect_model(saved(model, tmp_path)), (error,))] == [
+            ("node", row)
+        ]
+
+
+@pytest.mark.parametrize("row", OPENVINO)
+def test_plans_and_reports_say_so(row: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    model = OPENVINO[row]()[0]
+    path, feeds = saved(model, tmp_path), feeds_of(model)
+    execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
+    with pytest.raises(UnsupportedOperationError, match="'node' "):
+        xrt.InferenceSession(path, policy={"mode": "strict", "execution": execution})
+    with pytest.warns(xrt.XpuRuntimeWarning, match="known to compute some nodes wrongly"):
+        session = xrt.InferenceSession(path, policy={"execution": execution})
+    with session:
+        report = session.explain(feeds, runs=1)
+    assert not report.honoured
+    assert (KEY, "unsupported") in [(one.key, one.status) for one in report.deviations]
+
+
+def test_strict_takes_the_next_engine(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    path = saved(recurrent("LSTM", 4, peepholes=True), tmp_path)
+    execution = {"engine": ["openvino", "onnxruntime"], "device": "cpu", "precision": "fp32"}
+    assert xrt.plan(path, policy={"mode": "strict", "execution": execution}).engine == "onnxruntime"
+
+
+@pytest.mark.parametrize("index", range(len(RIGHT)))
+def test_what_is_right_is_not_refused(index: int, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    model = RIGHT[index]()
+    feeds = feeds_of(model)
+    execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
+    with xrt.InferenceSession(saved(model, tmp_path), policy={"mode": "strict", "execution": execution}) as session:
+        assert not differs(truth(model, feeds), session.run(feeds)["y"])
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("x", "axis"), [(X3, None), (X3, 0), (X4, 1), (X4, 2), (X4, -2)])
+def test_softmax_of_old_opsets_is_computed_as_defined(
+    opset: int, x: Any, axis: int | None, dynamic: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    model = one("Softmax", x, opset, **({} if axis is None else {"axis": axis}))
+    if dynamic:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    first = (1 if axis is None else axis) % x.ndim
+    flat = np.exp(x.reshape(int(np.prod(x.shape[:first], dtype=int)), -1).astype(np.float64))
+    want = (flat / flat.sum(1, keepdims=True)).reshape(x.shape)
+    execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
+    with xrt.InferenceSession(saved(model, tmp_path), policy={"mode": "strict", "execution": execution}) as session:
+        assert np.abs(session.run({"x": x})["y"] - want).max() < 1e-5
+        report = session.explain({"x": x}, runs=1)
+    assert report.honoured, report.observations
+    assert any("computed on a matrix" in one.what for one in report.conversions)
+    assert [u for u in report.units if "node" in u.source_nodes and u.relation != "folded"]
+
+
+def test_versions() -> None:
+    (error,) = [one for one in known_errors("openvino") if one.id == "lstm-peepholes"]
+    assert [applies_to(error, version, "cpu") for version in ("2021.4", "2026.4.1-123-abc", "2026.5.0", None)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_every_table_can_be_read() -> None:
+    folder = Path(xrt.__file__).parent / "engines"
+    tables = [path.parent.name for path in folder.glob("*/known_errors.json")]
+    assert "openvino" in tables
+    for engine in tables:
+        rows = known_errors(engine)
+        assert len({row.id for row in rows}) == len(rows)
