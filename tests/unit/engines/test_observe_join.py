@@ -190,7 +190,7 @@ def test_control_flow():
     assert units["d"].relation == "folded"
     assert "never taken" in units["d"].placement_reason
     assert units["if_fixed"].relation == "folded"
-    assert units["body_add"].outputs == ("w.body/state2",)
+    assert units["body_add"].outputs == ("loop.body/state2",)
 
 
 def test_duplicates_expansions_and_constants():

@@ -43,12 +43,12 @@ def _replace(operation: Any, axis: int) -> None:
     from openvino import opset8 as opset
 
     data = operation.input_value(0)
-    shape, rows = opset.shape_of(data, "i64"), opset.constant(np.int64([1]))
+    shape, rows = opset.shape_of(data, "i64"), opset.constant(np.array([1], np.int64))
     if axis:
         zero = opset.constant(np.int64(0))
         leading = opset.gather(shape, opset.constant(np.arange(axis, dtype=np.int64)), zero)
         rows = opset.reduce_prod(leading, zero, keep_dims=True)
-    matrix = opset.reshape(data, opset.concat([rows, opset.constant(np.int64([-1]))], 0), False)
+    matrix = opset.reshape(data, opset.concat([rows, opset.constant(np.array([-1], np.int64))], 0), False)
     result = opset.reshape(opset.softmax(matrix, 1), shape, False)
     old = operation.output(0)
     readers, names = list(old.get_target_inputs()), set(old.get_names())

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """`GraphView`: an ONNX graph with its subgraphs laid flat, so that two versions of it can be compared tensor by tensor.
 
-A tensor's key is its name. Inside a subgraph it is ``<first output of the control node>.<attribute>/<name>``: branches
-may use the same names twice, and the key must come out alike in the source graph and in the optimised one.
+A tensor's key is its name. Inside a subgraph it is ``<name of the control node>.<attribute>/<name>``: branches may use
+the same names twice, and the key must come out alike in the source graph and in the optimised one, which renames
+outputs of control nodes. The first output stands for a control node without a name.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class GraphView:
         Key to a digest of a small one's content; a large one is its own key.
     dtypes : dict of str to int
         ONNX element type, where the file states it.
+    results : set of str
+        Keys of what subgraphs return.
     removed : dict of int to str
         Positions of source nodes that cannot run (a branch that is never taken), with the reason.
     """
@@ -76,6 +79,7 @@ class GraphView:
     consumers: dict[str, list[NodeView]] = field(default_factory=dict)
     removed: dict[int, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    results: set[str] = field(default_factory=set)
 
     def canonical(self, key: str) -> str:
         """Follow the outputs of an inlined branch to the tensors inside it."""
@@ -173,10 +177,11 @@ class _Builder:
             captured.update(k for k in keys if k and not self._own(k, scope))
             extra: set[str] = set()
             chosen = self._branch(node, keys, outputs) if subgraphs else None
-            first = next((o for o in outputs if o), node.name)
+            holder = node.name or next((o for o in outputs if o), node.op_type)
             for index, (name, inner) in enumerate(subgraphs):
-                inner_scope = f"{first}.{name}" if len(subgraphs) < 3 else f"{first}.{name}{index}"
+                inner_scope = f"{holder}.{name}" if len(subgraphs) < 3 else f"{holder}.{name}{index}"
                 self.declare(inner, inner_scope, here)
+                self.result.results.update(self._key(one.name, (*here, inner_scope)) for one in inner.output)
                 start = len(self.result.nodes)
                 extra |= self.walk(inner, inner_scope, here)
                 if chosen is None:

@@ -7,6 +7,7 @@ Every source node is accounted for in exactly one unit.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
 from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
 from xpuruntime.engines.onnxruntime.observing.live import live_of
-from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
+from xpuruntime.engines.onnxruntime.observing.match import is_carrier, match, source_facts
 from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
@@ -24,7 +25,7 @@ from xpuruntime.engines.units import CONVERSIONS, UnitIds, check_complete, folde
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
@@ -121,8 +122,9 @@ class _Joiner:
         plain = view(model)
         if self.optimized is None:
             return plain
-        kept = {n.outputs[0] for n in self.optimized.nodes if n.op == "If" and n.outputs}
-        resolved = {n.outputs[0] for n in plain.nodes if n.op == "If" and n.outputs} - kept
+        kept = {key for n in self.optimized.nodes if n.op == "If" for key in (n.name, *n.outputs)}
+        branching = [n for n in plain.nodes if n.op == "If" and n.outputs]
+        resolved = {n.outputs[0] for n in branching if kept.isdisjoint((n.name, *n.outputs))}
         return view(model, inline=resolved) if resolved else plain
 
     def run(self) -> Joined:
@@ -161,7 +163,7 @@ class _Joiner:
             by_name.setdefault(event.name, []).append(event)
         pairs: dict[int, NodeEvent] = {}
         unnamed: list[NodeView] = []
-        for node in graph.nodes:
+        for node in _by_evidence(graph, by_name):
             plain = node.name.partition("#")[0] if node.name not in by_name else node.name
             if node.name.startswith("("):
                 unnamed.append(node)
@@ -188,6 +190,8 @@ class _Joiner:
         provider = event.provider if event else self._assigned_provider(node.name, names)
         opaque = is_partition(node.op, provider or "")
         relation: Any = "opaque" if opaque else "inserted" if not names else "exact" if len(names) == 1 else "fused"
+        if relation == "inserted" and node.position not in shares.serves and self._may_be_lost(node, shares):
+            relation = "opaque"
         written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
         ran = precision_of(event, node.numbers) if event else None
@@ -214,6 +218,11 @@ class _Joiner:
                 node.op, owned or shares.serves.get(node.position, []), place, wanted, ran, event is not None
             ),
         )
+
+    def _may_be_lost(self, node: NodeView, shares: Shares) -> bool:
+        """Whether a node that stands for no source node may be one that could not be found, and is no mere carrier."""
+        lost = {self.source.nodes[i].scope for i, reason in shares.idle.items() if reason == LOST}
+        return node.scope in lost and not is_carrier(node, self.source, self.facts)
 
     def _status(self, op: str, owned: list[int], place: str, wanted: str | None, ran: str | None, seen: bool) -> Any:
         if not seen:
@@ -285,8 +294,9 @@ class _Joiner:
         for position in sorted(shares.idle):
             node, reason = self.source.nodes[position], shares.idle[position]
             lost += reason == LOST
-            status = "unobservable" if reason == LOST else "honoured"
-            units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), status=status))
+            gone: dict[str, Any] = {"relation": "opaque", "device": self.device, "status": "unobservable"}
+            more = gone if reason == LOST else {}
+            units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), **more))
         if lost:
             self.partial = True
             self.notes.append(f"{lost} source nodes were not found in the optimised graph")
@@ -345,3 +355,18 @@ class _Joiner:
                 )
             )
         return units
+
+
+def _by_evidence(graph: GraphView, events: Mapping[str, Sequence[NodeEvent]]) -> list[NodeView]:
+    """Return the nodes of a graph, those of a name that several share last, and first where other nodes ran.
+
+    Optimisers give nodes of both branches of an If the same name, and one branch runs.
+    """
+    times = Counter(node.name.partition("#")[0] for node in graph.nodes if not node.name.startswith("("))
+    ran = Counter(node.scope for node in graph.nodes if times[node.name] == 1 and events.get(node.name))
+
+    def evidence(node: NodeView) -> tuple[bool, int, int]:
+        shared = times[node.name.partition("#")[0]] > 1
+        return shared, -ran[node.scope] if shared else 0, node.position
+
+    return sorted(graph.nodes, key=evidence)

@@ -146,11 +146,11 @@ class _Sharing:
 
     def _leftovers(self) -> None:
         """Say of every unclaimed source node why it does not run. Later nodes first: a reason is handed up."""
-        useful = set(self.source.outputs)
+        useful = {*self.source.outputs, *self.source.results}
         for node in reversed(self.source.nodes):
             if node.position in self.source.removed:
                 continue
-            if node.has_subgraph or any(k in useful for k in node.outputs) or self._is_inner_result(node):
+            if node.has_subgraph or any(k in useful for k in node.outputs):
                 useful.update(k for k in node.inputs if k)
         fixed: set[str] = {k for k in (self.found.get(i) for i in self.optimized.initializers) if k}
         for node in reversed(self.source.nodes):
@@ -177,9 +177,6 @@ class _Sharing:
             if reason in (ABSORBED, COMPUTED):
                 fixed.update(k for k in node.inputs if k)
             self.shares.idle[node.position] = reason
-
-    def _is_inner_result(self, node: NodeView) -> bool:
-        return bool(node.scope) and any(k and k not in self.source.consumers for k in node.outputs)
 
     def _twin(self, node: NodeView) -> str | None:
         for key in node.outputs:
