@@ -21,6 +21,7 @@ void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_ops(pybind11::module_& module);
 void bind_operator_gate(pybind11::module_& module);
+void bind_interruption(pybind11::module_& module);
 void bind_onnxruntime(pybind11::module_& module);
 void bind_profiler(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);

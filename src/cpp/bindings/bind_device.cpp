@@ -4,6 +4,7 @@
 
 #include "bind.h"
 #include "device_argument.h"
+#include "gil.h"
 #include "xpuruntime/device_manager.h"
 
 namespace py = pybind11;
@@ -79,7 +80,7 @@ void bind_device(py::module_& module) {
           "memory_info",
           [](DeviceManager& self, const py::object& device) {
             const DeviceId id = device_argument(device);
-            const py::gil_scoped_release unlocked;
+            const ReleaseGil unlocked;
             const MemoryInfo info = self.memory_info(id);
             return std::pair(info.free, info.total);
           },
@@ -90,7 +91,7 @@ void bind_device(py::module_& module) {
           "set_current_device",
           [](DeviceManager& self, const py::object& device) {
             const DeviceId id = device_argument(device);
-            const py::gil_scoped_release unlocked;
+            const ReleaseGil unlocked;
             self.set_current_device(id);
           },
           "device"_a, "Make a CUDA device current for this thread. Creates its context.")
@@ -99,7 +100,7 @@ void bind_device(py::module_& module) {
           [](DeviceManager& self, const py::object& device) {
             const auto given = optional_device(device);
             const DeviceId id = given ? *given : self.get_current_device();
-            const py::gil_scoped_release unlocked;
+            const ReleaseGil unlocked;
             self.synchronize(id);
           },
           "device"_a = py::none(), "Wait for all work of a device; by default the current one.");

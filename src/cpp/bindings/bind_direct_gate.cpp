@@ -12,6 +12,7 @@
 
 #include "bind.h"
 #include "direct_gate.h"
+#include "gil.h"
 #include "product_operator.h"
 #include "torch_library.h"
 #include "torch_shim.h"
@@ -116,7 +117,7 @@ void serve(DirectGate& gate, TorchValue* values) {
     }
     return;
   }
-  const py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   std::array<py::object, 3> objects;
   std::array<PyObject*, 3> plain{};
   for (std::size_t i = 0; i < count; ++i) {
@@ -125,8 +126,10 @@ void serve(DirectGate& gate, TorchValue* values) {
     plain[i] = objects[i].ptr();
   }
   static PyObject* const out = py::make_tuple("out").release().ptr();
-  const auto done =
-      py::reinterpret_steal<py::object>(gate.ask(plain.data(), 2, gate.into() ? out : nullptr));
+  const auto done = with_gil([&] {
+    return py::reinterpret_steal<py::object>(
+        gate.ask(plain.data(), 2, gate.into() ? out : nullptr));
+  });
   if (!done) throw py::error_already_set();
   if (torch.copy_handle(torch.tensor_of(done.ptr()), &made) != 0) {
     throw py::type_error("a matrix product of Python gave no tensor");
@@ -171,7 +174,7 @@ py::object place_kernel(const std::string& name, const std::string& key, const p
 // Raises LookupError, as an error of Python's that passes through PyTorch.
 void raise(TorchValue* values, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
   const Arguments arguments(*torch_shim(), values, 1);
-  const py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   PyErr_SetString(PyExc_LookupError, "raised by xpuruntime, to see whether it arrives");
   throw py::error_already_set();
 }

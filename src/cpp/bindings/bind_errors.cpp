@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bind.h"
+#include "gil.h"
 #include "xpuruntime/error.h"
 
 namespace py = pybind11;
@@ -59,6 +60,7 @@ void bind_errors() {
 }
 
 void set_python_error() noexcept {
+  stop_if_unwound();
   const std::exception_ptr pointer = std::current_exception();
   if (translate(pointer)) return;
   try {

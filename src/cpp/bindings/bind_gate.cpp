@@ -63,10 +63,16 @@ void bind_gate(py::module_& module) {
       "The phase of the call that runs in this thread.");
   module.def("open_modules", open_modules,
              "Find PyTorch's function that numbers the nodes of autograd.");
-  module.def("enter_module", enter_module, py::arg("path"),
-             "The forward of a module begins in this thread.");
-  module.def("leave_module", leave_module,
-             "The forward of a module ends in this thread. Whether it was the outermost one.");
+  module.def(
+      "enter_module", enter_module, py::arg("path"), py::arg("module") = py::none(),
+      "The forward of a module begins in this thread, inside of what called the function that "
+      "calls this. It has ended when that has, also where nobody says so.");
+  module.def("leave_module", leave_module, py::arg("module") = py::none(),
+             "The forward of a module ends in this thread.");
+  module.def("running_modules", running_modules, "How many modules run in this thread.");
+  module.def(
+      "outer_module", outer_module,
+      "The path of the module around the one whose hook asks, before `enter_module`; or None.");
   module.def("running_module", running_module,
              "The path of the innermost module that runs in this thread, or None.");
   module.def("call_module", call_module_path, py::arg("recorded") = py::none(),

@@ -11,6 +11,7 @@
 
 #include "bind.h"
 #include "device_argument.h"
+#include "gil.h"
 #include "op_dict.h"
 #include "python_kernel.h"
 #include "xpuruntime/dispatcher.h"
@@ -25,13 +26,13 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Unlocked = py::call_guard<ReleaseGil>;
 
 py::dict to_dict(const KernelDefinition& kernel) {
   Support available;
   std::string version;
   {
-    const py::gil_scoped_release unlocked;  // may open a library
+    const ReleaseGil unlocked;  // may open a library
     available = kernel.backend().available();
     if (available.ok) version = kernel.backend().version();
   }
@@ -186,7 +187,7 @@ void bind_registry(py::module_& module) {
             for (const auto& kernel : self.kernels(op.kind)) {
               Support fit = Support::no("serves another kind of device");
               if (kernel->backend().device_type() == op.device.type) {
-                const py::gil_scoped_release unlocked;
+                const ReleaseGil unlocked;
                 fit = kernel->supports(op, device);
               }
               all.append(py::make_tuple(kernel->id(), fit.ok, fit.reason));
@@ -218,7 +219,7 @@ void bind_call_site(py::module_& module) {
             const OpDesc op = op_from_dict(desc);
             std::shared_ptr<const Choice> choice;
             {
-              const py::gil_scoped_release unlocked;
+              const ReleaseGil unlocked;
               choice = self.choose(op, stream);
             }
             return bindings::to_dict(*choice->decision);
@@ -241,7 +242,7 @@ void bind_dispatcher(py::module_& module) {
             const DeviceInfo device = device_of(op, capability);
             Choice choice;
             {
-              const py::gil_scoped_release unlocked;
+              const ReleaseGil unlocked;
               choice = self.decide(op, rules, device, node, module_name, pin, false, false);
             }
             return bindings::to_dict(*choice.decision);
@@ -261,7 +262,7 @@ void bind_dispatcher(py::module_& module) {
           [](Dispatcher& self, const py::object& store) {
             std::shared_ptr<TuningStore> made =
                 store.is_none() ? nullptr : make_python_store(store);
-            const py::gil_scoped_release unlocked;
+            const ReleaseGil unlocked;
             self.set_tuning_store(std::move(made));
           },
           "store"_a, "Keep measured choices in an object with `find` and `put`; None: nowhere.")
@@ -292,7 +293,7 @@ void bind_kernels(py::module_& module) {
   module.def(
       "register_plugin_library",
       [](const std::string& path) {
-        const py::gil_scoped_release unlocked;
+        const ReleaseGil unlocked;
         return register_plugin_library(KernelRegistry::instance(), path);
       },
       "path"_a,

@@ -4,6 +4,7 @@
 
 #include "bind.h"
 #include "device_argument.h"
+#include "gil.h"
 #include "python_memory.h"
 #include "xpuruntime/engine_allocator.h"
 #include "xpuruntime/memory_manager.h"
@@ -98,7 +99,7 @@ void bind_manager(py::module_& module) {
           "empty_cache",
           [](MemoryManager& self, const py::object& device) {
             const auto id = optional_device(device);
-            const py::gil_scoped_release unlocked;
+            const ReleaseGil unlocked;
             return self.empty_cache(id);
           },
           "device"_a = py::none(), "Give all unused memory back. Returns the bytes given back.");
@@ -171,7 +172,7 @@ void bind_strided_copy(py::module_& module) {
          std::size_t itemsize, const py::object& stream) {
         const DeviceId id = device_argument(device);
         const StreamHandle handle = to_stream(stream.ptr());
-        const py::gil_scoped_release unlocked;
+        const ReleaseGil unlocked;
         copy_to_contiguous(id, reinterpret_cast<const void*>(source),
                            reinterpret_cast<void*>(destination), shape, strides, itemsize, handle);
       },

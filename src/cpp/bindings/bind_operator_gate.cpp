@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind.h"
+#include "gil.h"
 #include "operator_gate.h"
 #include "plain_operator.h"
 #include "sdpa_turn.h"
@@ -98,7 +99,7 @@ py::object run_operator(const std::string& name, const std::string& key, const p
   }
   OperatorCall call(kind.signature, values);
   {
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     kind.run(function, call);
   }
   return call.returned();

@@ -12,6 +12,7 @@
 
 #include "array_argument.h"
 #include "bind.h"
+#include "gil.h"
 #include "op_arguments.h"
 #include "xpuruntime/attention_op.h"
 #include "xpuruntime/conv_op.h"
@@ -209,7 +210,7 @@ std::map<std::string, double> measure_choose() {
   for (const std::size_t slot : {Slot::kGradQ, Slot::kGradK, Slot::kGradV}) {
     gradient.set(slot, heads("gradient"));
   }
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   return {{"matmul (3 operands)", time_choose(site, product.desc)},
           {"attention_backward (9 operands)", time_choose(site, gradient.desc)}};
 }

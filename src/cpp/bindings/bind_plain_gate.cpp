@@ -13,6 +13,7 @@
 
 #include "bind.h"
 #include "direct_gate.h"
+#include "gil.h"
 #include "plain_kernel.h"
 #include "product_operator.h"
 #include "torch_dispatcher.h"
@@ -102,13 +103,11 @@ py::object answer(const Slot& slot, const ProductTensors& tensors, Scalar beta, 
 }
 
 TorchOwned ask(const Slot& slot, const ProductTensors& tensors, Scalar beta, Scalar alpha) {
-  const py::gil_scoped_acquire gil;
-  return taken(answer(slot, tensors, beta, alpha));
+  return with_gil([&] { return taken(answer(slot, tensors, beta, alpha)); });
 }
 
 TorchTensor ask_into(const Slot& slot, const ProductTensors& tensors, Scalar beta, Scalar alpha) {
-  const py::gil_scoped_acquire gil;
-  (void)answer(slot, tensors, beta, alpha);
+  with_gil([&] { (void)answer(slot, tensors, beta, alpha); });
   return tensors.out;
 }
 
@@ -210,7 +209,7 @@ struct Trial {
 TorchOwned try_out(void* /*functor*/, TorchKeys keys, TorchTensor c, TorchTensor a, TorchTensor b,
                    Scalar beta, Scalar alpha) {
   {
-    const py::gil_scoped_acquire gil;
+    const AcquireGil gil;
     const PythonCall call({c, a, b, nullptr}, beta, alpha);
     const py::object names = call.names();
     const auto done = py::reinterpret_steal<py::object>(PyObject_Vectorcall(

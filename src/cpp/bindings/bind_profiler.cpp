@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "bind.h"
+#include "gil.h"
 #include "xpuruntime/profiler.h"
 
 namespace py = pybind11;
@@ -47,7 +48,7 @@ py::tuple to_tuple(const CallRecord& call, Names& names) {
 py::dict stop() {
   Recording found;
   {
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     found = Profiler::instance().stop();
   }
   Names names;
@@ -68,7 +69,7 @@ void bind_profiler(py::module_& module) {
   module.def(
       "profiler_start",
       [](bool devices, std::size_t limit) { Profiler::instance().start(devices, limit); },
-      "devices"_a, "limit"_a = Profiler::kDefaultLimit, py::call_guard<py::gil_scoped_release>(),
+      "devices"_a, "limit"_a = Profiler::kDefaultLimit, py::call_guard<ReleaseGil>(),
       "Start a recording.");
   module.def("profiler_stop", &stop, "End the recording and return it.");
   module.def(

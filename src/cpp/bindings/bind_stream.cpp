@@ -7,6 +7,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "gil.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/event.h"
 #include "xpuruntime/graph.h"
@@ -19,7 +20,7 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Unlocked = py::call_guard<ReleaseGil>;
 
 // What `with graph.capture(stream)` holds.
 struct Capture {
@@ -146,7 +147,7 @@ void bind_graph_class(py::module_& module) {
            })
       .def("__exit__", [](Capture& self, const py::object& type, const py::args&) {
         if (!type.is_none()) return self.graph.abort_capture();
-        const py::gil_scoped_release unlocked;
+        const ReleaseGil unlocked;
         self.graph.end_capture();
         if (self.instantiate) self.graph.instantiate();
       });

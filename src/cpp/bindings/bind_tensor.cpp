@@ -10,6 +10,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "gil.h"
 #include "xpuruntime/cuda_array_exchange.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/event.h"
@@ -22,7 +23,7 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Unlocked = py::call_guard<ReleaseGil>;
 using MaybeStream = std::optional<Stream>;
 
 py::tuple to_tuple(std::span<const std::int64_t> values) {
@@ -36,7 +37,7 @@ Tensor empty(const std::vector<std::int64_t>& shape, const std::string& dtype,
   const DeviceId id = device_argument(device);
   std::shared_ptr<MemoryPool> source = pool.is_none() ? nullptr : to_pool(pool);
   const MaybeStream order = stream_argument(stream, id);
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   return Tensor::empty(shape, parse_dtype(dtype), id, std::move(source), order);
 }
 
@@ -48,19 +49,19 @@ DeviceId cuda_side(DeviceId target, DeviceId source) {
 Tensor to(const Tensor& self, const py::object& device, const py::object& stream) {
   const DeviceId id = device_argument(device);
   const MaybeStream order = stream_argument(stream, cuda_side(id, self.device()));
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   return self.to(id, order);
 }
 
 Tensor copy(const Tensor& self, const py::object& stream) {
   const MaybeStream order = stream_argument(stream, self.device());
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   return self.copy(order);
 }
 
 Tensor contiguous(const Tensor& self, const py::object& stream) {
   const MaybeStream order = stream_argument(stream, self.device());
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   return self.contiguous(order);
 }
 
@@ -69,7 +70,7 @@ py::object copy_from(const py::object& self, const Tensor& source, const py::obj
   const MaybeStream order =
       stream_argument(stream, cuda_side(destination.device(), source.device()));
   {
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     destination.copy_from(source, order);
   }
   return self;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call_phase.h"
+#include "gil.h"
 #include "stated_call.h"
 #include "torch_shim.h"
 
@@ -34,12 +35,76 @@ constexpr unsigned kModuleBits = 24;
 constexpr ModuleNumber kMostModules = (1U << kModuleBits) - 1;
 std::array<std::atomic<std::uint64_t>, kMostNodes> nodes;
 
+// A reference to something of Python's, given back at the end. With the GIL.
+using Frame = py::object;
+
+Frame stolen(void* frame) {
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(frame));
+}
+
+Frame this_frame() { return stolen(PyThreadState_GetFrame(PyThreadState_Get())); }
+
+Frame back_of(const Frame& frame) {
+  return frame ? stolen(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))) : Frame();
+}
+
+const void* code_of(const Frame& frame) {
+  return frame ? stolen(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))).ptr()
+               : nullptr;
+}
+
+// Calls that Python is inside of in this thread, without the GIL, too.
+int depth_of(const PyThreadState* state) noexcept {
+#if PY_VERSION_HEX >= 0x030C0000
+  return state->py_recursion_limit - state->py_recursion_remaining;
+#elif PY_VERSION_HEX >= 0x030B0000
+  return state->recursion_limit - state->recursion_remaining;
+#else
+  return state->recursion_depth;
+#endif
+}
+
+// A forward that runs, and the frame that called its hook, which is gone when that has ended.
+// PyTorch calls no hook after a forward that KeyboardInterrupt or SystemExit has ended.
+struct Running {
+  ModuleNumber module = kNoModule;
+  const void* object = nullptr;  // what was entered
+  const void* frame = nullptr;   // kept alive by nobody here
+  const void* code = nullptr;    // of the frame, whose memory may be that of another one later
+  const PyThreadState* state = nullptr;
+  int depth = 0;  // of the hook: code inside of the forward is not less deep, but for one call
+
+  bool may_run() const noexcept { return depth_of(state) >= depth - 1; }
+
+  bool runs_in(Frame inner) const {
+    for (; inner; inner = back_of(inner)) {
+      if (inner.ptr() == frame) return code_of(inner) == code;
+    }
+    return false;
+  }
+};
+
 struct Thread {
-  std::vector<ModuleNumber> running;
+  std::vector<Running> running;
   std::uint64_t noted = ~std::uint64_t{0};
 };
 
 thread_local Thread thread;
+
+// Forgets forwards that have ended without a hook, as far as that is to be seen without the GIL.
+const Running* innermost() noexcept {
+  while (!thread.running.empty() && !thread.running.back().may_run()) thread.running.pop_back();
+  return thread.running.empty() ? nullptr : &thread.running.back();
+}
+
+// The same, for sure, of those that `inner` would be inside of. With the GIL.
+const Running* innermost_of(const Frame& inner) {
+  while (const Running* const found = innermost()) {
+    if (found->runs_in(inner)) return found;
+    thread.running.pop_back();
+  }
+  return nullptr;
+}
 
 void note(std::uint64_t node, ModuleNumber module) noexcept {
   // A call that has recorded none comes to a node of before, whose module is known.
@@ -156,31 +221,50 @@ std::string open_modules() {
   return "";
 }
 
-void enter_module(const py::str& path) { thread.running.push_back(module_number(path)); }
-
-bool leave_module() noexcept {
-  if (!thread.running.empty()) thread.running.pop_back();
-  return thread.running.empty();
+void enter_module(const py::str& path, py::handle object) {
+  const ModuleNumber module = module_number(path);
+  const PyThreadState* const state = PyThreadState_Get();
+  const Frame owner = back_of(this_frame());
+  thread.running.push_back({module, object.is_none() ? nullptr : object.ptr(), owner.ptr(),
+                            code_of(owner), state, depth_of(state)});
 }
 
+void leave_module(py::handle object) {
+  const void* const left = object.is_none() ? nullptr : object.ptr();
+  if (const Running* const found = innermost(); found == nullptr || found->object == left) {
+    if (found != nullptr) thread.running.pop_back();
+    return;
+  }
+  const Running* const found = innermost_of(this_frame());
+  if (found != nullptr && found->object == left) thread.running.pop_back();
+}
+
+std::size_t running_modules() noexcept { return thread.running.size(); }
+
 py::object running_module() {
-  if (thread.running.empty()) return py::none();
-  return module_path(thread.running.back());
+  const Running* const found = innermost_of(this_frame());
+  return found == nullptr ? py::object(py::none()) : module_path(found->module);
+}
+
+py::object outer_module() {
+  const Running* const found = innermost_of(back_of(back_of(this_frame())));
+  return found == nullptr ? py::object(py::none()) : module_path(found->module);
 }
 
 ModuleNumber call_module() noexcept {
   if (const ModuleNumber stated = stated_call().module; stated != kNoModule) return stated;
-  if (!thread.running.empty()) {
-    const ModuleNumber module = thread.running.back();
+  if (const Running* const found = innermost()) {
+    const ModuleNumber module = found->module;
     const NextNumber next = next_number.load(std::memory_order_acquire);
     if (module != kNoModule && call_phase() == CallPhase::kTrain) note(next() - 1, module);
     return module;
   }
   if (!runs_backward()) return kNoModule;
   try {
-    const py::gil_scoped_acquire gil;
-    const py::error_scope kept;
-    return module_of_running_node();
+    return with_gil([] {
+      const py::error_scope kept;
+      return module_of_running_node();
+    });
   } catch (...) {
     return kUntoldModule;
   }
@@ -190,8 +274,9 @@ py::object call_module_path(std::optional<bool> recorded) {
   if (const ModuleNumber stated = stated_call().module; stated != kNoModule) {
     return module_path(stated);
   }
-  if (thread.running.empty()) return module_path(module_of_running_node());
-  const ModuleNumber module = thread.running.back();
+  const Running* const found = innermost_of(this_frame());
+  if (found == nullptr) return module_path(module_of_running_node());
+  const ModuleNumber module = found->module;
   const bool records = recorded ? *recorded : records_gradients();
   if (module != kNoModule && records) note(last_node(), module);
   return module_path(module);
@@ -207,7 +292,8 @@ CompiledGraph graph_of(std::string_view name) noexcept {
 ModuleNumber compiled_module(const py::str& path, CompiledGraph graph) {
   const ModuleNumber inner = module_number(path);
   if (graph == CompiledGraph::kBackward) return joined(module_of_running_node(), inner);
-  const ModuleNumber outer = thread.running.empty() ? kNoModule : thread.running.back();
+  const Running* const found = innermost();
+  const ModuleNumber outer = found == nullptr ? kNoModule : found->module;
   // PyTorch makes the node of compiled code before it runs its forward.
   if (graph == CompiledGraph::kForward) note(last_node(), outer);
   return joined(outer, inner);

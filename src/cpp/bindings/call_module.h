@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,12 +23,17 @@ constexpr ModuleNumber kUntoldModule = 0xFFFF'FFFF;
 /// or nothing. With the GIL, once open_phases has returned nothing.
 std::string open_modules();
 
-/// The forward of a module begins in this thread. With the GIL.
-void enter_module(const pybind11::str& path);
-/// It ends. Returns whether it was the outermost one, or none runs.
-bool leave_module() noexcept;
-/// The path of the innermost one that runs in this thread, or None.
+/// The forward of a module begins in this thread: of `object`, inside of the Python function that
+/// called the one that calls this, and it has ended when that function has. With the GIL.
+void enter_module(const pybind11::str& path, pybind11::handle object);
+/// It ends. With the GIL.
+void leave_module(pybind11::handle object);
+/// Those that run in this thread, each inside of the one before it.
+std::size_t running_modules() noexcept;
+/// The path of the innermost one that runs in this thread, or None. With the GIL.
 pybind11::object running_module();
+/// The same, for a hook that is called before `enter_module`.
+pybind11::object outer_module();
 
 /// The module that the call that runs in this thread belongs to: the stated one, else in a forward
 /// the innermost one that runs, in a backward the one whose forward recorded the node of autograd

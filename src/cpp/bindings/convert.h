@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "device_argument.h"
+#include "gil.h"
 #include "python_memory.h"
 #include "xpuruntime/stream.h"
 #include "xpuruntime/tensor.h"
@@ -19,9 +20,8 @@ namespace xpuruntime::bindings {
 /// alone).
 inline void release_object(void* object) noexcept {
   if (Py_IsInitialized() == 0) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const AcquireGil locked;
   Py_DECREF(static_cast<PyObject*>(object));
-  PyGILState_Release(state);
 }
 
 /// A stream for work on `device`: ours, or one of another library, which is wrapped and kept.
@@ -37,7 +37,7 @@ inline std::optional<Stream> stream_argument(pybind11::handle value, DeviceId de
 struct TensorDeleter {
   void operator()(Tensor* tensor) const {
     if (tensor->is_last_owner() && tensor->storage().release_may_wait()) {
-      const pybind11::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       delete tensor;
     } else {
       delete tensor;

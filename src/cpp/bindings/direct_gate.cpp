@@ -10,6 +10,7 @@
 
 #include "call_facts.h"
 #include "gate_state.h"
+#include "gil.h"
 
 namespace py = pybind11;
 
@@ -147,7 +148,7 @@ PyObject* DirectGate::native_object(const ProductTensors& tensors, PyObject* out
   TorchTensor made = nullptr;
   PyThreadState* const thread = PyEval_SaveThread();
   const bool done = run_native(tensors, &made);
-  PyEval_RestoreThread(thread);
+  take_gil_back(thread);
   if (!done) return nullptr;
   if (into_) return py::reinterpret_borrow<py::object>(out).release().ptr();
   const TorchShim& torch = *torch_shim();

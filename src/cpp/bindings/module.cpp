@@ -2,7 +2,15 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "bind.h"
 
-PYBIND11_MODULE(_core, module) {
+namespace {
+
+// The GIL of another interpreter is not that of the main one, and much of what is kept here is one
+// for the process: pybind11's types, and what PyGILState_Ensure gives.
+bool is_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+
+}  // namespace
+
+PYBIND11_MODULE(_core_in_main, module) {
   using namespace xpuruntime::bindings;
   module.doc() = "The C++ core of xpuruntime.";
   module.attr("__version__") = XPURUNTIME_VERSION;
@@ -18,8 +26,21 @@ PYBIND11_MODULE(_core, module) {
   bind_call_key(module);
   bind_direct_gate(module);
   bind_gate(module);
+  bind_interruption(module);
   bind_operator_gate(module);
   bind_plain_gate(module);
   bind_onnxruntime(module);
   bind_profiler(module);
+}
+
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+  if (!is_main_interpreter()) {
+    PyErr_SetString(
+        PyExc_ImportError,
+        "xpuruntime._core works in the main interpreter of a process only, and this is a "
+        "subinterpreter. Fix: import it in the main one, or use a process of its own "
+        "(mod_wsgi: WSGIApplicationGroup %{GLOBAL})");
+    return nullptr;
+  }
+  return PyInit__core_in_main();
 }

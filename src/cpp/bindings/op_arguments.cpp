@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "gil.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/stream_manager.h"
 
@@ -96,7 +97,7 @@ py::object run_call(CallSite& site, OpCall& call, std::span<const ArrayArgument>
     call.set_output(specs[i], view);
   }
   if (!call.empty()) {
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     site.run(call.desc, call.data.data(), order.handle);
   }
   if (order.stream) {

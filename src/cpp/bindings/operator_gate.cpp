@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "gil.h"
+
 namespace py = pybind11;
 
 namespace xpuruntime::bindings {
@@ -53,7 +55,10 @@ void OperatorGate::serve(OperatorCall& call) {
 }
 
 void OperatorGate::ask(OperatorCall& call, const CallFacts* facts) {
-  const py::gil_scoped_acquire gil;
+  with_gil([&] { ask_python(call, facts); });
+}
+
+void OperatorGate::ask_python(OperatorCall& call, const CallFacts* facts) {
   std::array<py::object, OperatorCall::kMost> objects;
   const auto make = [&](bool lists) {
     for (std::size_t i = 0; i < call.size(); ++i) {
@@ -105,7 +110,7 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
   }
   if (verdict != Verdict::kAlways || tried_.load() != Trial::kPassed) return false;
   {
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     run(call, wish);
   }
   keep_native_call(facts.words(), number, wish);

@@ -46,6 +46,7 @@ class OperatorGate {
   /// Does one that it does not know. `facts` is null where the call cannot be seen. Takes the GIL.
   /// Throws as above.
   void ask(OperatorCall& call, const CallFacts* facts);
+  void ask_python(OperatorCall& call, const CallFacts* facts);
 
  private:
   enum class Trial : std::uint8_t { kOpen, kPassed, kFailed };

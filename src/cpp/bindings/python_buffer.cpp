@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bind.h"
+#include "gil.h"
 #include "python_memory.h"
 
 namespace py = pybind11;
@@ -31,7 +32,7 @@ void free_memory(Buffer& buffer) noexcept {
   if (buffer && buffer.pool()->free_may_wait()) {
     PyThreadState* const state = PyEval_SaveThread();
     buffer.reset();
-    PyEval_RestoreThread(state);
+    take_gil_back(state);
   } else {
     buffer.reset();
   }

@@ -10,6 +10,7 @@
 
 #include "bind.h"
 #include "convert.h"
+#include "gil.h"
 #include "op_dict.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/tensor.h"
@@ -29,25 +30,41 @@ class Kept {
   std::shared_ptr<PyObject> object_;
 };
 
+bool is_interruption(const py::error_already_set& error) { return !error.matches(PyExc_Exception); }
+
+// Raises an interruption that cannot be raised where it came as soon as Python goes on in this
+// thread. To be called last, since whatever asks Python would raise it.
+void raise_later(const py::error_already_set& error) noexcept {
+  if (is_interruption(error)) {
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), error.type().ptr());
+  }
+}
+
 // What is being thrown, as one line. Call inside `catch (...)`, with the GIL.
 std::string current_reason() {
   try {
     throw;
-  } catch (const py::error_already_set& error) {
+  }
+  XPURUNTIME_STOP_IF_UNWOUND
+  catch (const py::error_already_set& error) {
     try {
       return std::string(py::str(error.type().attr("__name__"))) + ": " +
              std::string(py::str(error.value()));
+    } catch (const py::error_already_set& other) {
+      raise_later(other);
+      return "an error that cannot be shown";
     } catch (...) {
+      stop_if_unwound();
       return "an error that cannot be shown";
     }
-  } catch (const std::exception& error) {
+  }
+  catch (const std::exception& error) {
     return error.what();
-  } catch (...) {
+  }
+  catch (...) {
     return "an unknown error";
   }
 }
-
-bool is_interruption(const py::error_already_set& error) { return !error.matches(PyExc_Exception); }
 
 // The C++ class of an error of xpuruntime.errors, so that it is treated as one of this library's;
 // anything else goes on as it is.
@@ -115,7 +132,7 @@ class PythonBackend final : public KernelBackend {
   py::handle object() const noexcept { return object_.get(); }
   Support available() const noexcept override {
     try {
-      const py::gil_scoped_acquire locked;
+      const AcquireGil locked;
       const char* asked = ".available()";
       try {
         Support answer = to_support(object_.get().attr("available")(), name_ + asked);
@@ -123,9 +140,9 @@ class PythonBackend final : public KernelBackend {
         if (answer.ok) (void)ask_version();
         return answer;
       } catch (const py::error_already_set& error) {
-        // It cannot be raised here: it comes again in the main thread.
-        if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
-        return Support::no(name_ + asked + " failed: " + current_reason());
+        Support no = Support::no(name_ + asked + " failed: " + current_reason());
+        raise_later(error);
+        return no;
       } catch (...) {
         return Support::no(name_ + asked + " failed: " + current_reason());
       }
@@ -134,10 +151,12 @@ class PythonBackend final : public KernelBackend {
     }
   }
   std::string version() const override {
-    const py::gil_scoped_acquire locked;
+    const AcquireGil locked;
     try {
       return ask_version();
-    } catch (const py::error_already_set& error) {
+    }
+    XPURUNTIME_STOP_IF_UNWOUND
+    catch (const py::error_already_set& error) {
       rethrow(error, {device_type_, 0});
     }
   }
@@ -166,7 +185,7 @@ class PythonKernel final : public Kernel {
   bool repeatable() const noexcept override { return repeatable_; }
 
   void launch(void* const* operands, void* /*workspace*/, StreamHandle stream) const override {
-    const py::gil_scoped_acquire locked;
+    const AcquireGil locked;
     try {
       py::dict views;
       for (std::size_t slot = 0; slot < op_.slots; ++slot) {
@@ -179,7 +198,9 @@ class PythonKernel final : public Kernel {
                        op_.device)));
       }
       function_.get()(views, stream);
-    } catch (py::error_already_set& error) {
+    }
+    XPURUNTIME_STOP_IF_UNWOUND
+    catch (py::error_already_set& error) {
       rethrow(error, op_.device);
     }
   }
@@ -222,14 +243,17 @@ class PythonDefinition final : public KernelDefinition {
   bool automatic() const noexcept override { return automatic_; }
 
   Support supports(const OpDesc& op, const DeviceInfo& device) const override {
-    const py::gil_scoped_acquire locked;
+    const AcquireGil locked;
     try {
       return to_support(object_.get().attr("supports")(to_dict(op, &device)), id_ + ".supports()");
-    } catch (const py::error_already_set& error) {
+    }
+    XPURUNTIME_STOP_IF_UNWOUND
+    catch (const py::error_already_set& error) {
       if (is_interruption(error))
         throw Interruption(error);  // NOLINT(bugprone-std-exception-baseclass)
       return Support::no(id_ + ".supports() failed: " + current_reason());
-    } catch (...) {
+    }
+    catch (...) {
       return Support::no(id_ + ".supports() failed: " + current_reason());
     }
   }
@@ -237,21 +261,23 @@ class PythonDefinition final : public KernelDefinition {
   std::vector<std::string> configs(const OpDesc& op, const DeviceInfo& device,
                                    std::size_t most) const override {
     if (!has_configs_) return KernelDefinition::configs(op, device, most);
-    const py::gil_scoped_acquire locked;
+    const AcquireGil locked;
     try {
       std::vector<std::string> all;
       for (const py::handle config : object_.get().attr("configs")(to_dict(op, &device), most)) {
         if (all.size() < most) all.emplace_back(py::str(config));
       }
       return all;
-    } catch (py::error_already_set& error) {
+    }
+    XPURUNTIME_STOP_IF_UNWOUND
+    catch (py::error_already_set& error) {
       rethrow(error, op.device);
     }
   }
 
   std::unique_ptr<const Kernel> prepare(const OpDesc& op, const DeviceInfo& device,
                                         const std::string& config) const override {
-    const py::gil_scoped_acquire locked;
+    const AcquireGil locked;
     try {
       const py::object function = object_.get().attr("prepare")(to_dict(op, &device), config);
       if (PyCallable_Check(function.ptr()) == 0) {
@@ -265,7 +291,9 @@ class PythonDefinition final : public KernelDefinition {
                          (made->config().empty() ? "" : "; it prepared '" + made->config() + "'"));
       }
       return made;
-    } catch (py::error_already_set& error) {
+    }
+    XPURUNTIME_STOP_IF_UNWOUND
+    catch (py::error_already_set& error) {
       rethrow(error, op.device);
     }
   }
@@ -331,13 +359,12 @@ class PythonStore final : public TuningStore {
   static auto guarded(const char* what, std::string& note, const Body& body) noexcept
       -> decltype(body()) {
     try {
-      const py::gil_scoped_acquire locked;
+      const AcquireGil locked;
       try {
         return body();
       } catch (const py::error_already_set& error) {
-        // It cannot be raised here: it comes again in the main thread.
-        if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
         note = std::string("the tuning store's ") + what + " failed: " + current_reason();
+        raise_later(error);
       } catch (...) {
         note = std::string("the tuning store's ") + what + " failed: " + current_reason();
       }

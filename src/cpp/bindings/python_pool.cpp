@@ -8,6 +8,7 @@
 
 #include "bind.h"
 #include "device_argument.h"
+#include "gil.h"
 #include "python_memory.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/memory_manager.h"
@@ -78,7 +79,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     std::shared_ptr<MemoryPool> pool;
     {
       const std::string kind_copy = kind;
-      const py::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       pool = MemoryManager::instance().make_pool(id, kind_copy, std::move(options));
     }
     PyObject* const self = type->tp_alloc(type, 0);
@@ -94,7 +95,7 @@ void dealloc(PyObject* self) noexcept {
     // The last one out gives the memory back, which may wait for the device.
     PyThreadState* const state = PyEval_SaveThread();
     pool_of(self).~shared_ptr();
-    PyEval_RestoreThread(state);
+    take_gil_back(state);
   }
   type->tp_free(self);
   Py_DECREF(type);
@@ -122,7 +123,7 @@ PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t count, PyOb
     const std::shared_ptr<MemoryPool>& pool = pool_of(self);
     Buffer buffer = pool->try_allocate(bytes, handle);
     if (!buffer) {
-      const py::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       buffer = pool->allocate(bytes, handle);
     }
     return new_buffer(std::move(buffer));
@@ -136,7 +137,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&] {
     MemoryStats now;
     {
-      const py::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       now = pool_of(self)->stats();
     }
     return py::cast(now);
@@ -159,7 +160,7 @@ PyObject* trim(PyObject* self, PyObject* args, PyObject* kwargs) {
     const std::size_t bytes = keep == nullptr ? 0 : to_bytes(keep, "keep");
     std::size_t released = 0;
     {
-      const py::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       released = pool_of(self)->trim(bytes);
     }
     return py::object(py::int_(released));
@@ -170,7 +171,7 @@ PyObject* empty_cache(PyObject* self, PyObject*) {
   return guarded([&] {
     std::size_t released = 0;
     {
-      const py::gil_scoped_release unlocked;
+      const ReleaseGil unlocked;
       released = pool_of(self)->empty_cache();
     }
     return py::object(py::int_(released));
@@ -187,7 +188,7 @@ int set_limit(PyObject* self, PyObject* value, void*) {
   try {
     if (value == nullptr) throw InputError("limit cannot be deleted: set it to None for no limit");
     const auto limit = to_limit(value);
-    const py::gil_scoped_release unlocked;
+    const ReleaseGil unlocked;
     pool_of(self)->set_limit(limit);
     return 0;
   } catch (...) {

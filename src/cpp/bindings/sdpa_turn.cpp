@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/group_lock.h"
+#include "gil.h"
 #include "torch_shim.h"
 
 namespace py = pybind11;
@@ -117,7 +118,7 @@ void enter(SdpaWish wish) {
     lock().enter(wish);
     return;
   }
-  const py::gil_scoped_release unlocked;
+  const ReleaseGil unlocked;
   lock().enter(wish);
 }
 
