@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 # Each of these pages describes a part of it.
 from xpuruntime._core_array import *  # noqa: F403
 from xpuruntime._core_device import *  # noqa: F403
+from xpuruntime._core_interruption import *  # noqa: F403
 from xpuruntime._core_kernels import *  # noqa: F403
 from xpuruntime._core_memory import *  # noqa: F403
 from xpuruntime._core_onnxruntime import *  # noqa: F403

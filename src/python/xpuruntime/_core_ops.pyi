@@ -169,11 +169,20 @@ def open_modules() -> str:
     After `open_phases` has returned nothing.
     """
 
-def enter_module(path: str) -> None:
-    """Say that the forward of a module begins in this thread."""
+def enter_module(path: str, module: object | None = None) -> None:
+    """Say that the forward of a module begins in this thread, called by what called the function that calls this.
 
-def leave_module() -> bool:
-    """Say that it ends. Returns whether it was the outermost one, or none runs."""
+    It has ended when that function has, also where an interruption has kept anybody from saying so.
+    """
+
+def leave_module(module: object | None = None) -> None:
+    """Say that it ends."""
+
+def running_modules() -> int:
+    """Return how many modules run in this thread, each inside of the one before it."""
+
+def outer_module() -> str | None:
+    """Return the path of the module around the one whose hook asks before it calls `enter_module`, if any."""
 
 def running_module() -> str | None:
     """Return the path of the innermost module that runs in this thread, if any."""

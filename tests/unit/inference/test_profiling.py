@@ -36,7 +36,7 @@ def _everything_is_given_back() -> Iterator[None]:
     assert not _core.profiler_active()
     assert marks._watching is None
     assert open_sessions._watching is None
-    assert not profiling._one_at_a_time.locked()
+    assert profiling._going_on is None
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.runtime import profiler
 
@@ -38,10 +38,11 @@ class DeviceRecorder:
     def __init__(self, *, devices: bool = True, limit: int = profiler.LIMIT) -> None:
         self._devices, self._limit = devices, limit
         self._kineto: KinetoRecording | None = None
+        self._started = False
         self._notes: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Start.
+        """Start. Where this is interrupted, `abandon` it.
 
         Raises
         ------
@@ -50,26 +51,49 @@ class DeviceRecorder:
         """
         self._notes = ()
         if not self._devices:
-            profiler.start(devices=False, limit=self._limit)
+            self._start(devices=False)
             self._notes = ("ranges of the host only: the work of devices was not asked for",)
             return
         if not _torch_profiles_cuda():
-            profiler.start(devices=True, limit=self._limit)
+            self._start(devices=True)
             return
         from xpuruntime.pytorch.profiling.recording import KinetoRecording
 
         try:
             kineto = KinetoRecording(self._limit)
         except InputError as error:
-            profiler.start(devices=True, limit=self._limit)
+            self._start(devices=True)
             self._notes = (f"PyTorch's profiler cannot be asked for the work of devices: {error}",)
             return
-        with contextlib.ExitStack() as undo:
-            profiler.start(devices=False, limit=self._limit)
-            undo.callback(profiler.stop)
+        self._start(devices=False)
+        self._kineto = kineto
+        try:
             kineto.start()
-            self._kineto = kineto
-            undo.pop_all()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _start(self, *, devices: bool) -> None:
+        def start() -> None:
+            profiler.start(devices=devices, limit=self._limit)
+            self._started = True
+
+        _core.call_aside(start)
+
+    def _stop(self) -> Recording:
+        def stop() -> Recording:
+            self._started = False
+            return profiler.stop()
+
+        return _core.call_aside(stop)
+
+    def abandon(self) -> None:
+        """End the recording, at whatever point `start` or `stop` was interrupted. Idempotent."""
+        if self._kineto is not None:
+            self._kineto.abandon()
+            self._kineto = None
+        if self._started:
+            self._stop()
 
     def stop(self) -> Recording:
         """Wait for the devices, and return what was recorded.
@@ -81,14 +105,15 @@ class DeviceRecorder:
         CudaError
             A device failed; the recording has ended.
         """
-        kineto, self._kineto = self._kineto, None
+        kineto = self._kineto
         if kineto is None:
-            recording = profiler.stop()
+            recording = self._stop()
         else:
             try:
                 kineto.stop()
+                self._kineto = None
             finally:
-                recording = profiler.stop()
+                recording = self._stop()
             recording = kineto.added_to(recording)
         return msgspec.structs.replace(recording, notes=(*self._notes, *recording.notes))
 

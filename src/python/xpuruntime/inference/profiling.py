@@ -4,28 +4,81 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.inference.watched_runs import WatchedRuns
+from xpuruntime.runtime.forking import fork_lock
 from xpuruntime.runtime.marks import Marks, watch_marks
 from xpuruntime.runtime.profiler import LIMIT, profiled
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import RenderableType
 
+    from xpuruntime.runtime.recording import Recording
+
 __all__ = ["profile"]
 
-_one_at_a_time = threading.Lock()
+_lock = fork_lock()
+#: One at a time in a process.
+_going_on: _Run | None = None
+
+
+class _Run:
+    """What watches a block; `abandon` ends it at any point."""
+
+    def __init__(self, recorder: DeviceRecorder) -> None:
+        self.recorder = recorder
+        self.marks = Marks()
+        self._undo: list[Callable[[], Any]] = []
+
+    def start(self) -> None:
+        global _going_on
+        with _lock:
+            refuse_a_second()
+            _going_on = self
+        self.recorder.start()
+        _core.call_aside(self._watch)
+
+    def stop(self) -> Recording:
+        try:
+            return self.recorder.stop()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        global _going_on
+        if _going_on is self:
+            _core.call_aside(self._unwatch)
+            self.recorder.abandon()
+            _going_on = None
+
+    def _watch(self) -> None:
+        before = watch_marks(self.marks)
+        self._undo.append(lambda: watch_marks(before))
+        runs = WatchedRuns()
+        self._undo.append(runs.stop)
+        runs.start()
+
+    def _unwatch(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def refuse_a_second() -> None:
+    """Refuse to begin a profile while another one goes on."""
+    if _going_on is not None:
+        msg = "a profile goes on already, and there is one at a time in a process: leave its with block first"
+        raise InputError(msg)
 
 
 class profile:  # noqa: N801 - used like a function
@@ -81,9 +134,10 @@ class profile:  # noqa: N801 - used like a function
             )
             raise InputError(msg)
         self._target = trace
-        self._recorder = DeviceRecorder(devices=devices, limit=limit)
+        self._devices, self._limit = devices, limit
+        self._run: _Run | None = None
+        self._loss: _core.OnLoss | None = None
         self._result: Profile | None = None
-        self._undo = contextlib.ExitStack()
 
     @property
     def result(self) -> Profile:
@@ -97,33 +151,34 @@ class profile:  # noqa: N801 - used like a function
         """Name a ``with`` block; it nests, and threads have ranges of their own."""
         return profiled(name)
 
-    def __enter__(self) -> profile:
+    def _check(self) -> None:
         if self._target is not None:
             check_trace(self._target)
-        if not _one_at_a_time.acquire(blocking=False):
-            msg = "a profile goes on already, and there is one at a time in a process: leave its with block first"
-            raise InputError(msg)
-        with contextlib.ExitStack() as undo:
-            undo.callback(_one_at_a_time.release)
-            self._recorder.start()
-            with contextlib.ExitStack() as failed:
-                failed.callback(self._recorder.stop)
-                self._marks = Marks()
-                undo.callback(watch_marks, watch_marks(self._marks))
-                runs = WatchedRuns()
-                undo.callback(runs.stop)
-                runs.start()
-                failed.pop_all()
-            self._undo = undo.pop_all()
+        refuse_a_second()
+
+    def _enter(self) -> profile:
+        self._run = _Run(DeviceRecorder(devices=self._devices, limit=self._limit))
+        self._loss = _core.OnLoss(self._run.abandon)
+        self._run.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def _abandon(self) -> None:
+        if self._run is not None:
+            self._run.abandon()
+            self._run = self._loss = None
+
+    def _exit(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        if self._run is None:
+            raise InputError("this profile is not entered, or its with block has been left already")
         try:
-            with self._undo:
-                recording = self._recorder.stop()
-            self._result = Profile(recording, tuple(self._marks.taken))
+            marks = self._run.marks
+            try:
+                recording = self._run.stop()
+            finally:
+                self._abandon()
+            self._result = Profile(recording, tuple(marks.taken))
             if self._target is not None:
                 self._result.save_trace(self._target)
         except Exception as failure:
@@ -131,6 +186,9 @@ class profile:  # noqa: N801 - used like a function
                 raise
             msg = f"the block failed, and so did its profile: {failure}"
             warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+    __enter__ = _core.guarded(_enter, _abandon, _check)
+    __exit__ = _core.guarded(_exit, _abandon)
 
     def __rich__(self) -> RenderableType:
         return self.result.__rich__()

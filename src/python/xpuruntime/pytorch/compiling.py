@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import sys
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_package, escapes_of_settings
 from xpuruntime.pytorch.importing import WhenImported
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ _PASSES = "post_grad_custom_pre_pass"
 #: Where PyTorch has what runs a package of AOTInductor.
 _PACKAGES = "torch.export.pt2_archive._package"
 
-_lock = threading.Lock()
+_lock = fork_lock()
 #: What compiled code depends on, of the policy that held last.
 _last: tuple[Any, ...] | None = None
 _watched: list[_Watched | WhenImported] = []

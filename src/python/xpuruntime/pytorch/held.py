@@ -9,6 +9,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
@@ -18,11 +19,8 @@ from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
 
-    from xpuruntime import _core
     from xpuruntime.policies import KernelRule, Policy
     from xpuruntime.pytorch.attention.entries import EntryPoint
 
@@ -380,19 +378,24 @@ class holding:  # noqa: N801 - used like a function
         ``None``: no policy, so that PyTorch's own kernels run.
     """
 
-    __slots__ = ("_before", "_held")
+    __slots__ = ("_before", "_entered", "_held")
 
     def __init__(self, held: Held | None) -> None:
         self._held = (held,)
         self._before: tuple[Held | None] | None = None
+        self._entered = False
 
-    def __enter__(self) -> None:
+    def _enter(self) -> None:
         self._before = _local.held
-        gates.count_thread(1)
+        self._entered = True
+        gates.add_thread(self)
         _local.held = self._held
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _local.held = self._before
-        gates.count_thread(-1)
+    def _leave(self, *_: object) -> None:
+        if self._entered:
+            _local.held = self._before
+            gates.drop_thread(self)
+            self._entered = False
+
+    __enter__ = _core.guarded(_enter, _leave)
+    __exit__ = _core.guarded(_leave, _leave)

@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.native import leave_alone
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,16 +35,16 @@ _SELF = "L['self']"
 _ID = re.compile(r"\d+")
 _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 
-_lock = threading.Lock()
+_lock = fork_lock()
 _users = 0
 _hooks: list[Any] = []
 _roots: weakref.WeakKeyDictionary[torch.nn.Module, Mapping[int, str]] = weakref.WeakKeyDictionary()
 
 
 class _Outermost(threading.local):
-    """The outermost module that runs in this thread, and the paths of what is in it, by `id`."""
+    """The outermost module that ran last in this thread, and the paths of what is in it, by `id`."""
 
-    module: torch.nn.Module | None = None
+    module: weakref.ref[torch.nn.Module] | None = None
     names: Mapping[int, str] = MappingProxyType({})
 
 
@@ -129,7 +130,7 @@ def from_running(stack: Mapping[str, Any]) -> str:
 def _known(stack: Mapping[str, Any]) -> str | None:
     """Return the path that hooks have for the module that a record ends in, which Dynamo keeps by its `id`."""
     found = _ID.match(str(next(reversed(list(stack)))))
-    root = _outermost.module
+    root = _root()
     if found is None or root is None or _core.running_module() is None:
         return None
     number = int(found[0])
@@ -153,7 +154,7 @@ def running() -> str:
 
 def is_one_of_many() -> bool:
     """Say whether the module that runs in this thread has others of its class around it, in the outermost one."""
-    root, path = _outermost.module, running()
+    root, path = _root(), running()
     if root is None or not path:
         return False
     modules = [(plain(name), type(part)) for name, part in root.named_modules()]
@@ -196,17 +197,17 @@ def is_traced() -> bool:
 def _enter(module: torch.nn.Module, _args: Any) -> None:
     if is_traced():
         return
-    outer = _core.running_module()
+    outer = _core.outer_module()
     if outer is None:
-        _outermost.module, _outermost.names = module, _roots.get(module) or {}
-        _core.enter_module("")
+        _outermost.module, _outermost.names = weakref.ref(module), _roots.get(module) or {}
+        _core.enter_module("", module)
         return
     name = _outermost.names.get(id(module))
-    _core.enter_module(_named_anew(module, outer) if name is None else name)
+    _core.enter_module(_named_anew(module, outer) if name is None else name, module)
 
 
 def _named_anew(module: torch.nn.Module, outer: str) -> str:
-    root = _outermost.module
+    root = _root()
     names = {} if root is None else _names_anew(root)
     return names.get(id(module), f"{outer}.{type(module).__name__}".lstrip("."))
 
@@ -216,9 +217,13 @@ def _names_anew(root: torch.nn.Module) -> Mapping[int, str]:
     return found
 
 
-def _leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-    if not is_traced() and _core.leave_module():
-        _outermost.module, _outermost.names = None, {}
+def _leave(module: torch.nn.Module, _args: Any, _output: Any) -> None:
+    if not is_traced():
+        _core.leave_module(module)
+
+
+def _root() -> torch.nn.Module | None:
+    return None if _outermost.module is None else _outermost.module()
 
 
 # Of a module that `.compile()` has compiled, Dynamo runs the hooks by themselves, and would compile them by themselves.

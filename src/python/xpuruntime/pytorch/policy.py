@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime import _core
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import held as holds
@@ -16,15 +19,16 @@ from xpuruntime.pytorch import module_paths
 from xpuruntime.pytorch.capture import plain_graphs
 from xpuruntime.pytorch.held import Held
 from xpuruntime.pytorch.overriding import registry
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
 __all__ = ["InForce", "clear_kernel_policy", "get_kernel_policy", "kernel_policy", "put_in_force", "set_kernel_policy"]
 
-_lock = threading.RLock()
+_lock = fork_lock(threading.RLock)
 
 
 class InForce:
@@ -70,7 +74,93 @@ class InForce:
         self._switches.release()
 
 
+class _Choice:
+    """What holds in one block, or outside of all: what it was entered with, or what was set inside of it since."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Held | None = None) -> None:
+        self.held = held
+
+
+class _Entered(NamedTuple):
+    choice: _Choice
+    loss: _core.OnLoss
+
+
 _in_force: InForce | None = None
+#: What was chosen outside of all blocks, then in each that is entered. The last one holds.
+_chosen: list[_Choice] = [_Choice()]
+#: Of blocks that are gone and were never left: an interruption came before Python called `__exit__`.
+_lost: list[_Choice] = []
+
+
+# All below that changes what is in force runs by `_core.call_aside`: it is done as a whole, whatever interrupts the
+# program. Its parts need not be prepared for an interruption, and take locks that no caller holds.
+def _change(policy: Policy | Held | None) -> None:
+    with _lock, _busy():
+        _forget_lost()
+        put_in_force(policy)
+        _chosen[-1].held = None if _in_force is None else _in_force.held
+
+
+def _enter(policy: Policy | None) -> _Entered:
+    with _lock, _busy():
+        _forget_lost()
+        put_in_force(policy)
+        choice = _Choice(None if _in_force is None else _in_force.held)
+        _chosen.append(choice)
+        return _Entered(choice, _core.OnLoss(functools.partial(_lose, choice)))
+
+
+def _leave(entered: _Entered) -> None:
+    entered.loss.disarm()
+    choice = entered.choice
+    with _lock, _busy():
+        _forget_lost()
+        if choice is not _chosen[-1]:  # others that were entered later go on holding
+            _chosen.remove(choice)
+            return
+        _chosen.pop()
+        _hold_last()
+
+
+def _forget_lost() -> None:
+    """End blocks that nobody can leave any more."""
+    last = _chosen[-1]
+    while _lost:
+        _chosen.remove(_lost.pop())
+    if last is not _chosen[-1]:
+        _hold_last()
+
+
+def _hold_last() -> None:
+    try:
+        put_in_force(_chosen[-1].held)
+    except BaseException:
+        put_in_force(None)
+        raise
+
+
+def _lose(choice: _Choice) -> None:
+    if choice not in _lost:
+        _lost.append(choice)
+    _core.call_aside(_repair)
+
+
+def _repair() -> None:
+    """End blocks that are lost, unless a change goes on, which does it or leaves it to the next one."""
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        if not _changing:
+            with _busy():
+                _forget_lost()
+    finally:
+        _lock.release()
+
+
+_changing = False
 
 
 def put_in_force(policy: Policy | Held | None) -> InForce | None:
@@ -109,6 +199,17 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
         holds.set_global(None if _in_force is None else _in_force.held)
         policy_changed(None if _in_force is None else _in_force.held)
         return before
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    """Keep the garbage collector from changing what is being changed."""
+    global _changing
+    before, _changing = _changing, True
+    try:
+        yield
+    finally:
+        _changing = before
 
 
 def set_kernel_policy(
@@ -155,12 +256,12 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    put_in_force(_policy_of(policy, kernels))
+    _core.call_aside(_change, _policy_of(policy, kernels))
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
-    put_in_force(None)
+    _core.call_aside(_change, None)
 
 
 def get_kernel_policy() -> KernelPolicy | None:
@@ -172,7 +273,12 @@ def get_kernel_policy() -> KernelPolicy | None:
 class kernel_policy:  # noqa: N801 - used like a function
     """Let a policy hold inside a ``with`` block; afterwards the one that held before does.
 
-    It holds in all threads, since backward runs in others: of two blocks in two threads the one entered last holds.
+    It holds in all threads and tasks, since backward runs in other threads: of blocks that overlap, in two threads, two
+    tasks of asyncio or a generator that is suspended inside of one, the one entered last holds until it is left,
+    whichever of the others is left before.
+
+    A block is entered and left as a whole: KeyboardInterrupt, or whatever else a signal handler raises, comes before or
+    after. An interruption that keeps Python from leaving a block at all is made good as soon as the block is gone.
 
     Parameters
     ----------
@@ -192,17 +298,18 @@ class kernel_policy:  # noqa: N801 - used like a function
         **kernels: Any,
     ) -> None:
         self._policy = _policy_of(policy, kernels)
-        self._before: list[Held | None] = []
+        self._entered: list[_Entered] = []
 
+    @_core.shielded
     def __enter__(self) -> KernelPolicy | None:
-        former = put_in_force(self._policy)
-        self._before.append(None if former is None else former.held)
+        self._entered.append(_enter(self._policy))
         return None if self._policy is None else self._policy.kernels
 
+    @_core.shielded
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        put_in_force(self._before.pop())
+        _leave(self._entered.pop())
 
 
 def _policy_of(policy: Any, kernels: dict[str, Any]) -> Policy | None:

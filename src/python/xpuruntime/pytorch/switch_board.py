@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["SWITCHES", "HeldSwitches", "SwitchTakenError", "hold"]
 
-_lock = threading.Lock()
+_lock = fork_lock()
 _precision = torch._C._get_fp32_precision_getter
 _set_precision = torch._C._set_fp32_precision_setter
 

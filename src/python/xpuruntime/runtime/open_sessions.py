@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
+
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["HoldsMemory", "note_bound", "note_open", "open_bindings", "open_sessions", "watch_opened"]
 
-_lock = threading.Lock()
+_lock = fork_lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 _watching: Callable[[Any, Any], None] | None = None

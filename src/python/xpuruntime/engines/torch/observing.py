@@ -128,19 +128,14 @@ class _Watch:
         if self._model.device != "cpu":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         refuse_a_second("what the torch engine observes")
-        profiler = Profiler(activities)
-        profiler.start()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._edges = []
-                self.sizes.begin()
-                self.nodes = step(self._model, tensors, self._around)
-                if self._model.device != "cpu":
-                    torch.cuda.synchronize(self._model.device)
-                    self._edges.append(time.perf_counter())
-        finally:
-            profiler.stop()
+        with Profiler(activities) as profiler, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._edges = []
+            self.sizes.begin()
+            self.nodes = step(self._model, tensors, self._around)
+            if self._model.device != "cpu":
+                torch.cuda.synchronize(self._model.device)
+                self._edges.append(time.perf_counter())
         events = profiler.torch.events()
         if self._edges:
             self.spent.append((self._edges[-1] - self._edges[0]) * 1e6)

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
+from xpuruntime import _core
+from xpuruntime.errors import InputError
 from xpuruntime.ops.decision_log import Decision, decisions
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.explaining.building import build_rows
@@ -24,11 +25,12 @@ from xpuruntime.pytorch.overriding import registry
 from xpuruntime.pytorch.overriding.native import never_compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from xpuruntime.pytorch.explaining.recorder import Seen
 
-__all__ = ["explain", "served_since"]
+__all__ = ["Watch", "explain", "served_since"]
 
 
 class explain:  # noqa: N801 - used like a function
@@ -64,50 +66,55 @@ class explain:  # noqa: N801 - used like a function
     """
 
     def __init__(self) -> None:
-        self._undo = contextlib.ExitStack()
+        self._watch: Watch | None = None
+        self._loss: _core.OnLoss | None = None
 
-    def __enter__(self) -> Explanation:
+    def _check(self) -> None:
         refuse_a_second("explain()")
+
+    def _enter(self) -> Explanation:
         self._found = Explanation()
         self._recorder = CallRecorder(_range)
         self._recorder.note_policy()
         held = current()
         self._policy = None if held is None else held.policy.to_dict()
-        with contextlib.ExitStack() as undo:
-            undo.callback(registry.give_back, registry.require(registry.RUNNING))
-            module_paths.require()
-            undo.callback(module_paths.give_back)
-            for handle in _module_ranges():
-                undo.callback(handle.remove)
-            self._before = decisions()
-            # Threads that the program starts are watched, too, and not only those of autograd.
-            self._profiler = Profiler(
-                record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)
-            )
-            self._profiler.start()
-            undo.callback(calls.watch, calls.watch(self._recorder))
-            self._undo = undo.pop_all()
+        # Threads that the program starts are watched, too, and not only those of autograd.
+        self._watch = Watch(
+            self._recorder,
+            Profiler(record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)),
+        )
+        self._loss = _core.OnLoss(self._watch.abandon)
+        self._before = decisions()
+        self._watch.start()
         return self._found
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._recorder.note_policy()
-        finally:
-            self._undo.pop_all().close()
-            self._stop(error)
+    def _abandon(self) -> None:
+        if self._watch is not None:
+            self._watch.abandon()
+            self._watch = self._loss = None
 
-    def _stop(self, error: BaseException | None) -> None:
+    def _exit(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._watch is None:
+            raise InputError("this explain() is not entered, or its with block has been left already")
+        profiler = self._watch.profiler
+        self._recorder.note_policy()
         try:
-            self._profiler.stop()
-            self._finish(partial=error is not None)
-        except BaseException:
+            try:
+                self._watch.stop()
+            finally:
+                self._abandon()
+            self._finish(profiler, partial=error is not None)
+        except Exception:
             if error is None:  # otherwise the error of the block is the one to be heard
                 raise
 
-    def _finish(self, *, partial: bool) -> None:
-        joined = join(self._profiler.events(), self._recorder.kinds)
+    __enter__ = _core.guarded(_enter, _abandon, _check)
+    __exit__ = _core.guarded(_exit, _abandon)
+
+    def _finish(self, profiler: Profiler, *, partial: bool) -> None:
+        joined = join(profiler.events(), self._recorder.kinds)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
         notes = []
@@ -128,6 +135,46 @@ class explain:  # noqa: N801 - used like a function
         )
 
 
+class Watch:
+    """What is put into PyTorch for a block, and taken away again; `abandon` does it at any point."""
+
+    def __init__(self, recorder: CallRecorder, profiler: Profiler) -> None:
+        self._recorder, self.profiler = recorder, profiler
+        self._undo: list[Callable[[], Any]] = []
+
+    def start(self) -> None:
+        """Put it there."""
+        _core.call_aside(self._install)
+        self.profiler.start()
+        _core.call_aside(self._record)
+
+    def stop(self) -> None:
+        """Take it away, and keep what the profiler has recorded."""
+        _core.call_aside(self._uninstall)
+        self.profiler.stop()
+
+    def abandon(self) -> None:
+        """Take away whatever of it is there. Idempotent."""
+        _core.call_aside(self._uninstall)
+        self.profiler.abandon()
+
+    def _install(self) -> None:
+        undo = self._undo
+        ops = registry.require(registry.RUNNING)
+        undo.append(lambda: registry.give_back(ops))
+        module_paths.require()
+        undo.append(module_paths.give_back)
+        undo += [handle.remove for handle in _module_ranges()]
+
+    def _record(self) -> None:
+        before = calls.watch(self._recorder)
+        self._undo.append(lambda: calls.watch(before))
+
+    def _uninstall(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
 def served_since(before: tuple[Decision, ...]) -> list[Decision]:
     """Return the decisions of the core that have served calls since `before` was taken."""
     now = decisions()
@@ -143,7 +190,13 @@ def _range(seen: Seen) -> Any:
 
 class _Open(threading.local):
     def __init__(self) -> None:
-        self.ranges: list[Any] = []
+        #: Each with how many modules run inside of it.
+        self.ranges: list[tuple[int, Any]] = []
+
+    def close(self, most: int) -> None:
+        """Leave ranges of modules that have ended: PyTorch calls no hook after an interruption."""
+        while self.ranges and self.ranges[-1][0] > most:
+            self.ranges.pop()[1].__exit__(None, None, None)
 
 
 def _module_ranges() -> list[Any]:
@@ -154,13 +207,15 @@ def _module_ranges() -> list[Any]:
     def enter(_module: Any, _args: Any) -> None:
         if module_paths.is_traced():
             return
-        opened = _RecordFunctionFast(f"{MODULE}{module_paths.running()}")
+        path, number = module_paths.running(), _core.running_modules()
+        open_.close(number - 1)
+        opened = _RecordFunctionFast(f"{MODULE}{path}")
         opened.__enter__()
-        open_.ranges.append(opened)
+        open_.ranges.append((number, opened))
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
-        if not module_paths.is_traced() and open_.ranges:
-            open_.ranges.pop().__exit__(None, None, None)
+        if not module_paths.is_traced():
+            open_.close(_core.running_modules())
 
     return [
         torch_module.register_module_forward_pre_hook(enter),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler as _autograd_profiler
 
+from xpuruntime import _core
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def default_activities() -> list[Any]:
 class Profiler:
     """`torch.profiler.profile`, which holds everything between `start` and `stop`, kernels that are under way included.
 
+    As a context manager it starts, stops, and abandons itself.
+
     Parameters
     ----------
     activities : iterable of torch.profiler.ProfilerActivity, optional
@@ -60,22 +63,50 @@ class Profiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         chosen = default_activities() if activities is None else list(activities)
         self.torch = torch.profiler.profile(activities=chosen, **options)
+        self._runs = False
+        self._filters: Any = None
 
     def start(self) -> None:
-        """Start it; kernels that were started before are waited for."""
+        """Start it; kernels that were started before are waited for. `abandon` it where this is interrupted."""
         _finish_kernels()
+        self._filters = warnings.filters
+        self._runs = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.torch.start()
 
     def stop(self) -> None:
-        """Wait for the kernels that are under way, and stop."""
+        """Wait for the kernels that are under way, and stop. `abandon` it where this is interrupted."""
         try:
             _finish_kernels()
         finally:
+            self._filters = warnings.filters
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.torch.stop()
+        self._runs = False
+
+    def abandon(self) -> None:
+        """Leave PyTorch without a profiler, at whatever point `start` or `stop` was interrupted. Idempotent."""
+        if not self._runs:
+            return
+        if self._filters is not None and warnings.filters is not self._filters:
+            warnings.filters = self._filters
+            warnings._filters_mutated()  # type: ignore[attr-defined]
+        if torch._C._autograd._profiler_enabled():
+            torch._C._autograd._disable_profiler()
+        _autograd_profiler._set_is_profiler_enabled(False)
+        self._runs = False
+
+    def _enter(self) -> Profiler:
+        self.start()
+        return self
+
+    def _exit(self, *_: object) -> None:
+        self.stop()
+
+    __enter__ = _core.guarded(_enter, abandon)
+    __exit__ = _core.guarded(_exit, abandon)
 
     def events(self) -> list[Any]:
         """Return everything that was recorded, as kineto has it; times are nanoseconds since the epoch."""

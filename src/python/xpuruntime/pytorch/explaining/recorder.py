@@ -175,13 +175,14 @@ class CallRecorder:
         if (depth.value and (route is None or route.source == "default")) or measuring() or _tracing():
             return run(*args, **kwargs)
         seen = self._kind(name, op, route, args, kwargs)
-        depth.value += 1
         begun = time.time_ns() if not seen.count else 0
+        outside = depth.value
         try:
+            depth.value = outside + 1
             with self._range_of(seen):
                 result = run(*args, **kwargs)
         finally:
-            depth.value -= 1
+            depth.value = outside
         with self._lock:
             if begun and not seen.count:
                 seen.first_ns, seen.first_duration_ns = begun, time.time_ns() - begun

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.pytorch.overriding.native import ALIASES
 from xpuruntime.pytorch.overriding.undisturbed import find_out
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kernel",
-    "count_thread",
+    "add_thread",
+    "drop_thread",
     "forget",
     "gate",
     "is_own",
@@ -47,12 +48,12 @@ __all__ = [
     "why_not_plain",
 ]
 
-_lock = threading.Lock()
+_lock = fork_lock()
 _routes: dict[Any, Any] | None = None
 _circumstances: Callable[[], tuple[str, str]] | None = None
 _phases = False
 _modules = False
-_threads = 0
+_threads: set[int] = set()
 _watched = False
 
 
@@ -315,11 +316,17 @@ def set_policy(
         _tell()
 
 
-def count_thread(step: int) -> None:
-    """Say that one thread more, or less, has a policy of its own."""
-    global _threads
+def add_thread(who: object) -> None:
+    """Say that a thread has a policy of its own, until `drop_thread` with the same object. Idempotent, as that."""
     with _lock:
-        _threads += step
+        _threads.add(id(who))
+        _tell()
+
+
+def drop_thread(who: object) -> None:
+    """Undo `add_thread`."""
+    with _lock:
+        _threads.discard(id(who))
         _tell()
 
 
@@ -332,4 +339,4 @@ def set_watched(watched: bool) -> None:
 
 
 def _tell() -> None:
-    _core.set_gates(_routes, _watched or _threads > 0, _circumstances, _phases, _modules)
+    _core.set_gates(_routes, _watched or bool(_threads), _circumstances, _phases, _modules)

@@ -27,6 +27,7 @@ from xpuruntime.pytorch.overriding.native import (
     never_compiled,
     qualified,
 )
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +51,7 @@ _MODULES = {
 #: compiled alone, which would be compiled anew for it.
 RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention"))
 
-_lock = threading.RLock()
+_lock = fork_lock(threading.RLock)
 _users: dict[str, int] = {}
 _placed: dict[str, list[InPlace]] = {}
 _quiet = False

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime import _core
+from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
-from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.explaining.block import served_since
+from xpuruntime.pytorch import module_paths
+from xpuruntime.pytorch.explaining.block import Watch, served_since
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explaining.recorder import CallRecorder
 from xpuruntime.pytorch.held import current
@@ -87,51 +87,77 @@ class profile:  # noqa: N801 - used like a function
         self._target = None if export_chrome_trace is None else trace_path(export_chrome_trace)
         self._activities = None if activities is None else list(activities)
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
-        self._undo = contextlib.ExitStack()
+        self._watch: _Watch | None = None
+        self._loss: _core.OnLoss | None = None
 
-    def __enter__(self) -> Any:
+    def _check(self) -> None:
         if self._target is not None:
             check_trace(self._target)
         refuse_a_second("profile()")
+
+    def _enter(self) -> Any:
         self._recorder = CallRecorder(_range)
         self._marks = Marks()
         held = current()
         self._policy = None if held is None else held.policy
         self._before = decisions()
-        self._profiler = Profiler(self._activities, **self._options)
-        with contextlib.ExitStack() as undo:
-            module_paths.require()
-            undo.callback(module_paths.give_back)
-            self._profiler.start()
-            undo.callback(watch_marks, watch_marks(self._marks))
-            undo.callback(calls.watch, calls.watch(self._recorder))
-            self._undo = undo.pop_all()
-        return self._profiler.torch
+        self._watch = _Watch(self._recorder, Profiler(self._activities, **self._options), self._marks)
+        self._loss = _core.OnLoss(self._watch.abandon)
+        self._watch.start()
+        return self._watch.profiler.torch
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def _abandon(self) -> None:
+        if self._watch is not None:
+            self._watch.abandon()
+            self._watch = self._loss = None
+
+    def _exit(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._undo.pop_all().close()
+        if self._watch is None:
+            raise InputError("this profile() is not entered, or its with block has been left already")
+        profiler = self._watch.profiler
         try:
             text = "null" if self._policy is None else dumps(self._policy.to_dict(), "json")
-            self._profiler.torch.add_metadata_json("xpuruntime_policy", text)
-            self._profiler.stop()
+            try:
+                profiler.torch.add_metadata_json("xpuruntime_policy", text)
+                self._watch.stop()
+            finally:
+                self._abandon()
             if self._target is not None:
-                self._write(self._target)
+                self._write(profiler, self._target)
         except Exception as failure:
             if error is None:
                 raise
             msg = f"the block failed, and so did its profile: {failure}"
             warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
-    def _write(self, target: Path) -> None:
+    __enter__ = _core.guarded(_enter, _abandon, _check)
+    __exit__ = _core.guarded(_exit, _abandon)
+
+    def _write(self, profiler: Profiler, target: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".xpuruntime-trace-", dir=target.parent) as folder:
             raw = Path(folder) / "trace.json"
             try:
-                self._profiler.torch.export_chrome_trace(str(raw))
+                profiler.torch.export_chrome_trace(str(raw))
             except (OSError, RuntimeError) as error:
                 raise cannot_write(target, error) from error
             merge_trace(raw, target, self._recorder.kinds, served_since(self._before), self._marks.taken)
+
+
+class _Watch(Watch):
+    def __init__(self, recorder: CallRecorder, profiler: Profiler, marks: Marks) -> None:
+        super().__init__(recorder, profiler)
+        self._marks = marks
+
+    def _install(self) -> None:
+        module_paths.require()
+        self._undo.append(module_paths.give_back)
+
+    def _record(self) -> None:
+        before = watch_marks(self._marks)
+        self._undo.append(lambda: watch_marks(before))
+        super()._record()
 
 
 def _range(seen: Seen) -> Any:

@@ -64,6 +64,10 @@ class KinetoRecording:
         finally:
             self._profiler.stop()
 
+    def abandon(self) -> None:
+        """See `Profiler.abandon`."""
+        self._profiler.abandon()
+
     def added_to(self, recording: Recording) -> Recording:
         """Return a recording of ranges with the work of devices and PyTorch's operators added."""
         work, calls, operators, dropped = read(self._profiler.events(), self._limit)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Process forks: what a child of `os.fork` may do with models that were loaded before it.
+
+The child has a copy of the memory and one thread: threads of engines are not there. What waits for one of them waits
+for ever, and so does what ends a native model, which joins its threads, and what libraries do when the process exits. So
+a child never ends such a model: it is kept until the process is gone, which then exits as `os._exit` does once Python
+has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xpuruntime import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Forks", "fork_lock", "keep_in_child", "reset_in_child"]
+
+
+class Forks(Protocol):
+    """What a child of a fork has to treat otherwise."""
+
+    def in_child(self) -> None:
+        """Begin anew, in the child, before anything else runs there."""
+
+
+_kept: weakref.WeakSet[Any] = weakref.WeakSet()
+_reset: weakref.WeakSet[Forks] = weakref.WeakSet()
+_locks: list[Any] = []
+
+
+def keep_in_child(model: Any) -> None:
+    """Have a child never drop an object; there its attribute ``forked`` is true."""
+    _kept.add(model)
+
+
+def reset_in_child(one: Forks) -> None:
+    """Have `in_child` called in a child."""
+    _reset.add(one)
+
+
+def fork_lock(make: Callable[[], Any] = threading.Lock) -> Any:
+    """Return a lock of a module that is free in a child, whoever held it when the process was forked."""
+    lock = make()
+    _locks.append(lock)
+    return lock
+
+
+def _in_child() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()
+    models = list(_kept)
+    if models:
+        _core.skip_exit_handlers()
+    for model in models:
+        _core.keep_forever(model)
+        model.forked = True
+    for one in list(_reset):
+        one.in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
