@@ -5,20 +5,22 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import msgspec
 
-from xpuruntime.engines.run_threads import RunThreads
+from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.runtime.forking import fork_lock, keep_in_child
 from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from typing_extensions import Self
 
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
@@ -158,7 +160,7 @@ class Binding(ABC):
 
 
 #: Held while a model gets its threads.
-_MAKING = threading.Lock()
+_MAKING = fork_lock()
 #: Threads that run one model asynchronously, at most.
 _THREADS = 4
 
@@ -167,6 +169,15 @@ class LoadedModel(ABC):
     """A model loaded by one engine, ready to run. Safe to call from many threads."""
 
     _threads: RunThreads | None = None
+    #: Whether this is a child of the process that loaded the model: threads of the engine are missing, and the native
+    #: model is never ended.
+    forked: bool = False
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make a model that children of this process keep."""
+        made = super().__new__(cls)
+        keep_in_child(made)
+        return made
 
     @abstractmethod
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -183,19 +194,22 @@ class LoadedModel(ABC):
         the future is done at once: there `run` only queues the work, in the order of the caller's stream.
         """
         if stream is not None or _on_device(feeds):
-            done: Future[dict[str, Any]] = Future()
+            done: Future[dict[str, Any]] = RunFuture()
             done.set_running_or_notify_cancel()
             try:
                 done.set_result(seen(self, "run")(feeds, stream))
             except Exception as error:
                 done.set_exception(error)
             return done
+        threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
+        return threads.submit(seen(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
+
+    def run_threads(self, count: int) -> RunThreads:
+        """Return the threads that run this model asynchronously; the first call says how many, at most."""
         with _MAKING:
             if self._threads is None:
-                count = max(1, min(_THREADS, os.cpu_count() or 1))
                 self._threads = RunThreads(count)
-            threads = self._threads
-        return threads.submit(seen(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
+            return self._threads
 
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""

@@ -4,26 +4,100 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime import _core
+from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.runtime.forking import reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINGER", "RunThreads"]
+__all__ = ["LINGER", "RunFuture", "RunThreads", "cancel", "lost_in_fork"]
 
 #: Seconds that a thread stays when there is nothing to do.
 LINGER = 0.25
 
 
+class _Condition(threading.Condition):
+    """A condition whose lock is taken and given back in one step.
+
+    `threading.Condition` does it in methods of Python: KeyboardInterrupt inside of one leaves the lock taken for good,
+    and the thread that has the result waits for it.
+    """
+
+    @property
+    def __enter__(self) -> Any:  # type: ignore[override]
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Any:  # type: ignore[override]
+        return self._lock.__exit__
+
+
+class RunFuture(Future[dict[str, Any]]):
+    """A future of a run, for which a program may wait and be interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """Return the result, or raise what the run has raised; see `concurrent.futures.Future.result`."""
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the run has raised, if anything; see `concurrent.futures.Future.exception`."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        waiter = threading.Lock()  # of this call alone, so that an interruption leaves nothing taken
+        waiter.acquire()
+
+        def wake(_: Any) -> None:
+            waiter.release()
+
+        self.add_done_callback(wake)
+        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))):
+            with self._condition:
+                callbacks: list[Any] = vars(self)["_done_callbacks"]
+                if wake in callbacks:
+                    callbacks.remove(wake)
+            if not self.done():
+                raise TimeoutError
+
+    def lose(self) -> None:
+        """In a child of a fork: say that nobody there will have the result."""
+        self._condition = _Condition()
+        if not self.done():
+            self.set_exception(lost_in_fork())
+
+
+def lost_in_fork() -> EngineError:
+    """Return the error of a run that a fork has cut off from its threads."""
+    return EngineError(
+        "this run was started before the process was forked, and the threads that run it are in the parent. "
+        "Fix: start it again in this process"
+    )
+
+
+def cancel(future: Future[Any]) -> None:
+    """Cancel what has not begun, and report that to those who wait with `concurrent.futures.wait`, too."""
+    if future.cancel():
+        future.set_running_or_notify_cancel()
+
+
 class _Job:
     def __init__(self, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
-        self.future: Future[dict[str, Any]] = Future()
+        self.future = RunFuture()
 
 
 class RunThreads:
@@ -31,7 +105,8 @@ class RunThreads:
 
     Threads start when there is work and end soon after there is none, so that nothing has to be stopped, and nothing
     but the work keeps the model alive. Unlike the executors of the standard library, what `close` cancels is also
-    reported to those who wait for it with `concurrent.futures.wait`.
+    reported to those who wait for it with `concurrent.futures.wait`, and an interruption of whoever submits or waits
+    leaves the queue as it was. In a child of a fork it begins anew: jobs of before fail there.
 
     Parameters
     ----------
@@ -41,10 +116,15 @@ class RunThreads:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._waiting: deque[_Job] = deque()
-        self._changed = threading.Condition()
-        self._threads = self._idle = 0
+        self._running: set[_Job] = set()
         self._open = True
+        self._begin()
+        reset_in_child(self)
+
+    def _begin(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._idle = 0
 
     def submit(self, call: Callable[..., dict[str, Any]], *arguments: Any) -> Future[dict[str, Any]]:
         """Call ``call(*arguments)`` in one of the threads.
@@ -54,41 +134,91 @@ class RunThreads:
         XpuRuntimeError
             After `close`.
         """
+        if not self._open:
+            raise XpuRuntimeError("this session is closed; open a new InferenceSession")
         job = _Job(call, arguments)
-        with self._changed:
-            if not self._open:
-                raise XpuRuntimeError("this session is closed; open a new InferenceSession")
-            self._waiting.append(job)
-            if self._idle >= len(self._waiting):
-                self._changed.notify()
-            elif self._threads < self._count:
-                self._threads += 1
-                threading.Thread(target=self._work, name="xpuruntime-run").start()
+        self._jobs.put(job)
+        if self._lacks_threads():
+            _core.call_aside(self._grow)
+        if not self._open:  # closed meanwhile
+            self.close()
         return job.future
 
     def close(self) -> None:
         """Cancel what has not begun. What runs finishes."""
-        with self._changed:
-            self._open = False
-            waiting, self._waiting = self._waiting, deque()
-            self._changed.notify_all()
-        for job in waiting:
-            job.future.cancel()
-            job.future.set_running_or_notify_cancel()
+        self._open = False
+        _core.call_aside(self._cancel_waiting)
+
+    def in_child(self) -> None:
+        """Fail what the threads had to do; see `xpuruntime.runtime.forking`."""
+        lost = [*self._running]
+        while self._jobs.qsize():
+            job = self._jobs.get_nowait()
+            lost += [] if job is None else [job]
+        self._running = set()
+        self._begin()
+        for one in lost:
+            one.future.lose()
+
+    def _lacks_threads(self) -> bool:
+        with self._lock:
+            return self._jobs.qsize() > self._idle and self._threads < self._count
+
+    def _grow(self) -> None:
+        """Start one more thread where that is needed. Never in a thread that may be interrupted."""
+        with self._lock:
+            if self._jobs.qsize() <= self._idle or self._threads >= self._count:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._work, name="xpuruntime-run", daemon=False).start()
+        except BaseException:
+            with self._lock:
+                self._threads -= 1
+            raise
+
+    def _cancel_waiting(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                cancel(job.future)
+        with self._lock:
+            idle = self._idle
+        for _ in range(idle):
+            self._jobs.put(None)
 
     def _next(self) -> _Job | None:
-        with self._changed:
-            if not self._waiting:
-                self._idle += 1
-                self._changed.wait_for(lambda: bool(self._waiting) or not self._open, LINGER)
-                self._idle -= 1
-            if self._waiting:
-                return self._waiting.popleft()
-            self._threads -= 1
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                job = self._wait()
+            if job is not None:
+                if self._lacks_threads():  # it was taken for one that is idle
+                    self._grow()
+                return job
+            with self._lock:
+                if not self._jobs.qsize():
+                    self._threads -= 1
+                    return None
+
+    def _wait(self) -> _Job | None:
+        with self._lock:
+            self._idle += 1
+        try:
+            return self._jobs.get(timeout=LINGER)
+        except queue.Empty:
             return None
+        finally:
+            with self._lock:
+                self._idle -= 1
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
+            self._running.add(job)
             if job.future.set_running_or_notify_cancel():
                 try:
                     answer = job.call(*job.arguments)
@@ -98,4 +228,5 @@ class RunThreads:
                 else:
                     job.future.set_result(answer)
                     del answer
+            self._running.discard(job)
             del job

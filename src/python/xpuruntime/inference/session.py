@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.feeds import check_mapping
 from xpuruntime.engines.registry import default_registry
@@ -320,11 +321,15 @@ class InferenceSession:
 
     def close(self) -> None:
         """Release the model. Idempotent; running afterwards raises."""
+        _core.call_aside(self._close)
+
+    def _close(self) -> None:
         loaded, self._loaded = self._loaded, None
         self.run = closed
         if loaded is not None:
             loaded.stop_async()
-            loaded.close()
+            if not loaded.forked:
+                loaded.close()
 
     def _open(self) -> LoadedModel:
         if self._loaded is None:

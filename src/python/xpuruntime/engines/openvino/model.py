@@ -15,7 +15,6 @@ from xpuruntime.engines.feeds import refuse_stream
 from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.integers import WIDE, check_range
-from xpuruntime.engines.openvino.requests import RequestQueue
 from xpuruntime.engines.openvino.slots import SlotPool, port_order
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -64,7 +63,7 @@ class OpenVinoModel(HostModel):
         self._failed = functools.partial(_failure, info.path, device)
         #: Position and name of inputs whose values are looked at.
         self.wide = tuple((i, t.name) for i, t in enumerate(info.inputs) if t.dtype in WIDE)
-        self._queue = RequestQueue(self._pool, self._failed, _side_by_side(compiled))
+        self._side_by_side = _side_by_side(compiled)
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
@@ -117,7 +116,7 @@ class OpenVinoModel(HostModel):
         return super().run(feeds, stream)
 
     def run_async(self, feeds: Mapping[str, Any], stream: Any = None) -> Future[dict[str, Any]]:
-        """Start a request of OpenVINO's; see `InferenceSession.run_async`."""
+        """Check, and run in a thread, as many side by side as OpenVINO runs well; see `InferenceSession.run_async`."""
         if self._handle is None:
             closed()
         if self._extended:
@@ -128,10 +127,11 @@ class OpenVinoModel(HostModel):
         arrays = self._in_order(ready)
         names = self._outputs
 
-        def finish(results: Sequence[Any]) -> dict[str, Any]:
+        def run() -> dict[str, Any]:
+            results = self._infer(ready, arrays)
             return {name: from_host(value, kind) for name, value in zip(names, results, strict=True)}
 
-        return self._queue.submit(arrays, finish)
+        return self.run_threads(self._side_by_side).submit(run)
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
@@ -144,17 +144,13 @@ class OpenVinoModel(HostModel):
     def close(self) -> None:
         """Drop the compiled model; requests that run finish first, those that wait are cancelled."""
         super().close()
-        self._queue.close()
         self._pool.close()
 
-    def stop_async(self) -> None:
-        """Cancel the asynchronous runs that have not begun."""
-        self._queue.close()
-        super().stop_async()
-
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
-        arrays = self._in_order(ready)
         del handle  # the slots hold it
+        return self._infer(ready, self._in_order(ready))
+
+    def _infer(self, ready: Mapping[str, Any], arrays: Sequence[Any]) -> Sequence[Any]:
         slot = self._pool.take()
         try:
             results = slot.run(arrays, tuple(ready[info.name].shape for info in self._info.inputs))
