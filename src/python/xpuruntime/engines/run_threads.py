@@ -29,12 +29,14 @@ class _Condition(threading.Condition):
     and the thread that has the result waits for it.
     """
 
+    _lock: Any
+
     @property
-    def __enter__(self) -> Any:  # type: ignore[override]
+    def __enter__(self) -> Any:
         return self._lock.__enter__
 
     @property
-    def __exit__(self) -> Any:  # type: ignore[override]
+    def __exit__(self) -> Any:
         return self._lock.__exit__
 
 
