@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python" / "xpuruntime"
 
 #: The rooms in order: each may import those before it. `errors` is for all; `testing` imports what it tests.
-ORDER = ("policies", "runtime", "evidence", "engines", "planning", "inference", "tuning", "demo", "cli")
+ORDER = ("files", "policies", "runtime", "evidence", "engines", "planning", "inference", "tuning", "demo", "cli")
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
-ALLOWED["policies"] = set()
-ALLOWED["ops"] = {"policies", "runtime", "evidence"}
-ALLOWED["pytorch"] = {"policies", "runtime", "evidence", "ops"}
-ALLOWED["distributed"] = {"policies", "runtime", "evidence"}
+ALLOWED["policies"] = {"files"}
+ALLOWED["ops"] = {"files", "policies", "runtime", "evidence"}
+ALLOWED["pytorch"] = {"files", "policies", "runtime", "evidence", "ops"}
+ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}

@@ -149,12 +149,10 @@ def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tempfile
-
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr("pathlib.Path.mkdir", refused)
     monkeypatch.setattr("xpuruntime.cli.opening.open_session", lambda *_, **__: pytest.fail("it was run"))
     for command, option in (("explain", "--output"), ("explain", "--html"), ("profile", "--trace")):
         result = xrt(command, digits, "--device", "cpu", option, tmp_path / "x.json")

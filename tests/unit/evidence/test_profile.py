@@ -154,12 +154,11 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_reason(tmp_path: Pat
 
 def test_a_folder_without_the_right_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that belongs to somebody else: tests may run as root, who may write anywhere."""
-    from xpuruntime.evidence.traces import trace_file as module
 
-    def refused(**_: Any) -> Any:
+    def refused(*_: Any, **__: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr("pathlib.Path.mkdir", refused)
     with pytest.raises(InputError, match="Permission denied"):
         check_trace(tmp_path / "t.json")
 

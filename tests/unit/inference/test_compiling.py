@@ -258,7 +258,7 @@ def test_a_folder_that_is_there_is_not_overwritten_unasked(artifact: xrt.Artifac
     assert {p.name: p.stat().st_mtime_ns for p in artifact.folder.iterdir()} == before
     again = xrt.compile_model(MODEL, artifact.folder, device="cpu", precision="fp32", overwrite=True)
     assert again.manifest.policy != artifact.manifest.policy
-    assert sorted(p.name for p in artifact.folder.parent.iterdir()) == [".digits.xrt.lock", "digits.xrt"]
+    assert sorted(p.name for p in artifact.folder.parent.iterdir()) == ["digits.xrt"]
 
 
 def test_who_cannot_compile_says_so(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_who_cannot_compile_says_so(tmp_path: Path) -> None:
         pytest.raises(xrt.UnsupportedOperationError, match="the engine null makes no compiled artifact"),
     ):
         session.save_compiled(tmp_path / "m.xrt")
-    assert [p.name for p in tmp_path.iterdir()] == [".m.xrt.lock"]
+    assert [p.name for p in tmp_path.iterdir()] == []
     session = xrt.InferenceSession(MODEL, device="cpu")
     session.close()
     with pytest.raises(xrt.XpuRuntimeError, match="closed"):
@@ -311,7 +311,7 @@ def test_an_engine_that_wrote_nothing_is_caught(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(engine, "compile", forgetful)
     with pytest.raises(xrt.EngineError, match=r"slow did not write 'model\.bin'.*is the disk full"):
         xrt.compile_model(MODEL, tmp_path / "m.xrt", engine="slow", registry=engine.registry())
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".m.xrt.lock", "log"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log"]
 
 
 def test_the_model_file_may_change_after_it_was_compiled(tmp_path: Path) -> None:

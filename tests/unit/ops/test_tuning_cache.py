@@ -71,12 +71,7 @@ def test_a_stale_entry_is_dropped_and_said(cache: TuningCache, validators: dict,
     [
         "",
         "{",
-        "nonsense",
-        "[]",
-        "{}",
-        '{"schema": 3, "entries": {}}',
         '{"schema": "xpuruntime.tuning/1", "entries": [1]}',
-        '{"schema": "something/1", "entries": {}}',
         '{"schema": "xpuruntime.tuning/0", "entries": {}}',
         "\x00" * 100,
     ],
@@ -91,6 +86,20 @@ def test_a_damaged_file_is_said_and_replaced(cache: TuningCache, text: str) -> N
     assert "begun anew" in note
     assert cache.find("k", VALID) == (entry(), "")
     assert TuningCache(cache.path).find("k", VALID) == (entry(), "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nonsense", "[]", "{}", '{"schema": 3, "entries": {}}', '{"schema": "something/1", "entries": {}}', "\x08\x0a"],
+)
+def test_another_file_under_the_name_is_never_replaced(cache: TuningCache, text: str) -> None:
+    """The name comes from an environment variable, and may be that of a model or of a user's notes by mistake."""
+    cache.path.parent.mkdir(mode=0o700)
+    cache.path.write_text(text)
+    for note in (cache.find("k", VALID)[1], cache.put("k", entry())):
+        assert "it is no tuning cache, and stays as it is" in note
+        assert str(cache.path) in note
+    assert cache.path.read_text() == text
 
 
 def test_a_file_cut_at_any_place(cache: TuningCache) -> None:
@@ -169,7 +178,7 @@ def test_a_full_disk(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "No space left" in cache.put("l", entry())
     monkeypatch.undo()
     assert cache.find("k", VALID) == (entry(), "")
-    assert sorted(path.name for path in cache.path.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
+    assert sorted(path.name for path in cache.path.parent.iterdir()) == ["tuning.json"]
 
 
 def test_who_holds_the_lock_too_long(cache: TuningCache) -> None:

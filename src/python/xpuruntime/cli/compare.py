@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from xpuruntime.cli.choice import Choice
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -70,10 +71,13 @@ def compare(
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.opening import prepare
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.inference import compare_engines
 
     check_target("--html", html)
+    choice = Choice(policy=policy, device=device, precision=precision, calibration=calibration)
+    check_outputs({"--html": html}, model, choice, input)
     given = prepare(model, input, dim)[1].arrays if input or dim else None
     with working("comparing", as_json=json):
         found = compare_engines(

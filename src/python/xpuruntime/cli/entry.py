@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import warnings
@@ -23,6 +24,7 @@ __all__ = ["main", "run"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
     _open_closed_streams()
+    _escape_what_streams_lack()
     raise SystemExit(int(run(sys.argv[1:] if argv is None else argv)))
 
 
@@ -123,6 +125,13 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - lives as long as we do
+
+
+def _escape_what_streams_lack() -> None:
+    """Write letters that the encoding of a stream lacks as escapes, as in a locale that is not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:

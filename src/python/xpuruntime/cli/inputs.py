@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,11 +118,11 @@ def _load(path: str) -> Any:
     import numpy as np
 
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             loaded = np.load(file, allow_pickle=False)
             return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (ValueError, EOFError, KeyError) as error:
         raise InputError(f"{path} is no .npy or .npz file of plain arrays: {error}") from error
     except Exception as error:  # zipfile and zlib raise their own classes for damaged archives

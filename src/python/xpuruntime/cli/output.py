@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:
@@ -20,14 +23,29 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "error_line", "print_and_save", "print_json", "print_plain", "print_thing", "progress", "working"]
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON on stdout. `value` may be JSON text already."""
-    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str)
-    text = text if isinstance(text, str) else text.decode()
-    sys.stdout.write(printable(msgspec.json.format(text, indent=2)) + "\n")
+    """Print a value as indented JSON on stdout: UTF-8, or ASCII with escapes where stdout has another encoding.
+
+    `value` may be JSON text already.
+    """
+    text = printable(value) if isinstance(value, str) else json_bytes(value, enc_hook=str).decode()
+    shown = printable(msgspec.json.format(text, indent=2)) + "\n"
+    if not _is_utf8(sys.stdout):
+        shown = _BEYOND_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], shown)
+        binary = getattr(sys.stdout, "buffer", None)
+        if binary is not None:
+            sys.stdout.flush()
+            binary.write(shown.encode("ascii"))
+            return
+    sys.stdout.write(shown)
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def print_plain(text: str) -> None:

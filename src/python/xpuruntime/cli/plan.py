@@ -96,6 +96,7 @@ def explain(
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
 
     check_target("--output", output)
@@ -109,6 +110,7 @@ def explain(
         }
         return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, as_json=json)
     model = models[0]
+    check_outputs({"--output": output, "--html": html}, model, choice, input)
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim)

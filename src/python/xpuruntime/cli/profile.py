@@ -43,12 +43,14 @@ def profile(
     """
     from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
+    from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.errors import InputError
     from xpuruntime.evidence.traces.trace_file import check_trace
     from xpuruntime.inference import profile as profiling
 
     if trace is not None:
         check_trace(trace)
+        check_outputs({"--trace": trace}, model, choice, input)
     elif nodes:
         raise InputError("--nodes are nodes in the trace, and none is written: give --trace FILE, or leave --nodes out")
     prof = profiling()

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import os
 import re
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.report import MAX_REPORT
+from xpuruntime.files.conflicts import refuse_overwriting
+from xpuruntime.files.paths import kind_of, reason_of, user_path
+from xpuruntime.files.reading import open_regular
+from xpuruntime.files.writing import check_writable
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
@@ -35,17 +39,14 @@ def check_target(option: str, path: str | None) -> None:
     """
     if path is None:
         return
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
+    target = user_path(path, option)
+    if kind_of(target) == "folder" or kind_of(target.parent) != "folder":
         raise InputError(f"{option} {path}: the folder '{target.parent}' is not there, or the name is a folder")
-    if target.exists() and not target.is_file():  # a device or a pipe, which is written to
-        return
     try:
-        with tempfile.TemporaryFile(prefix=".xpuruntime-", dir=target.resolve().parent):
-            pass
+        check_writable(target)
     except OSError as error:
         raise InputError(
-            f"{option} {path}: nothing can be written there: {error.strerror or error}. Give a path in a folder that "
+            f"{option} {path}: nothing can be written there: {reason_of(error)}. Give a path in a folder that "
             "is writable and has room"
         ) from error
 
@@ -74,7 +75,7 @@ def given_reports(paths: Sequence[str]) -> bool:
         )
     for path, schema in zip(paths, schemas, strict=True):
         if schema is None:
-            what = "is no report of ours" if Path(path).is_file() else "is no file"
+            what = "is no report of ours" if kind_of(path) == "file" else "is no file"
             raise InputError(
                 f"two arguments of explain are two saved reports, and '{path}' {what}: it is no JSON object "
                 f'with "schema": "{_REPORT}...". Give what `xrt explain MODEL --json` printed, or one model alone'
@@ -118,6 +119,7 @@ def show_reports(
         raise InputError(
             f"{', '.join(given)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
         )
+    refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
     if len(paths) == 1:
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")
@@ -133,14 +135,17 @@ def show_reports(
 def _schema(path: str) -> str | None:
     """Return the schema in the header of a JSON file of ours, or ``None``: a model, a folder, anything else."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD)
             found = _HEADER.match(head)
             if found is not None:
                 return found[1].decode()
             if not head.lstrip(_BLANK).startswith(b"{"):
                 return None
-            schema = decode_json(head + file.read(), _Header).schema
+            rest = os.fstat(file.fileno()).st_size - len(head)
+            if rest > MAX_REPORT:
+                return None
+            schema = decode_json(head + file.read(max(rest, 0)), _Header).schema
     except (OSError, msgspec.MsgspecError):
         return None
     return schema if schema.startswith("xpuruntime.") else None

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import zipfile
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.cli.reports import check_target
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import user_path
+from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ def check_output_path(path: str | None, names: int) -> None:
     """
     if path is None:
         return
-    target = Path(path)
+    target = user_path(path, "--output")
     if target.suffix not in {".npz", ".npy"}:
         raise InputError(f"--output {path}: the name must end in .npz, or .npy for a model with one output")
     if target.suffix == ".npy" and names != 1:
@@ -79,30 +79,39 @@ def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
 
     Raises
     ------
+    InputError
+        An output is no array.
     OSError
     """
     import numpy as np
 
-    target = Path(path)
+    arrays = {name: _plain(name, value) for name, value in outputs.items()}
+
+    def write(file: IO[bytes]) -> None:
+        if not path.endswith(".npz"):
+            np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # as np.savez, which takes no array called "file"
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    replace_file(path, write, private=False)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an output as an array that a file can hold; text as NumPy's own."""
+    import numpy as np
+
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:  # it names the temporary file, which nobody asked for
-        raise OSError(error.errno, error.strerror, str(target)) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if target.suffix == ".npz":
-                np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in outputs.items()})
-            else:
-                np.save(file, np.asarray(next(iter(outputs.values()))), allow_pickle=False)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and not error.filename:  # a full disk names no file
-            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-        raise
+        array = np.asarray(value)
+        if array.dtype == object:
+            if not all(isinstance(one, str) for one in array.flat):
+                raise ValueError("it holds Python objects")
+            array = array.astype(np.str_)
+    except ValueError as error:
+        raise InputError(f"the output {name!r} cannot be written as an array: {error}; leave --output out") from None
+    return array
 
 
 def _summary(value: Any) -> ArraySummary:

@@ -34,8 +34,10 @@ def run(
 
     from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
+    from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
 
+    check_outputs({"--output": output}, model, choice, input)
     info, feeds = prepare(model, input, dim)
     check_output_path(output, len(info.outputs))
     session, _ = open_session(model, choice, as_json=json)

@@ -12,6 +12,7 @@ import numpy as np
 
 from xpuruntime.demo.data import demo_images, demo_model_path
 from xpuruntime.evidence.records import Latency
+from xpuruntime.files.paths import json_bytes
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -71,7 +72,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return the result as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return msgspec.json.format(json_bytes(self), indent=2).decode()
 
 
 def run_demo(

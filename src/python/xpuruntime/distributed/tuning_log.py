@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import read_regular
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +29,8 @@ _COLLECTIVES = {
     "Broadcast": "broadcast",
     "Reduce": "reduce",
 }
+#: Bytes that a log may have.
+_MAX_BYTES = 1 << 30
 _ALGORITHMS = {"COLLNET_DIRECT": "collnet_direct", "COLLNET_CHAIN": "collnet_chain", "NVLS_TREE": "nvls_tree"}
 
 
@@ -68,10 +71,10 @@ def read_choices(path: str | os.PathLike[str]) -> list[Choice]:
         The file cannot be read.
     """
     try:
-        text = Path(path).read_text(errors="replace")
+        text = read_regular(path, _MAX_BYTES).decode(errors="replace")
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror or error}. Fix: set NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=TUNING and "
+            f"{path} cannot be read: {reason_of(error)}. Fix: set NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=TUNING and "
             "NCCL_DEBUG_FILE to this path before the process starts"
         ) from None
     return [

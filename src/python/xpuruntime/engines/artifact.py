@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,12 @@ import msgspec
 from xpuruntime.engines.model import ModelInfo
 from xpuruntime.engines.precision.compare import ProbeResult
 from xpuruntime.errors import ModelError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from xpuruntime.engines.base import Request
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "FileFacts",
     "Manifest",
     "calibration_digest",
+    "digest_of",
     "file_digest",
     "model_digest",
 ]
@@ -141,7 +147,7 @@ def model_digest(info: ModelInfo) -> str:
             facts = path.stat()
             found = _remembered(str(path), facts.st_size, facts.st_mtime_ns)
         except OSError as error:
-            msg = f"cannot use the model {info.path!r}: its data {file.location!r} cannot be read ({error.strerror})"
+            msg = f"cannot use the model {info.path!r}: its data {file.location!r} cannot be read ({reason_of(error)})"
             raise ModelError(f"{msg}. Fix: put the file back beside the model.") from None
         digest.update(f"{file.location}\0{found}\0".encode())
     return digest.hexdigest()
@@ -149,10 +155,16 @@ def model_digest(info: ModelInfo) -> str:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file in hex. Raises OSError."""
+    with open_regular(path) as file:
+        return digest_of(file, os.fstat(file.fileno()).st_size)
+
+
+def digest_of(file: BinaryIO, size: int) -> str:
+    """Return the SHA-256 of the next `size` bytes of an open file, in hex. Raises OSError."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+    while block := file.read(min(_BLOCK, size)):
+        digest.update(block)
+        size -= len(block)
     return digest.hexdigest()
 
 

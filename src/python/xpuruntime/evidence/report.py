@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,15 +15,22 @@ from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
+from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     from rich.console import RenderableType
 
 __all__ = ["SCHEMA", "Report"]
 
 SCHEMA = "xpuruntime.report/1"
+#: Bytes that a file of a report may have.
+MAX_REPORT = 1 << 30
 
 #: Keys that every report of this schema has had from the first.
 _ALWAYS = frozenset({"plan", "observations", "units"})
@@ -161,13 +166,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and scalars, with `headline`, `honoured` and `fallback` in them."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
         said = {"headline": self.headline, "honoured": self.honoured, "fallback": self.fallback}
         return {"schema": found.pop("schema"), **said, **found}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = msgspec.json.encode(self.to_dict())
+        raw = json_bytes(self.to_dict())
         return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -205,12 +210,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             The file is missing, no JSON, or no report of this schema.
         """
-        source = Path(path)
+        source = user_path(path, "the report")
         try:
-            raw = source.read_bytes()
+            raw = read_regular(source, MAX_REPORT)
         except OSError as error:
             raise InputError(
-                f"cannot read the report '{source}': {error.strerror or error}. Give the path of a file that "
+                f"cannot read the report '{source}': {reason_of(error)}. Give the path of a file that "
                 "`Report.save` wrote."
             ) from error
         try:

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.evidence.records import Status, Time
 from xpuruntime.evidence.writing import write_whole
+from xpuruntime.files.paths import json_bytes
 
 if TYPE_CHECKING:
     import os
@@ -313,12 +314,12 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and scalars, with `headline` and `same` in them."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
         return {"schema": found.pop("schema"), "headline": self.headline, "same": self.same, **found}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = msgspec.json.encode(self.to_dict())
+        raw = json_bytes(self.to_dict())
         return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
 
     def to_html(self) -> str:

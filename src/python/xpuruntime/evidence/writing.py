@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.files import replace_file
+from xpuruntime.files.paths import reason_of, user_path
+from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
 __all__ = ["write_whole"]
 
@@ -31,12 +32,12 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
     InputError
         The file cannot be written.
     """
-    target = Path(path)
+    target = user_path(path, what)
     try:
-        replace_file(target, text.encode(), private=False)
+        replace_file(target, text.encode("utf-8", "backslashreplace"), private=False)
     except OSError as error:
         raise InputError(
-            f"cannot write {what} to '{target}': {error.strerror or error}. Give a path in a folder that "
+            f"cannot write {what} to '{target}': {reason_of(error)}. Give a path in a folder that "
             "exists, is writable and has room."
         ) from error
     return target

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest, file_digest
+from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest, digest_of
 from xpuruntime.errors import ModelError
+from xpuruntime.files.paths import kind_of, reason_of
+from xpuruntime.files.reading import open_regular, read_regular
 from xpuruntime.policies import ArtifactPolicy, Policy
 from xpuruntime.runtime.json_reading import decode_json
 
@@ -21,12 +23,21 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["SUFFIX", "artifact_model", "artifact_policy", "find_artifact", "open_artifact", "read_manifest"]
+__all__ = [
+    "SUFFIX",
+    "artifact_model",
+    "artifact_policy",
+    "find_artifact",
+    "made_files",
+    "open_artifact",
+    "read_manifest",
+]
 
 #: What the folder of an artifact ends in, by custom.
 SUFFIX = ".xrt"
 _FAMILY = "xpuruntime.artifact/"
 _AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
+_WRITTEN = "give the folder that `xrt compile` wrote"
 _MAX_MANIFEST = 1 << 30
 
 
@@ -57,7 +68,26 @@ def _folder(model: Any) -> Path | None:
     if not isinstance(path, str):
         return None
     folder = Path(path)
-    return folder if folder.suffix == SUFFIX or (folder.is_dir() and (folder / MANIFEST).is_file()) else None
+    if folder.suffix == SUFFIX or (kind_of(folder) == "folder" and kind_of(folder / MANIFEST) == "file"):
+        return folder
+    return None
+
+
+def made_files(folder: Path) -> tuple[str, ...] | None:
+    """Return the files that the manifest of an artifact lists, of any release; ``None`` for another folder.
+
+    Damaged and newer artifacts have such a manifest, too: this is about whose files they are, not about using them.
+    """
+    if kind_of(folder) != "folder":
+        return None
+    try:
+        plain = json.loads(read_regular(folder / MANIFEST, _MAX_MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(_FAMILY) or not isinstance(plain.get("files"), dict):
+        return None
+    return (*plain["files"], MANIFEST)
 
 
 def open_artifact(folder: str | os.PathLike[str]) -> Artifact:
@@ -93,19 +123,19 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an artifact and nothing else. Raises `ModelError`."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > _MAX_MANIFEST:
-            _refuse(folder, f"its {MANIFEST} has more than {_MAX_MANIFEST} bytes")
-        data = path.read_bytes()
+        data = read_regular(path, _MAX_MANIFEST)
     except FileNotFoundError:
-        if not folder.exists():
+        if kind_of(folder) == "missing":
             _refuse(folder, "there is no such folder", "correct the path, or compile the model first")
-        if not folder.is_dir():
+        if kind_of(folder) != "folder":
             _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
         _refuse(folder, f"it has no {MANIFEST}", "give the folder that `xrt compile` wrote")
     except NotADirectoryError:
         _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
     except OSError as error:
-        _refuse(folder, f"its {MANIFEST} cannot be read ({error.strerror})", "mend the permissions")
+        _refuse(
+            folder, f"its {MANIFEST} cannot be read ({reason_of(error)})", "give the folder that `xrt compile` wrote"
+        )
     try:
         plain = decode_json(data)
     except msgspec.MsgspecError as error:
@@ -160,16 +190,18 @@ def _check_file(folder: Path, name: str, size: int, digest: str) -> None:
         _refuse(folder, f"its manifest names the file {name!r}, which is not inside of it", "do not use this artifact")
     path = folder / name
     try:
-        found = path.stat().st_size
-        if found != size:
-            what = "cut off" if found < size else "too long"
-            _refuse(folder, f"its file {name!r} is {what}: {found} bytes, and {size} were written")
-        if file_digest(path) != digest:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                what = "cut off" if found < size else "too long"
+                _refuse(folder, f"its file {name!r} is {what}: {found} bytes, and {size} were written")
+            same = digest_of(file, found) == digest
+        if not same:
             _refuse(folder, f"its file {name!r} was altered: the SHA-256 is not that of the manifest")
     except FileNotFoundError:
         _refuse(folder, f"its file {name!r} is missing")
     except OSError as error:
-        _refuse(folder, f"its file {name!r} cannot be read ({error.strerror})", "mend the permissions")
+        _refuse(folder, f"its file {name!r} cannot be read ({reason_of(error)})")
 
 
 def _refuse(folder: Path, reason: str, fix: str = _AGAIN) -> NoReturn:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -25,16 +24,25 @@ from xpuruntime.engines.artifact import (
     model_digest,
 )
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.inference.artifacts import open_artifact, read_manifest
+from xpuruntime.files.folders import make_private
+from xpuruntime.files.locking import locked
+from xpuruntime.files.paths import json_bytes, kind_of, reason_of
+from xpuruntime.files.staging import publish_folder, staging
+from xpuruntime.inference.artifacts import made_files, open_artifact, read_manifest
 from xpuruntime.planning.artifacts import foreign_artifact, stale_artifact
-from xpuruntime.runtime.locking import locked
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from xpuruntime.engines.accuracy import Check, Reference
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.runtime.machine import Machine
+
+#: The folder in its staging folder while it is written.
+_NEW = "folder.part"
 
 __all__ = ["Recipe", "build", "copy_artifact", "usable"]
 
@@ -49,7 +57,7 @@ class Recipe(NamedTuple):
 
 
 def build(
-    recipe: Recipe, folder: Path, *, existing: Literal["refuse", "use", "mend", "replace"]
+    recipe: Recipe, folder: Path, *, existing: Literal["refuse", "use", "rebuild", "remake", "replace"]
 ) -> tuple[Artifact, bool]:
     """Compile a model into a folder, which appears whole or not at all.
 
@@ -60,9 +68,10 @@ def build(
     ----------
     recipe : Recipe
     folder : Path
-    existing : {"refuse", "use", "mend", "replace"}
+    existing : {"refuse", "use", "rebuild", "remake", "replace"}
         What happens to one that is there: an error; it is taken if it fits, else an error; it is taken if it fits,
-        else made again; it is made again.
+        else made again (an entry of a cache); an entry of a cache is made again; an artifact is made again, and
+        anything else is an error.
 
     Returns
     -------
@@ -73,50 +82,116 @@ def build(
     Raises
     ------
     InputError
-        It is there already.
+        It is there already, or is no artifact and would be replaced.
     ModelError, EngineError
         What is there is damaged or does not fit; the compilation or the probe failed.
     XpuRuntimeError
         It cannot be written: permissions, a full disk.
     """
-    found = folder.exists()
-    if found and existing == "refuse":
-        _refuse_existing(folder)
+    if existing in ("refuse", "replace"):
+        _check_place(folder, replace=existing == "replace")
+        _refuse_source(recipe, folder)
+    found = os.path.lexists(folder)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        if existing in ("use", "rebuild", "remake"):
+            make_private(folder.parent)
+        else:
+            folder = Path(os.path.realpath(folder))
+            folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
-            _remove_leftovers(folder)
-            if folder.exists() and (existing != "replace" or not found):
+            if os.path.lexists(folder) and existing != "remake" and (existing != "replace" or not found):
                 # "refuse" and not `found`: another process made it while this one waited.
-                taken = _take(recipe, folder, mend=existing == "mend")
+                taken = _take(recipe, folder, rebuild=existing == "rebuild")
                 if taken is not None:
                     return taken, False
-            return _make(recipe, folder), True
+            return _make(recipe, folder, entry=existing in ("rebuild", "remake")), True
     except OSError as error:
         raise _not_written(folder, error) from None
 
 
 def copy_artifact(artifact: Artifact, folder: Path, *, overwrite: bool) -> Artifact:
     """Copy an artifact, whole or not at all. Raises as `build`."""
-    if folder.exists() and not overwrite:
-        _refuse_existing(folder)
+    _check_place(folder, replace=overwrite)
+    _refuse_inside(folder, (("the artifact that the session is made from", artifact.folder),))
     try:
+        folder = Path(os.path.realpath(folder))
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock")):
-            _remove_leftovers(folder)
-            temporary = _temporary(folder)
-            try:
-                for name in (*artifact.manifest.files, MANIFEST):
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(artifact.folder / name, temporary / name)
-                open_artifact(temporary)
-                _publish(temporary, folder)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+        with locked(folder.with_name(f".{folder.name}.lock")), staging(folder) as room:
+            new = room / _NEW
+            new.mkdir()
+            for name in (*artifact.manifest.files, MANIFEST):
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact.folder / name, new / name)
+            open_artifact(new)
+            publish_folder(new, folder, check=_refuse_foreign if overwrite else _refuse_existing)
     except OSError as error:
         raise _not_written(folder, error) from None
     return Artifact(folder=folder.absolute(), manifest=artifact.manifest)
+
+
+def _check_place(folder: Path, *, replace: bool) -> None:
+    """Refuse a place where no artifact can be made. Raises InputError."""
+    if not folder.name or folder.name == "..":
+        raise InputError(f"cannot make the artifact {str(folder)!r}: the path names no new folder. Fix: add a name")
+    if os.path.lexists(folder):
+        if not replace:
+            _refuse_existing(folder)
+        _refuse_foreign(folder)
+
+
+def _refuse_existing(folder: Path) -> None:
+    msg = f"{str(folder)!r} is there already; state another place, or overwrite=True (xrt compile --force)"
+    raise InputError(msg)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse to replace what is no artifact, or an artifact with files in it that are not of it."""
+    names = made_files(folder)
+    if names is None:
+        kind = kind_of(folder)
+        what = f"it is a {kind}" if kind != "folder" else f"it is a folder without the {MANIFEST} of an artifact"
+        if kind == "missing":
+            what = "it is a link to what is not there"
+    else:
+        others = _others(folder, names)
+        if not others:
+            return
+        what = f"{others[0]!r} in it is no file of that artifact"
+    msg = f"cannot replace {str(folder)!r}: {what}. Fix: state another place, or move it away yourself"
+    raise InputError(msg)
+
+
+def _others(folder: Path, names: tuple[str, ...]) -> list[str]:
+    """Return what is in a folder besides the files of these names and the folders that they are in."""
+    known = {PurePosixPath(name) for name in names}
+    known |= {parent for name in known for parent in name.parents}
+    found = (PurePosixPath(path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
+    return sorted(str(path) for path in found if path not in known)
+
+
+def _refuse_source(recipe: Recipe, folder: Path) -> None:
+    """Refuse to replace a folder that the model itself, or what belongs to it, lies in."""
+    info = recipe.request.model
+    base = Path(info.base_dir or ".")
+    _refuse_inside(
+        folder,
+        (
+            ("the model", Path(info.path)),
+            *(("the data of the model", base / file.location) for file in info.external_files),
+        ),
+    )
+
+
+def _refuse_inside(folder: Path, inputs: Iterable[tuple[str, Path]]) -> None:
+    place = Path(os.path.realpath(folder))
+    for what, path in inputs:
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError:  # a model that is no file
+            continue
+        if os.path.lexists(real) and (real == place or place in real.parents):
+            msg = f"cannot replace {str(folder)!r}: {what}, {str(path)!r}, lies there. Fix: state another place"
+            raise InputError(msg)
 
 
 def _misfit(recipe: Recipe, artifact: Artifact) -> str | None:
@@ -152,26 +227,31 @@ def usable(recipe: Recipe, folder: Path) -> Artifact:
     return artifact
 
 
-def _take(recipe: Recipe, folder: Path, *, mend: bool) -> Artifact | None:
+def _take(recipe: Recipe, folder: Path, *, rebuild: bool) -> Artifact | None:
     """Return what is there if it fits, or ``None`` where it may be made again."""
     try:
         return usable(recipe, folder)
     except (ModelError, EngineError):
-        if mend:
+        if rebuild:
             return None
         raise
 
 
-def _make(recipe: Recipe, folder: Path) -> Artifact:
-    temporary = _temporary(folder)
-    try:
-        _compile(recipe, temporary)
-        manifest = read_manifest(temporary)
-        _publish(temporary, folder)
-    except BaseException:  # also Ctrl-C: nothing half-written stays
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def _make(recipe: Recipe, folder: Path, *, entry: bool) -> Artifact:
+    with staging(folder) as room:
+        new = room / _NEW
+        new.mkdir()
+        _compile(recipe, new)
+        manifest = read_manifest(new)
+        publish_folder(new, folder, check=_refuse_no_entry if entry else _refuse_foreign)
     return Artifact(folder=folder.absolute(), manifest=manifest)
+
+
+def _refuse_no_entry(folder: Path) -> None:
+    """Refuse to replace what no cache of ours has made, whatever its name; a damaged manifest may be any bytes."""
+    if folder.is_symlink() or kind_of(folder / MANIFEST) != "file":
+        msg = f"cannot replace {str(folder)!r}: it is no entry of a cache. Fix: move it away"
+        raise ModelError(msg)
 
 
 def _compile(recipe: Recipe, folder: Path) -> None:
@@ -190,7 +270,7 @@ def _compile(recipe: Recipe, folder: Path) -> None:
     manifest = Manifest(
         engine=engine.name,
         device=request.device,
-        model=msgspec.structs.replace(info, data=None, source=None, digest=info.sha256),
+        model=msgspec.structs.replace(info, data=None, source=None, digest=info.sha256, path=printable(info.path)),
         model_sha256=model_digest(info),
         target=engine.target(wanted, judgement, machine),
         policy=request.policy.to_dict(),
@@ -215,7 +295,7 @@ def _compile(recipe: Recipe, folder: Path) -> None:
     else:
         note = f"not loaded where it was made: {here.verdict.reason}"
         manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, note))
-    text = msgspec.json.format(msgspec.json.encode(manifest, enc_hook=str), indent=2)
+    text = msgspec.json.format(json_bytes(manifest, enc_hook=str), indent=2)
     (folder / MANIFEST).write_bytes(text + b"\n")
 
 
@@ -257,52 +337,8 @@ def _finite(proof: ProbeResult) -> ProbeResult:
     return msgspec.structs.replace(proof, outputs=outputs)
 
 
-def _temporary(folder: Path) -> Path:
-    return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what builders that were killed have left; the lock is held, so none is at work."""
-    for path in folder.parent.iterdir():
-        if path.name.startswith(f".{folder.name}.") and path.suffix in (".part", ".old"):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    """Put a finished folder in its place."""
-    for path in (*temporary.rglob("*"), temporary):
-        _settle(path)
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o777 & ~mask)
-    if folder.exists() or folder.is_symlink():
-        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".old"))
-        folder.rename(old / "old")
-        temporary.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        temporary.rename(folder)
-    _settle(folder.parent)
-
-
-def _settle(path: Path) -> None:
-    """Have the system write a file or folder to the disk."""
-    if sys.platform == "win32" and path.is_dir():
-        return  # Windows has no such call for folders
-    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _refuse_existing(folder: Path) -> None:
-    msg = f"{str(folder)!r} is there already; state another place, or overwrite=True (xrt compile --force)"
-    raise InputError(msg)
-
-
 def _not_written(folder: Path, error: OSError) -> XpuRuntimeError:
-    reason = error.strerror or str(error)
+    reason = reason_of(error)
     where = f" ({error.filename})" if error.filename else ""
     msg = (
         f"the artifact {str(folder)!r} could not be written: {reason}{where}. Fix: free the disk or name a folder "

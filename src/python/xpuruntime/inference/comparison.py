@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.engines.precision import OutputFigures, Tolerance
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.bisecting import Divergence
 from xpuruntime.inference.drifting import Drift
 
@@ -116,7 +117,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return it as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
+        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.registry import default_registry
+from xpuruntime.files.paths import user_path
 from xpuruntime.inference.building import Recipe, build, copy_artifact
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
 
@@ -52,7 +52,8 @@ def compile_model(
     output : str or path
         The folder to make, by custom ``model.xrt``. It appears whole or not at all.
     overwrite : bool
-        Replace a folder that is there.
+        Replace an artifact that is there. Nothing else is replaced: no other folder, and none in which lie files that
+        are not of the artifact, or the model.
 
     Returns
     -------
@@ -62,7 +63,7 @@ def compile_model(
     Raises
     ------
     InputError
-        The folder is there already.
+        The folder is there already, or is no artifact that may be replaced.
     UnsupportedOperationError
         No engine that the policy allows compiles, or none for this device; every candidate and its reason is named.
     EngineError
@@ -85,6 +86,7 @@ def compile_model(
     ...     session.plan.candidate
     'onnxruntime@cpu'
     """
+    place = user_path(output, "the artifact")
     engines = registry if registry is not None else default_registry()
     asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
     request, plan, facts, stated = plan_asked(
@@ -92,14 +94,15 @@ def compile_model(
     )
     warn_of(plan, stacklevel=3)
     recipe = Recipe(engines.get(plan.engine), request.on(plan.device, stated), plan.judgement(), facts)
-    return build(recipe, Path(output), existing="replace" if overwrite else "refuse")[0]
+    return build(recipe, place, existing="replace" if overwrite else "refuse")[0]
 
 
 def save_compiled(
     engine: Engine, request: Request, plan: Plan, machine: Machine, output: str | os.PathLike[str], *, overwrite: bool
 ) -> Artifact:
     """Write the artifact of an open session; see `InferenceSession.save_compiled`."""
+    place = user_path(output, "the artifact")
     if request.artifact is not None:
-        return copy_artifact(request.artifact, Path(output), overwrite=overwrite)
+        return copy_artifact(request.artifact, place, overwrite=overwrite)
     recipe = Recipe(engine, request, plan.judgement(), machine)
-    return build(recipe, Path(output), existing="replace" if overwrite else "refuse")[0]
+    return build(recipe, place, existing="replace" if overwrite else "refuse")[0]

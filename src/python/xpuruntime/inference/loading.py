@@ -14,10 +14,11 @@ from xpuruntime.engines.accuracy import check_accuracy, check_due, make_referenc
 from xpuruntime.engines.artifact import PROBE, SCHEMA, calibration_digest, model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
+from xpuruntime.files.folders import cache_folder, not_private
+from xpuruntime.files.paths import json_bytes, kind_of, with_home
 from xpuruntime.inference.artifacts import SUFFIX
 from xpuruntime.inference.building import Recipe, build, usable
 from xpuruntime.planning.artifacts import compiled_keys
-from xpuruntime.runtime.folders import cache_folder
 
 if TYPE_CHECKING:
     from xpuruntime.engines.accuracy import Reference
@@ -55,13 +56,15 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
     judgement = plan.judgement()
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
-        artifact, made = _cached(Recipe(engine, request, judgement, machine))
+        artifact, made, warning = _cached(Recipe(engine, request, judgement, machine))
         request = msgspec.structs.replace(request, artifact=artifact)
         judgement = engine.judge(request, machine)
         if not judgement.verdict.accepted:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
         how = "which was compiled now" if made else "from the cache"
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, f"loaded from artifact {artifact.folder}, {how}"))
+        if warning:
+            plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))
     loaded = engine.load(request, judgement, machine)
     try:
         proof, said = _prove(engine, request, judgement, machine, loaded)
@@ -87,7 +90,9 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
 def artifact_cache(policy: Policy) -> Path:
     """Return the folder that ``execution.artifacts.cache`` names; it may not exist yet."""
     stated = policy.execution.artifacts.cache
-    return cache_folder() / "artifacts" if stated == "default" else Path(stated).expanduser()
+    if stated == "default":
+        return cache_folder() / "artifacts"
+    return with_home(stated, "execution.artifacts.cache")
 
 
 def cache_key(recipe: Recipe) -> str:
@@ -102,7 +107,7 @@ def cache_key(recipe: Recipe) -> str:
         engine.target(request, judgement, machine),
         calibration_digest(request),
     )
-    text = msgspec.json.encode(parts, enc_hook=_plain, order="deterministic")
+    text = json_bytes(parts, enc_hook=_plain, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 
 
@@ -110,19 +115,41 @@ def _plain(value: object) -> object:
     return value.to_plain() if hasattr(value, "to_plain") else str(value)
 
 
-def _cached(recipe: Recipe) -> tuple[Artifact, bool]:
-    """Return the artifact of the cache, and whether it was made now. What is there is read without a lock."""
+def _cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
+    """Return the artifact of the cache, whether it was made now, and a warning or empty text.
+
+    What is there is read without a lock. Of a folder that others may write to nothing is taken.
+    """
     asked = recipe.request.policy.execution.artifacts
     folder = artifact_cache(recipe.request.policy) / f"{cache_key(recipe)}{SUFFIX}"
-    mend = asked.stale == "rebuild"
-    if folder.exists():
+    if kind_of(folder) != "missing":
+        _refuse_entry_of_others(folder)
+        shared = not_private(folder.parent)
+        if shared is not None:
+            warning = (
+                f"the artifact cache {str(folder.parent)!r} is not used, and the model was compiled again, since "
+                f"another user may have written there: {shared}"
+            )
+            return build(recipe, folder, existing="remake")[0], True, warning
         try:
-            return usable(recipe, folder), False
+            return usable(recipe, folder), False, ""
         except (ModelError, EngineError) as error:
-            if not mend:
+            if asked.stale != "rebuild":
                 msg = f"{error} Or state execution.artifacts.stale: rebuild."
                 raise type(error)(msg, engine=error.engine, device=error.device) from None
-    return build(recipe, folder, existing="mend" if mend else "use")
+    artifact, made = build(recipe, folder, existing="rebuild" if asked.stale == "rebuild" else "use")
+    return artifact, made, ""
+
+
+def _refuse_entry_of_others(folder: Path) -> None:
+    """Refuse an entry of a cache that another user may have put there. Raises XpuRuntimeError."""
+    for path in (folder, *folder.rglob("*")):
+        reason = not_private(path)
+        if reason is not None:
+            raise XpuRuntimeError(
+                f"cannot use the entry {str(folder)!r} of the artifact cache, since another user may have written it: "
+                f"{reason}"
+            )
 
 
 def _prove(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies.kernel_ids import FAMILIES, OPS
 
 if TYPE_CHECKING:
@@ -170,9 +171,12 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
         When it cannot be opened, is no such library, is of another version, describes a kernel that makes no sense, or
         brings an id or the name of a backend that is taken.
     """
-    file = Path(path).absolute()
-    if not file.is_file():
-        raise InputError(f"the kernel library {file} does not exist")
+    file = user_path(path, "the kernel library").absolute()
+    kind = kind_of(file)
+    if kind != "file":
+        raise InputError(
+            f"the kernel library {file} " + ("does not exist" if kind == "missing" else f"is no file: {kind}")
+        )
     ids = tuple(_core.register_plugin_library(os.fspath(file)))
     _note(ids[0].partition(".")[0])
     return ids

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.runtime.files import replace_file
-from xpuruntime.runtime.folders import cache_folder
+from xpuruntime.errors import InputError
+from xpuruntime.files.folders import cache_folder, make_private, not_private
+from xpuruntime.files.locking import locked
+from xpuruntime.files.paths import reason_of, with_home
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.writing import replace_file
 from xpuruntime.runtime.json_reading import decode_json
-from xpuruntime.runtime.locking import locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +30,9 @@ __all__ = ["SCHEMA", "TuningCache", "tuning_path", "use_tuning_cache"]
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.tuning/1"
 _PREFIX = "xpuruntime.tuning/"
+#: How every file of ours begins, also one that a tool has formatted; another one is never replaced.
+_BEGINNING = re.compile(rb'\s*\{\s*"schema"\s*:\s*"xpuruntime\.tuning/')
+_CUT = b'{"schema":"xpuruntime.tuning/'
 _MAX_BYTES = 64 * 2**20
 _MAX_ENTRIES = 10_000
 #: Digits of a schema's version.
@@ -54,6 +61,14 @@ class _LaterError(Exception):
 
 class _DamagedError(Exception):
     """The file cannot be read."""
+
+
+class _ForeignError(Exception):
+    """The file is no tuning cache."""
+
+
+class _SharedError(Exception):
+    """Another user may have written the file."""
 
 
 class TuningCache:
@@ -129,11 +144,12 @@ class TuningCache:
         with self._guard:
             try:
                 raw = msgspec.Raw(msgspec.json.encode(msgspec.convert(entry, _Entry)))
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(self.path.parent)
+                self._check_private()
                 with self._locked():
                     note = self._merge(key, raw)
-            except (OSError, msgspec.MsgspecError, TimeoutError, _LaterError) as error:
-                return f"the measured times are not kept in {self.path}: {_reason(error)}"
+            except (OSError, msgspec.MsgspecError, TimeoutError, _LaterError, _ForeignError, _SharedError) as error:
+                return f"the measured times are not kept in {self.path}: {reason_of(error)}"
             return note
 
     def _merge(self, key: str, raw: msgspec.Raw) -> str:
@@ -161,25 +177,25 @@ class TuningCache:
             return
         except OSError as error:
             self._read, self._entries = None, {}
-            self._trouble = f"the tuning cache {self.path} is not used: {_reason(error)}"
+            self._trouble = f"the tuning cache {self.path} is not used: {reason_of(error)}"
             return
         if identity == self._read:
             return
         self._read, self._entries, self._trouble = identity, {}, ""
         try:
             self._entries = self._load()
-        except (_DamagedError, _LaterError, OSError) as error:
-            self._trouble = f"the tuning cache {self.path} is not used: {_reason(error)}"
+        except (_DamagedError, _LaterError, _ForeignError, _SharedError, OSError) as error:
+            self._trouble = f"the tuning cache {self.path} is not used: {reason_of(error)}"
 
     def _load(self) -> dict[str, msgspec.Raw]:
-        """Return the entries of the file, each still as text. Raises `_DamagedError`, `_LaterError`, OSError."""
+        """Return the entries of the file, each still as text. Raises the errors of this module, and OSError."""
+        self._check_private()
         try:
-            with self.path.open("rb") as file:
-                data = file.read(_MAX_BYTES + 1)
+            data = read_regular(self.path, _MAX_BYTES)
         except FileNotFoundError:
             return {}
-        if len(data) > _MAX_BYTES:
-            raise _DamagedError(f"it is larger than {_MAX_BYTES} bytes")
+        if not _is_ours(data):
+            raise _ForeignError("it is no tuning cache, and stays as it is. Fix: name another file")
         try:
             found = decode_json(data, _File)
         except msgspec.MsgspecError as error:
@@ -192,15 +208,37 @@ class TuningCache:
             raise _DamagedError(f"its schema is {found.schema[:40]!r}; this release reads {SCHEMA}")
         return found.entries
 
+    def _check_private(self) -> None:
+        """Refuse times that another user may have put there: they decide which kernels run. Raises `_SharedError`."""
+        reason = not_private(self.path.parent) or not_private(self.path)
+        if reason is not None:
+            raise _SharedError(f"another user may have written it: {reason}")
+
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         """Keep other processes out. Raises TimeoutError."""
         return locked(self.path.with_name(self.path.name + ".lock"), seconds=self.lock_seconds)
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error)
+def _is_ours(data: bytes) -> bool:
+    """Whether a file is a tuning cache, if damaged: cut off anywhere, or of zeros, as some file systems leave it."""
+    return _BEGINNING.match(data) is not None or _CUT.startswith(data) or not data.strip(b"\0")
+
+
+class _NoTuningCache:
+    """Stands for a tuning cache that has no place; every decision that would have used it says why."""
+
+    def __init__(self, reason: str) -> None:
+        self._note = f"measured times are not kept: {reason}; XPURUNTIME_TUNING_CACHE=off says so without this note"
+
+    def find(self, key: str, validators: Mapping[str, str]) -> tuple[None, str]:
+        """Return no entry, and the reason."""
+        del key, validators
+        return None, self._note
+
+    def put(self, key: str, entry: Mapping[str, Any]) -> str:
+        """Return the reason why it was not kept."""
+        del key, entry
+        return self._note
 
 
 def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -208,18 +246,28 @@ def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
 
     ``XPURUNTIME_TUNING_CACHE`` names it, or is ``off``. Otherwise it is ``xpuruntime/tuning.json`` in the user's cache
     folder: ``XDG_CACHE_HOME``, ``~/.cache``, or on Windows ``LOCALAPPDATA``.
+
+    Raises
+    ------
+    InputError
+        There is no such folder, as for a user without a home.
     """
     stated = environment.get("XPURUNTIME_TUNING_CACHE", "").strip()
     if stated.lower() == "off":
         return None
     if stated:
-        return Path(stated).expanduser()
+        return with_home(stated, "the tuning cache")
     return cache_folder(environment) / "tuning.json"
 
 
 def use_tuning_cache() -> TuningCache | None:
-    """Let the core's dispatcher keep measured times in the file of `tuning_path`; ``None`` where it is turned off."""
-    path = tuning_path()
+    """Let the core's dispatcher keep measured times in the file of `tuning_path`; ``None`` where there is none."""
+    dispatcher = _core.Dispatcher.instance()
+    try:
+        path = tuning_path()
+    except InputError as error:
+        dispatcher.set_tuning_store(_NoTuningCache(str(error)))
+        return None
     cache = None if path is None else TuningCache(path)
-    _core.Dispatcher.instance().set_tuning_store(cache)
+    dispatcher.set_tuning_store(cache)
     return cache

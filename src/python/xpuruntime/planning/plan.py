@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Plan(_Value, frozen=True, kw_only=True):
             [(c.key, c.resolved, c.enforceability) for c in self.controls],
             self.settings,
         )
-        text = msgspec.json.encode(what, enc_hook=str, order="deterministic")
+        text = json_bytes(what, enc_hook=str, order="deterministic")
         return "sha256:" + hashlib.sha256(text).hexdigest()
 
     def control(self, key: str) -> Control | None:
@@ -211,7 +212,7 @@ class Plan(_Value, frozen=True, kw_only=True):
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return the plan as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=indent).decode()
+        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:

@@ -11,6 +11,7 @@ import msgspec
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.planning.candidates import KNOWN_EXTRAS, asks_for_every_engine, list_candidates, nearest_engine
 from xpuruntime.planning.plan import ModelFacts, Plan
@@ -252,7 +253,7 @@ def _text(value: object) -> str:
     plain = msgspec.to_builtins(value.to_plain() if hasattr(value, "to_plain") else value, enc_hook=str)
     if isinstance(plain, (list, tuple)) and all(isinstance(one, str) for one in plain):
         return ", ".join(plain)
-    return msgspec.json.encode(plain, order="sorted").decode()
+    return json_bytes(plain, order="sorted").decode()
 
 
 def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:

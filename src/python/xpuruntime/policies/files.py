@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import PolicyError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.writing import replace_file
 from xpuruntime.policies.document import Mapping, Node
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
@@ -85,19 +88,16 @@ def load(path: str | os.PathLike[str]) -> Document:
     name = name_of(path)
     format = _format_of(name)
     try:
-        if Path(name).is_dir():
-            raise PolicyError(f"{name}: is a directory, not a policy file")
-        with open(name, "rb") as file:  # noqa: PTH123 - accepts what the caller gave, as it is
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        if isinstance(error, PolicyError):
-            raise
+        data = read_regular(name, MAX_BYTES)
+    except IsADirectoryError:
+        raise PolicyError(f"{name}: is a directory, not a policy file") from None
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise PolicyError(f"{name}: larger than {MAX_BYTES} bytes, which no policy is") from None
+        reason = reason_of(error)
         if isinstance(error, FileNotFoundError):
             reason = f"no such file{_neighbour(Path(name))}"
         raise PolicyError(f"{name}: cannot be read: {reason}") from None
-    if len(data) > MAX_BYTES:
-        raise PolicyError(f"{name}: larger than {MAX_BYTES} bytes, which no policy is")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,33 +115,14 @@ def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     A new file gets the permissions the process gives to new files; a file that exists keeps its own. A symbolic link
     stays and the file it points to is replaced.
     """
-    from pathlib import Path
-
     name = name_of(path)
     data = dumps(document, _format_of(name)).encode()
     try:
-        _replace(Path(os.path.realpath(name)), data)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PolicyError(f"{name}: cannot be written: {reason}") from None
-
-
-def _replace(target: Path, data: bytes) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(0, "it is a directory")
-    temporary = target.with_name(f".{target.name[:64]}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        with open(handle, "wb") as file:  # noqa: PTH123 - a descriptor
-            if target.exists():
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)  # noqa: PTH105 - one name to watch in tests
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        replace_file(name, data, private=False)
+    except IsADirectoryError:
+        raise PolicyError(f"{name}: cannot be written: it is a directory") from None
+    except OSError as error:
+        raise PolicyError(f"{name}: cannot be written: {reason_of(error)}") from None
 
 
 def _format(format: str) -> str:

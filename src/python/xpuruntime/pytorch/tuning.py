@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.routing import Route
 from xpuruntime.runtime import marks
@@ -365,9 +366,13 @@ def _open_store() -> TuningCache | None:
         if not _store_is_open:
             from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
 
-            path = tuning_path()
-            _store = None if path is None else TuningCache(path)
             _store_is_open = True
+            try:
+                path = tuning_path()
+            except InputError as error:
+                path = None
+                warnings.warn(f"measured times are not kept: {error}", XpuRuntimeWarning, stacklevel=2)
+            _store = None if path is None else TuningCache(path)
         return _store
 
 

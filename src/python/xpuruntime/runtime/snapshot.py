@@ -8,21 +8,24 @@ import importlib
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 __all__ = ["Probed", "core_problem", "load_machine", "machine_from_json", "machine_snapshot", "machine_to_json"]
 
 SCHEMA = "xpuruntime.machine/1"
+_MAX_BYTES = 1 << 24
 
 
 class Probed(Protocol):
@@ -84,7 +87,7 @@ def core_problem() -> str | None:
 def machine_to_json(machine: Machine, *, indent: int = 2) -> str:
     """Return a machine as JSON text, for `machine_from_json`."""
     plain = {"schema": SCHEMA, **msgspec.to_builtins(machine)}
-    return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+    return msgspec.json.format(json_bytes(plain), indent=indent).decode()
 
 
 def machine_from_json(text: str | bytes) -> Machine:
@@ -116,9 +119,9 @@ def load_machine(path: str | Path) -> Machine:
         The file cannot be read or holds no machine; the message names it.
     """
     try:
-        text = Path(path).read_bytes()
+        text = read_regular(user_path(path, "the machine"), _MAX_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read the machine file {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read the machine file {path}: {reason_of(error)}") from error
     try:
         return machine_from_json(text)
     except InputError as error:

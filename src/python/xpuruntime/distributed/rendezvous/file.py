@@ -4,22 +4,27 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
+from xpuruntime.files.paths import user_path
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.writing import replace_file
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["FileRendezvous"]
 
+#: Bytes that a file of ours may have.
+_MAX_BYTES = 1 << 20
 _FIX = "start every rank with the same path, which all of them must see; raise timeout= if they start slowly"
 
 
@@ -53,7 +58,7 @@ class FileRendezvous:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = user_path(path, "the rendezvous")
 
     def exchange(self, member: Member, make_id: Callable[[], bytes], timeout: float) -> bytes:
         """As `Rendezvous.exchange`."""
@@ -171,17 +176,12 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _write(path: Path, value: Any) -> None:
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        draft.write_bytes(msgspec.json.encode(value))
-        os.replace(draft, path)  # noqa: PTH105 - readers see the old file or the new one
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, msgspec.json.encode(value), private=False)
 
 
 def _read(path: Path, kind: type[Any]) -> Any:
     """Return what a file says; ``None`` where it is not there, or is no file of ours."""
     try:
-        return decode_json(path.read_bytes(), kind)
+        return decode_json(read_regular(path, _MAX_BYTES), kind)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None

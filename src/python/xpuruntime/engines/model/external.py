@@ -13,6 +13,8 @@ import msgspec
 
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.limits import element_count
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,9 +116,13 @@ def load(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str, *,
     for tensor in wanted:
         place = _place(tensor, where)
         length = place.length if place.length is not None else nbytes(tensor)
-        with (Path(folder or ".") / place.location).open("rb") as file:
-            file.seek(place.offset)
-            tensor.raw_data = file.read(length)
+        try:
+            with open_regular(Path(folder or ".") / place.location) as file:
+                file.seek(place.offset)
+                tensor.raw_data = file.read(-1 if length is None else length)
+        except OSError as error:
+            what = f"the data of tensor {tensor.name!r} in {place.location!r} cannot be read ({reason_of(error)})"
+            raise refuse(where, what, "check the file") from None
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
 

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import ModelError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import NotRegularError, open_regular
 
 if TYPE_CHECKING:
     import onnx
@@ -103,10 +104,7 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
             "Fix: save it first, for example with onnx.save(model, path)."
         )
     try:
-        mode = Path(where).stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe would wait for ever
-            raise refuse(where, "it is not a regular file", "give the path of the .onnx file itself")
-        with Path(where).open("rb") as file:
+        with open_regular(where) as file:
             facts = os.fstat(file.fileno())
             if facts.st_size == 0:
                 raise refuse(where, "the file is empty", "write or download it again")
@@ -120,16 +118,17 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
                     f"the file has {facts.st_size} bytes, and a protobuf holds at most 2 GiB",
                     "keep the weights outside: onnx.save_model(model, path, save_as_external_data=True)",
                 )
-            return where, file.read(), facts
+            return where, file.read(facts.st_size), facts
+    except NotRegularError as error:
+        raise refuse(where, reason_of(error), "give the path of the .onnx file itself") from None
     except FileNotFoundError:
         raise refuse(where, *_missing(where)) from None
     except IsADirectoryError:
         raise refuse(where, *_directory(where)) from None
-    except ModelError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise refuse(where, f"the file cannot be read ({reason})", "check the path and its permissions") from None
+    except OSError as error:
+        raise refuse(
+            where, f"the file cannot be read ({reason_of(error)})", "check the path and its permissions"
+        ) from None
 
 
 def parse(data: bytes, where: str) -> onnx.ModelProto:

@@ -23,6 +23,7 @@ from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.carried.export_lock import onnx_digest
 from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     import onnx
@@ -317,7 +318,7 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
     """Return the SHA-256 of a file, which must still be the one of that size and time."""
     digest = hashlib.sha256()
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             facts = os.fstat(file.fileno())
             while block := file.read(1 << 20):
                 digest.update(block)

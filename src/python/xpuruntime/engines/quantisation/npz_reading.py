@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +36,8 @@ class NpzArrays(Mapping[str, Any]):
         self._path, self._name = path, name
         self._names: list[str] = [name] if name is not None else []
         if name is None:
-            with self._named(""), zipfile.ZipFile(path) as file:
-                members = [member for member in file.namelist() if member.endswith(".npy")]
+            with self._named(""), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+                members = [member for member in archive.namelist() if member.endswith(".npy")]
             self._names = [member.removesuffix(".npy") for member in members]
 
     def __getitem__(self, name: str) -> Any:
@@ -81,10 +83,11 @@ class NpzArrays(Mapping[str, Any]):
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
         with self._named(name), contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_regular(self._path))
             if self._name is not None:
-                yield stack.enter_context(self._path.open("rb"))
+                yield file
             else:
-                archive = stack.enter_context(zipfile.ZipFile(self._path))
+                archive = stack.enter_context(zipfile.ZipFile(file))
                 yield stack.enter_context(archive.open(f"{name}.npy"))
 
     @contextlib.contextmanager
@@ -98,7 +101,7 @@ class NpzArrays(Mapping[str, Any]):
                 f"the array {name!r} of {self._path.name!r}" if name and self._name is None else f"{self._path.name!r}"
             )
             raise InputError(
-                f"calibration: {what} cannot be read: {error}. Write it again with np.savez or np.save"
+                f"calibration: {what} cannot be read: {reason_of(error)}. Write it again with np.savez or np.save"
             ) from None
 
 

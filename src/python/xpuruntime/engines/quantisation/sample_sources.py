@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.engines.quantisation.npz_reading import NpzArrays
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import kind_of, reason_of, user_path
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
@@ -46,7 +47,7 @@ def open_source(data: Any, model: ModelInfo) -> Samples:
         It is nothing that holds samples, or a file is missing or damaged.
     """
     if isinstance(data, (str, os.PathLike)):
-        return _open_path(Path(data), model)
+        return _open_path(user_path(data, "the calibration inputs"), model)
     if isinstance(data, Mapping):
         return _Stacked(data, "the mapping", model)
     if hasattr(data, "__array__") or hasattr(data, "__dlpack__"):
@@ -61,10 +62,13 @@ def open_source(data: Any, model: ModelInfo) -> Samples:
 
 
 def _open_path(path: Path, model: ModelInfo) -> Samples:
-    if path.is_dir():
+    kind = kind_of(path)
+    if kind == "folder":
         return _Folder(path, model)
-    if not path.exists():
+    if kind == "missing":
         raise InputError(f"calibration: there is no file or folder {str(path)!r}; {_WHAT}")
+    if kind != "file":
+        raise InputError(f"calibration: {str(path)!r} is no regular file or folder ({kind}); {_WHAT}")
     if path.suffix == ".npz":
         return _Stacked(NpzArrays(path), path.name, model)
     if path.suffix == ".npy":
@@ -178,7 +182,10 @@ class _Folder:
     def __init__(self, folder: Path, model: ModelInfo) -> None:
         self.origin = f"the folder {folder.name!r}"
         self._model = model
-        self._files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".npy"))
+        try:
+            self._files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".npy"))
+        except OSError as error:
+            raise InputError(f"calibration: the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
         if not self._files:
             raise InputError(f"calibration: the folder {str(folder)!r} holds no .npz or .npy file")
 

@@ -4,18 +4,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineError
-from xpuruntime.runtime.files import replace_file
-from xpuruntime.runtime.folders import cache_folder
-from xpuruntime.runtime.locking import locked
+from xpuruntime.files.folders import cache_folder, make_private, not_private
+from xpuruntime.files.locking import locked
+from xpuruntime.files.paths import reason_of, with_home
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["CacheFile", "cache_file"]
+
+#: TensorRT's own are a few megabytes.
+_MAX_BYTES = 1 << 31
 
 
 class CacheFile:
@@ -35,14 +40,17 @@ class CacheFile:
         Raises
         ------
         EngineError
-            It is there and cannot be read.
+            It is there and cannot be read, or another user may have written it.
         """
+        reason = not_private(self.path.parent) or not_private(self.path)
+        if reason is not None:
+            raise EngineError(f"the cache {self.path} is not used, since another user may have written it: {reason}")
         try:
-            return self.path.read_bytes()
+            return read_regular(self.path, _MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise EngineError(f"the cache {self.path} cannot be read: {error.strerror or error}") from error
+            raise EngineError(f"the cache {self.path} cannot be read: {reason_of(error)}") from error
 
     def update(self, change: Callable[[bytes | None], bytes | None]) -> bool:
         """Replace the content by what `change` makes of it, keeping other processes out meanwhile.
@@ -63,7 +71,7 @@ class CacheFile:
             The folder cannot be written to.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             with locked(self.path.with_name(self.path.name + ".lock")):
                 before = self.read()
                 after = change(before)
@@ -71,7 +79,7 @@ class CacheFile:
                     return False
                 replace_file(self.path, after)
         except OSError as error:
-            raise EngineError(f"the cache {self.path} cannot be written: {error.strerror or error}") from error
+            raise EngineError(f"the cache {self.path} cannot be written: {reason_of(error)}") from error
         return True
 
 
@@ -90,6 +98,6 @@ def cache_file(stated: str | None, kind: str, target: dict[str, str]) -> CacheFi
     if stated in (None, "off"):
         return None
     if stated != "default":
-        return CacheFile(Path(str(stated)).expanduser())
+        return CacheFile(with_home(str(stated), f"the {kind} cache"))
     chip = target["compute_capability"].replace(" ", "-")
     return CacheFile(cache_folder() / "tensorrt" / f"{target['flavour']}-{target['version']}-sm{chip}.{kind}")

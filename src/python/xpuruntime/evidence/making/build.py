@@ -14,6 +14,7 @@ import msgspec
 from xpuruntime.evidence.making.environment import environment_facts
 from xpuruntime.evidence.making.observations import observations
 from xpuruntime.evidence.report import Report
+from xpuruntime.files.paths import json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -139,5 +140,5 @@ def build_report(
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """Return `value` as JSON would give it back, so that a saved report equals the one in memory."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    found: dict[str, Any] = msgspec.json.decode(json_bytes(value))
     return found

@@ -12,10 +12,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from xpuruntime.evidence.page.data import model_name, page_data
 from xpuruntime.evidence.page.fragment import fragment_style, render_fragment
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, dat
         "policy": html.escape(_content_policy(style, script)),
         "title": html.escape(title),
         "style": style,
-        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], msgspec.json.encode(data).decode()),
+        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], json_bytes(data).decode()),
         "script": script,
         "fragment": fragment,
     }

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
-import os
-import tempfile
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.files import replace_file
+from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.writing import check_writable, replace_file
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
 
 __all__ = ["cannot_write", "check_trace", "trace_path", "write_trace"]
 
@@ -27,7 +26,7 @@ def trace_path(path: str | os.PathLike[str]) -> Path:
     InputError
         The name does not end as that of a trace.
     """
-    target = Path(path)
+    target = user_path(path, "the trace")
     if not target.name.endswith((".json", ".json.gz")):
         msg = f"a trace is written as '.json' or '.json.gz', and the path is '{target}': end it so"
         raise InputError(msg)
@@ -43,10 +42,7 @@ def check_trace(path: str | os.PathLike[str]) -> None:
     """
     target = trace_path(path)
     try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.TemporaryFile(prefix=".xpuruntime-trace-", dir=target.parent) as probe:
-            probe.write(b"{}")
+        check_writable(target)
     except OSError as error:
         raise cannot_write(target, error) from error
 
@@ -59,7 +55,7 @@ def write_trace(target: Path, document: dict[str, Any]) -> None:
     InputError
         The file cannot be written.
     """
-    data = msgspec.json.encode(document)
+    data = json_bytes(document)
     try:
         replace_file(target, gzip.compress(data, 6) if target.name.endswith(".gz") else data, private=False)
     except OSError as error:
@@ -68,8 +64,7 @@ def write_trace(target: Path, document: dict[str, Any]) -> None:
 
 def cannot_write(target: Path, error: Exception) -> InputError:
     """Return the error for a trace that cannot be written."""
-    reason = getattr(error, "strerror", None) or error
     return InputError(
-        f"cannot write the trace to '{target}': {reason}. Give the path of a file, in a folder that exists, is "
-        "writable and has room."
+        f"cannot write the trace to '{target}': {reason_of(error)}. Give the path of a file, in a folder that "
+        "exists, is writable and has room."
     )

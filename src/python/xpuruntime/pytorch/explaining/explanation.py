@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.pytorch.explaining.rows import Coverage, Row
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Explanation:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = msgspec.json.encode(self.to_dict())
+        raw = json_bytes(self.to_dict())
         return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
 
     def require(

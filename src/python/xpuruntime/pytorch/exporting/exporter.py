@@ -15,6 +15,8 @@ import torch
 
 from xpuruntime.errors import InputError, ModelError, PolicyError
 from xpuruntime.evidence.carried.export_lock import ExportLock
+from xpuruntime.files.conflicts import refuse_overwriting
+from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.exporting.carrying import in_force, training_mode
 
@@ -137,6 +139,8 @@ def export(
     'cpu.blas'
     """
     target = _target(path)
+    if isinstance(policy, (str, os.PathLike)):
+        refuse_overwriting({"path": target}, [("the policy", policy)])
     _check_mode(model, training)
     stated = _policy(policy, precision)
     args, kwargs = _arguments(example_inputs)
@@ -165,10 +169,10 @@ def export(
 
 
 def _target(path: Any) -> Path:
-    target = Path(path)
+    target = user_path(path, "the exported model")
     if target.suffix not in (".onnx", ".pt2"):
         raise InputError(f"cannot export to {str(target)!r}: name a file that ends in .onnx or in .pt2")
-    if not target.parent.is_dir():
+    if kind_of(target.parent) != "folder":
         raise InputError(f"cannot export to {str(target)!r}: the folder {str(target.parent)!r} does not exist")
     return target
 

@@ -5,23 +5,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.writing import files_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["appearing"]
 
 
 @contextlib.contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """Yield a place beside `target` to write it to; its other files, then itself, are moved there afterwards.
+    """Yield a place to write `target` to; its other files, then itself, are moved to their place afterwards.
 
     Parameters
     ----------
@@ -37,20 +36,10 @@ def appearing(target: Path) -> Iterator[Path]:
     XpuRuntimeError
         It cannot be written; what was there before stays.
     """
-    folder: Path | None = None
     try:
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".new"))
-        place = folder / target.name
-        yield place
-        for file in sorted(folder.iterdir(), key=lambda one: one == place):
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-            file.replace(target.parent / file.name)
+        with files_beside(target) as place:
+            yield place
     except OSError as error:
-        reason = error.strerror or str(error)
         raise XpuRuntimeError(
-            f"cannot write {str(target)!r}: {reason}. Fix: mend that, or name another place"
+            f"cannot write {str(target)!r}: {reason_of(error)}. Fix: free the disk, or name a place that can be written"
         ) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)

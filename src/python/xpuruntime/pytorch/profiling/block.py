@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +12,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
+from xpuruntime.files.staging import staging
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
 from xpuruntime.pytorch import module_paths
@@ -27,6 +26,7 @@ from xpuruntime.runtime.marks import Marks, watch_marks
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+    from pathlib import Path
     from types import TracebackType
 
     from xpuruntime.pytorch.explaining.recorder import Seen
@@ -136,8 +136,8 @@ class profile:  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, _abandon)
 
     def _write(self, profiler: Profiler, target: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".xpuruntime-trace-", dir=target.parent) as folder:
-            raw = Path(folder) / "trace.json"
+        with staging(target) as folder:
+            raw = folder / "trace.json"
             try:
                 profiler.torch.export_chrome_trace(str(raw))
             except (OSError, RuntimeError) as error:

@@ -13,7 +13,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.evidence import Report
-from xpuruntime.runtime.files import replace_file
+from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

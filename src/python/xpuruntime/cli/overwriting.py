@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Checks of output options: none may name a file that the same command reads."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from xpuruntime.files.conflicts import refuse_overwriting
+from xpuruntime.files.paths import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from xpuruntime.cli.choice import Choice
+
+__all__ = ["check_outputs"]
+
+
+def check_outputs(
+    outputs: Mapping[str, str | None], model: str, choice: Choice, values: Sequence[str] | None = None
+) -> None:
+    """Refuse outputs that would replace the model, its data, or another file that the command reads.
+
+    Parameters
+    ----------
+    outputs : mapping of str to str or None
+        The option and where it writes.
+    model : str
+    choice : Choice
+    values : sequence of str, optional
+        Of ``--input``.
+
+    Raises
+    ------
+    InputError
+    ModelError
+        The model cannot be read, and an output is a file that is there.
+    """
+    if any(path is not None for path in outputs.values()):
+        there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
+        refuse_overwriting(outputs, _inputs(model, choice, values) if there else ())
+
+
+def _inputs(model: str, choice: Choice, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
+    yield "the model", model
+    if choice.policy is not None and choice.policy != "auto":
+        yield "the policy", choice.policy
+    if choice.calibration is not None:
+        yield "the calibration inputs", choice.calibration
+    for value in values or ():
+        name, _, rest = value.partition("=")
+        path = name[1:] if name.startswith("@") else rest[1:] if rest.startswith("@") else ""
+        if path:
+            yield "the input", path
+    if kind_of(model) == "file":
+        yield from _data(model)
+
+
+def _data(model: str) -> Iterator[tuple[str, str]]:
+    """Yield the files with the weights of a model."""
+    from xpuruntime.engines.model import read_model
+
+    info = read_model(model)
+    for file in info.external_files:
+        yield "the data of the model", os.path.join(info.base_dir or ".", file.location)  # noqa: PTH118 - as text

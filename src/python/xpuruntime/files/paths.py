@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Paths that users give: their type, what no system takes as a path, and how they are shown."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from xpuruntime.errors import InputError
+from xpuruntime.printable import printable
+
+__all__ = ["home_folder", "json_bytes", "kind_of", "reason_of", "user_path", "with_home"]
+
+#: What `kind_of` calls a file by the type in its mode.
+_KINDS = {
+    0o100000: "file",
+    0o040000: "folder",
+    0o010000: "pipe",
+    0o020000: "character device",
+    0o060000: "block device",
+    0o140000: "socket",
+}
+
+
+def user_path(value: str | os.PathLike[str], what: str) -> Path:
+    """Return a path that a user gave.
+
+    Parameters
+    ----------
+    value : str or os.PathLike
+    what : str
+        What it is the path of, for messages: ``"the report"``.
+
+    Raises
+    ------
+    TypeError
+        It is neither text nor a path.
+    InputError
+        It is empty, or holds what no path can hold.
+    """
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(text, str):
+        raise TypeError(f"the path of {what} is a str or os.PathLike[str], got a {type(value).__name__}")
+    problem = _problem(text)
+    if problem:
+        raise InputError(f"the path of {what}, {text[:80]!r}, {problem}. Fix: correct the path.")
+    return Path(text)
+
+
+def _problem(text: str) -> str:
+    if not text:
+        return "is empty"
+    if "\0" in text:
+        return "has a null byte in it"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return "has a character that this system's file names cannot have"
+    return ""
+
+
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """Return ``"file"``, ``"folder"``, ``"missing"``, ``"pipe"``, another type, or why it cannot be told. Never raises.
+
+    Links are followed.
+    """
+    text = os.fspath(path)
+    problem = _problem(text)
+    if problem:
+        return f"a path that {problem}"
+    try:
+        mode = os.stat(text).st_mode  # noqa: PTH116 - a Path would copy the text once more
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:
+        return reason_of(error)
+    return _KINDS.get(mode & 0o170000, "special file")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an error about a file without numbers and paths: ``"No space left on device"``."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def checked(path: str | os.PathLike[str]) -> str:
+    """Return a path as text. Raises OSError for what no system takes as one, in place of Python's ValueError."""
+    text = os.fspath(path)
+    problem = _problem(text)
+    if problem:
+        raise OSError(errno.EINVAL, f"the path {problem}", text)
+    return text
+
+
+def home_folder() -> Path:
+    """Return the user's home folder: ``HOME``, or that of the user database.
+
+    Raises
+    ------
+    InputError
+        There is none, as in a container with a bare user id.
+    """
+    stated = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
+    if stated and Path(stated).is_absolute():
+        return Path(stated)
+    if os.name != "nt":
+        import pwd
+
+        try:
+            found = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            found = ""
+        if found and Path(found).is_absolute():
+            return Path(found)
+    user = f"user id {os.getuid()}" if hasattr(os, "getuid") else "this user"
+    raise InputError(
+        f"there is no home folder: HOME is not set, and {user} has no entry in the user database. Fix: set HOME or "
+        "XDG_CACHE_HOME, or name a folder without ~"
+    )
+
+
+def with_home(stated: str, what: str) -> Path:
+    """Return a path in which ``~`` stands for the home folder. Raises as `user_path` and `home_folder`."""
+    path = user_path(stated, what)
+    if path.parts[:1] == ("~",):
+        return home_folder().joinpath(*path.parts[1:])
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InputError(f"the path of {what}, {stated!r}, names a user without a home folder") from None
+
+
+def json_bytes(value: Any, **options: Any) -> bytes:
+    """Return JSON, as `msgspec.json.encode`, also of file names that are not UTF-8, whose bytes are escaped."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value, **options)
+    except UnicodeEncodeError:
+        hook = options.get("enc_hook")
+        return msgspec.json.encode(_printable(msgspec.to_builtins(value, enc_hook=hook)), **options)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(one) for one in value]
+    return value
