@@ -10,6 +10,7 @@
 #include "call_module.h"
 #include "call_phase.h"
 #include "gate_state.h"
+#include "node_modules.h"
 #include "stated_call.h"
 
 namespace py = pybind11;
@@ -63,6 +64,21 @@ void bind_gate(py::module_& module) {
       "The phase of the call that runs in this thread.");
   module.def("open_modules", open_modules,
              "Find PyTorch's function that numbers the nodes of autograd.");
+  module.def("open_node_threads", open_node_threads, py::arg("nodes"), py::arg("other"),
+             py::arg("thread"), "Find where PyTorch keeps which thread has made a node.");
+  module.def("node_thread", node_thread,
+             "The number by which nodes of autograd of this thread are told from those of others.");
+  module.def(
+      "enter_function",
+      [](std::string_view phase, std::int64_t backward) {
+        enter_function(phase_of(phase), backward);
+      },
+      py::arg("phase"), py::arg("backward"), "The forward of an autograd.Function begins.");
+  module.def("leave_function", leave_function, "It ends.");
+  module.def(
+      "function_phase", [](std::int64_t backward) { return phase_name(function_phase(backward)); },
+      py::arg("backward"),
+      "The phase of the forward of an autograd.Function that runs, or nothing.");
   module.def(
       "enter_module", enter_module, py::arg("path"), py::arg("module") = py::none(),
       "The forward of a module begins in this thread, inside of what called the function that "

@@ -12,6 +12,8 @@
 
 #include "call_phase.h"
 #include "gil.h"
+#include "node_modules.h"
+#include "python_depth.h"
 #include "stated_call.h"
 #include "torch_shim.h"
 
@@ -26,14 +28,6 @@ constexpr const char* kNext = "_ZN2at15sequence_number4peekEv";
 
 using NextNumber = std::uint64_t (*)();
 std::atomic<NextNumber> next_number{nullptr};
-
-// Nodes of autograd whose module is known, by the numbers that PyTorch gives them in each thread. A
-// step has thousands; a node is forgotten for one whose number is so many higher. In each word the
-// number of the node is above that of its module.
-constexpr std::size_t kMostNodes = std::size_t{1} << 17U;
-constexpr unsigned kModuleBits = 24;
-constexpr ModuleNumber kMostModules = (1U << kModuleBits) - 1;
-std::array<std::atomic<std::uint64_t>, kMostNodes> nodes;
 
 // A reference to something of Python's, given back at the end. With the GIL.
 using Frame = py::object;
@@ -53,17 +47,6 @@ const void* code_of(const Frame& frame) {
                : nullptr;
 }
 
-// Calls that Python is inside of in this thread, without the GIL, too.
-int depth_of(const PyThreadState* state) noexcept {
-#if PY_VERSION_HEX >= 0x030C0000
-  return state->py_recursion_limit - state->py_recursion_remaining;
-#elif PY_VERSION_HEX >= 0x030B0000
-  return state->recursion_limit - state->recursion_remaining;
-#else
-  return state->recursion_depth;
-#endif
-}
-
 // A forward that runs, and the frame that called its hook, which is gone when that has ended.
 // PyTorch calls no hook after a forward that KeyboardInterrupt or SystemExit has ended.
 struct Running {
@@ -73,6 +56,7 @@ struct Running {
   const void* code = nullptr;    // of the frame, whose memory may be that of another one later
   const PyThreadState* state = nullptr;
   int depth = 0;  // of the hook: code inside of the forward is not less deep, but for one call
+  std::int64_t backward = -1;  // that it was called in, as a recomputation is
 
   bool may_run() const noexcept { return depth_of(state) >= depth - 1; }
 
@@ -86,15 +70,22 @@ struct Running {
 
 struct Thread {
   std::vector<Running> running;
-  std::uint64_t noted = ~std::uint64_t{0};
 };
 
 thread_local Thread thread;
 
 // Forgets forwards that have ended without a hook, as far as that is to be seen without the GIL.
 const Running* innermost() noexcept {
-  while (!thread.running.empty() && !thread.running.back().may_run()) thread.running.pop_back();
-  return thread.running.empty() ? nullptr : &thread.running.back();
+  bool ended = false;
+  for (; !thread.running.empty() && !thread.running.back().may_run(); ended = true) {
+    thread.running.pop_back();
+  }
+  const Running* const found = thread.running.empty() ? nullptr : &thread.running.back();
+  if (const NextNumber next = next_number.load(std::memory_order_acquire);
+      ended && next != nullptr) {
+    mark_nodes(next(), found == nullptr ? kNoModule : found->module);
+  }
+  return found;
 }
 
 // The same, for sure, of those that `inner` would be inside of. With the GIL.
@@ -104,19 +95,6 @@ const Running* innermost_of(const Frame& inner) {
     thread.running.pop_back();
   }
   return nullptr;
-}
-
-void note(std::uint64_t node, ModuleNumber module) noexcept {
-  // A call that has recorded none comes to a node of before, whose module is known.
-  if (thread.noted == node || module > kMostModules) return;
-  thread.noted = node;
-  nodes.at(node % kMostNodes).store(node << kModuleBits | module, std::memory_order_release);
-}
-
-ModuleNumber module_of(std::uint64_t node) noexcept {
-  const std::uint64_t found = nodes.at(node % kMostNodes).load(std::memory_order_acquire);
-  if (found >> kModuleBits != (node << kModuleBits) >> kModuleBits) return kNoModule;
-  return static_cast<ModuleNumber>(found & kMostModules);
 }
 
 // Paths by their numbers, and numbers by their paths. With the GIL.
@@ -171,22 +149,38 @@ py::object called(PyObject* function) {
   return py::reinterpret_steal<py::object>(found);
 }
 
-bool in_backward() {
-  if (next_number.load(std::memory_order_acquire) != nullptr) return runs_backward();
+// The backward that runs in this thread, or -1. With the GIL where PyTorch's functions are not
+// found.
+std::int64_t backward_now() {
+  if (next_number.load(std::memory_order_acquire) != nullptr) return running_backward();
   static PyObject* const task = imported("_current_graph_task_id");
-  return called(task).cast<std::int64_t>() != -1;
+  return called(task).cast<std::int64_t>();
+}
+
+std::uint64_t next_node() {
+  if (const NextNumber next = next_number.load(std::memory_order_acquire)) return next();
+  static PyObject* const next = imported("_get_sequence_nr", "torch.autograd");
+  return called(next).cast<std::uint64_t>();
+}
+
+ModuleNumber number_of(const Running* running) noexcept {
+  return running == nullptr ? kNoModule : running->module;
+}
+
+// The forward that the code of this thread is part of, given the innermost one; null in a backward
+// that has begun in it, and outside of all.
+const Running* forward_in(const Running* running) {
+  if (running == nullptr) return nullptr;
+  const std::int64_t backward = backward_now();
+  return backward == -1 || backward == running->backward ? running : nullptr;
 }
 
 // Of the node of autograd that runs in this thread. With the GIL.
 ModuleNumber module_of_running_node() {
   static PyObject* const running_node = imported("_current_autograd_node");
-  static PyObject* const number = py::str("_sequence_nr").release().ptr();
-  if (!in_backward()) return kNoModule;
+  if (backward_now() == -1) return kNoModule;
   const py::object node = called(running_node);
-  if (node.is_none()) return kNoModule;
-  PyObject* const found = PyObject_CallMethodNoArgs(node.ptr(), number);
-  if (found == nullptr) throw py::error_already_set();
-  return module_of(py::reinterpret_steal<py::object>(found).cast<std::uint64_t>());
+  return node.is_none() ? kNoModule : module_of_node(node);
 }
 
 bool records_gradients() {
@@ -194,10 +188,9 @@ bool records_gradients() {
   return called(function).ptr() == Py_True;
 }
 
-std::uint64_t last_node() {
-  if (const NextNumber next = next_number.load(std::memory_order_acquire)) return next() - 1;
-  static PyObject* const next = imported("_get_sequence_nr", "torch.autograd");
-  return called(next).cast<std::uint64_t>() - 1;
+// A call in a backward has recorded a node for the gradient of that: it is of the same module.
+void mark_last(ModuleNumber module) {
+  if (module != kNoModule) mark_node(next_node() - 1, module, number_of(innermost()));
 }
 
 }  // namespace
@@ -226,17 +219,19 @@ void enter_module(const py::str& path, py::handle object) {
   const PyThreadState* const state = PyThreadState_Get();
   const Frame owner = back_of(this_frame());
   thread.running.push_back({module, object.is_none() ? nullptr : object.ptr(), owner.ptr(),
-                            code_of(owner), state, depth_of(state)});
+                            code_of(owner), state, depth_of(state), backward_now()});
+  mark_nodes(next_node(), module);
 }
 
 void leave_module(py::handle object) {
   const void* const left = object.is_none() ? nullptr : object.ptr();
   if (const Running* const found = innermost(); found == nullptr || found->object == left) {
     if (found != nullptr) thread.running.pop_back();
-    return;
+  } else {
+    const Running* const inside = innermost_of(this_frame());
+    if (inside != nullptr && inside->object == left) thread.running.pop_back();
   }
-  const Running* const found = innermost_of(this_frame());
-  if (found != nullptr && found->object == left) thread.running.pop_back();
+  mark_nodes(next_node(), number_of(innermost()));
 }
 
 std::size_t running_modules() noexcept { return thread.running.size(); }
@@ -253,17 +248,14 @@ py::object outer_module() {
 
 ModuleNumber call_module() noexcept {
   if (const ModuleNumber stated = stated_call().module; stated != kNoModule) return stated;
-  if (const Running* const found = innermost()) {
-    const ModuleNumber module = found->module;
-    const NextNumber next = next_number.load(std::memory_order_acquire);
-    if (module != kNoModule && call_phase() == CallPhase::kTrain) note(next() - 1, module);
-    return module;
-  }
-  if (!runs_backward()) return kNoModule;
   try {
+    if (const Running* const found = forward_in(innermost())) return found->module;
+    if (!runs_backward()) return kNoModule;
     return with_gil([] {
       const py::error_scope kept;
-      return module_of_running_node();
+      const ModuleNumber module = module_of_running_node();
+      if (call_phase() == CallPhase::kTrain) mark_last(module);
+      return module;
     });
   } catch (...) {
     return kUntoldModule;
@@ -274,11 +266,11 @@ py::object call_module_path(std::optional<bool> recorded) {
   if (const ModuleNumber stated = stated_call().module; stated != kNoModule) {
     return module_path(stated);
   }
-  const Running* const found = innermost_of(this_frame());
-  if (found == nullptr) return module_path(module_of_running_node());
-  const ModuleNumber module = found->module;
-  const bool records = recorded ? *recorded : records_gradients();
-  if (module != kNoModule && records) note(last_node(), module);
+  if (const Running* const found = forward_in(innermost_of(this_frame()))) {
+    return module_path(found->module);
+  }
+  const ModuleNumber module = module_of_running_node();
+  if (module != kNoModule && (recorded ? *recorded : records_gradients())) mark_last(module);
   return module_path(module);
 }
 
@@ -292,11 +284,9 @@ CompiledGraph graph_of(std::string_view name) noexcept {
 ModuleNumber compiled_module(const py::str& path, CompiledGraph graph) {
   const ModuleNumber inner = module_number(path);
   if (graph == CompiledGraph::kBackward) return joined(module_of_running_node(), inner);
-  const Running* const found = innermost();
-  const ModuleNumber outer = found == nullptr ? kNoModule : found->module;
-  // PyTorch makes the node of compiled code before it runs its forward.
-  if (graph == CompiledGraph::kForward) note(last_node(), outer);
-  return joined(outer, inner);
+  // PyTorch makes the node of compiled code before it runs its forward, so it is of the same
+  // module.
+  return joined(number_of(forward_in(innermost())), inner);
 }
 
 }  // namespace xpuruntime::bindings

@@ -36,9 +36,9 @@ pybind11::object running_module();
 pybind11::object outer_module();
 
 /// The module that the call that runs in this thread belongs to: the stated one, else in a forward
-/// the innermost one that runs, in a backward the one whose forward recorded the node of autograd
-/// that runs. In a forward, takes a note of the node that the call has recorded, where gradients
-/// are. Only once open_modules has returned nothing; takes the GIL itself inside of a backward.
+/// the innermost one that runs, in a backward the one in whose forward the node of autograd that
+/// runs was made. Only once open_modules has returned nothing; takes the GIL itself inside of a
+/// backward.
 ModuleNumber call_module() noexcept;
 /// As call_module, also where PyTorch's functions are not found. `recorded`: whether gradients are,
 /// where PyTorch does not say it. With the GIL.
@@ -53,7 +53,7 @@ enum class CompiledGraph : std::uint8_t { kForward, kBackward, kInference };
 CompiledGraph graph_of(std::string_view name) noexcept;
 
 /// A module of compiled code, by its path from the one whose compiled code runs. That is the
-/// innermost one that runs, of which a forward takes a note for its backward. With the GIL.
+/// innermost one that runs, or in a backward the one whose forward that is of. With the GIL.
 ModuleNumber compiled_module(const pybind11::str& path, CompiledGraph graph);
 
 }  // namespace xpuruntime::bindings

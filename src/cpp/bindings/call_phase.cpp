@@ -4,7 +4,9 @@
 
 #include <array>
 #include <stdexcept>
+#include <vector>
 
+#include "python_depth.h"
 #include "stated_call.h"
 #include "torch_shim.h"
 
@@ -23,6 +25,15 @@ struct Functions {
 
 Functions functions;
 
+struct Function {
+  CallPhase phase = CallPhase::kUnknown;
+  std::int64_t backward = -1;  // that it was called in
+  const PyThreadState* state = nullptr;
+  int depth = 0;  // it has ended where the thread is less deep, also where nobody has said so
+};
+
+thread_local std::vector<Function> called_functions;
+
 }  // namespace
 
 std::string open_phases() {
@@ -39,11 +50,33 @@ CallPhase call_phase() noexcept {
   if (const CallPhase stated = stated_call().phase; stated != CallPhase::kUnknown) return stated;
   if (functions.graph_task == nullptr) return CallPhase::kUnknown;
   if (functions.records_gradients()) return CallPhase::kTrain;
-  return runs_backward() ? CallPhase::kBackward : CallPhase::kInfer;
+  const std::int64_t backward = running_backward();
+  if (const CallPhase phase = function_phase(backward); phase != CallPhase::kUnknown) return phase;
+  return backward == -1 ? CallPhase::kInfer : CallPhase::kBackward;
 }
 
-bool runs_backward() noexcept {
-  return functions.graph_task != nullptr && functions.graph_task() != -1;
+bool runs_backward() noexcept { return running_backward() != -1; }
+
+std::int64_t running_backward() noexcept {
+  return functions.graph_task == nullptr ? -1 : functions.graph_task();
+}
+
+void enter_function(CallPhase phase, std::int64_t backward) {
+  const PyThreadState* const state = PyThreadState_Get();
+  called_functions.push_back({phase, backward, state, depth_of(state)});
+}
+
+void leave_function() noexcept {
+  if (!called_functions.empty()) called_functions.pop_back();
+}
+
+CallPhase function_phase(std::int64_t backward) noexcept {
+  const auto ended = [](const Function& one) { return depth_of(one.state) < one.depth; };
+  while (!called_functions.empty() && ended(called_functions.back())) called_functions.pop_back();
+  if (called_functions.empty() || called_functions.back().backward != backward) {
+    return CallPhase::kUnknown;
+  }
+  return called_functions.back().phase;
 }
 
 std::string_view phase_name(CallPhase phase) noexcept {

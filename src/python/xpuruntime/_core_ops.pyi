@@ -169,6 +169,34 @@ def open_modules() -> str:
     After `open_phases` has returned nothing.
     """
 
+def open_node_threads(nodes: list[Any], other: Any, thread: int) -> str:
+    """Find where PyTorch keeps which thread has made a node of autograd. Returns what is against it, or nothing.
+
+    Parameters
+    ----------
+    nodes : list
+        Some that this thread has made.
+    other : object
+        One that another thread has made.
+    thread : int
+        What `node_thread` returns in that one.
+    """
+
+def node_thread() -> int:
+    """Return the number by which nodes of autograd that this thread makes are told from those of others."""
+
+def enter_function(phase: str, backward: int) -> None:
+    """Say that the forward of a ``torch.autograd.Function`` begins in this thread, and of which phase it is.
+
+    `backward`: the one that this thread runs, by PyTorch's number, or -1.
+    """
+
+def leave_function() -> None:
+    """Say that it ends."""
+
+def function_phase(backward: int) -> str:
+    """Return the phase of the forward of a ``torch.autograd.Function`` that runs now; empty where none does."""
+
 def enter_module(path: str, module: object | None = None) -> None:
     """Say that the forward of a module begins in this thread, called by what called the function that calls this.
 
@@ -190,9 +218,8 @@ def running_module() -> str | None:
 def call_module(recorded: bool | None = None) -> str:
     """Return the path of the module that the call that runs in this thread belongs to; empty where it is not known.
 
-    In a forward the innermost one that runs, and a note is taken of the node of autograd that the call has recorded;
-    in a backward the one whose forward recorded the node that runs. `recorded`: whether gradients are, if PyTorch does
-    not say it.
+    In a forward the innermost one that runs, in a backward the one in whose forward the node that runs was made.
+    `recorded`: whether gradients are, if PyTorch does not say it.
     """
 
 def enter_call(phase: str, path: str | None, graph: str) -> None:

@@ -46,21 +46,24 @@ call_key = _core.call_key
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _recording: Callable[[], bool] = torch.is_grad_enabled
 _stated_phase = _core.stated_phase
+_function_phase = _core.function_phase
 
 
 def phase() -> str:
     """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
 
-    Compiled code states it, where rules ask for it. Otherwise, backward is what runs inside a backward pass with
-    gradients off; with ``create_graph=True``, and where a checkpoint computes its forward again, gradients are
-    recorded, and the phase is ``"train"``.
+    Compiled code states it, where rules ask for it. Otherwise ``"train"`` is where gradients are recorded, also with
+    ``create_graph=True`` in a backward and where a checkpoint computes its forward again. Inside the forward of a
+    ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
+    `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
     """
     stated = _stated_phase()
     if stated:
         return stated
     if _recording():
         return "train"
-    return "infer" if _graph_task() == -1 else "backward"
+    backward = _graph_task()
+    return _function_phase(backward) or ("infer" if backward == -1 else "backward")
 
 
 def capturing() -> bool:

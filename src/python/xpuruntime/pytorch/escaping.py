@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import calls, module_names, module_paths
 from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
 from xpuruntime.pytorch.explaining.asking import means_more
 
@@ -127,7 +127,7 @@ def escapes(
 def escapes_of_modules(held: Held, module: torch.nn.Module) -> list[Escape]:
     """Return what escapes of a model whether it is compiled or not."""
     found: list[Escape] = []
-    for path, part in module.named_modules():
+    for part, path, _ in module_names.walk(module):
         name = path or type(part).__name__
         if isinstance(part, torch.nn.RNNBase) and _asks(held, "matmul", path, part):
             weight = next(part.parameters(), None)
@@ -150,7 +150,7 @@ def _asks(held: Held, op: str, path: str, part: torch.nn.Module) -> bool:
     """Say whether a policy asks, in some phase, for more than PyTorch's own choice in a module."""
     if op not in held.ops:
         return False
-    asked = _asked(held, op, module_paths.plain(path), next(part.parameters(), None))
+    asked = _asked(held, op, path, next(part.parameters(), None))
     return any(means_more(op, words) for words in asked)
 
 

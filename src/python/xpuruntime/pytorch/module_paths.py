@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which module's forward a call belongs to, in the forward itself and in the backward of it."""
+"""The module that a call belongs to: the one whose forward it is part of, also of a recomputation and a backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import threading
 import warnings
 import weakref
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,8 @@ from torch.fx import traceback
 from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
+from xpuruntime.pytorch import checkpoints, function_phases, module_names
+from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.overriding.native import leave_alone
 from xpuruntime.runtime.forking import fork_lock
 
@@ -23,12 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "current", "from_running", "give_back", "in_dynamo", "inside", "is_one_of_many", "is_traced", "of_stack", "plain",
+    "current", "from_running", "give_back", "in_dynamo", "inside", "is_one_of_many", "is_traced", "of_stack",
     "require", "running", "traced",
 ]  # fmt: skip
-
-#: Prefixes that wrappers put before the names of the model's own modules.
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 #: A part of a path as Dynamo writes it: ``L['self'].layers[0]``, ``L['self']._modules['layers']``.
 _SELF = "L['self']"
@@ -38,54 +36,67 @@ _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 _lock = fork_lock()
 _users = 0
 _hooks: list[Any] = []
-_roots: weakref.WeakKeyDictionary[torch.nn.Module, Mapping[int, str]] = weakref.WeakKeyDictionary()
 
 
 class _Outermost(threading.local):
-    """The outermost module that ran last in this thread, and the paths of what is in it, by `id`."""
+    """Where the path of the outermost module begins that ran last in this thread."""
 
-    module: weakref.ref[torch.nn.Module] | None = None
-    names: Mapping[int, str] = MappingProxyType({})
+    root: weakref.ref[torch.nn.Module] | None = None
 
 
 _outermost = _Outermost()
 
 
-def require() -> None:
-    """Follow which module runs, by hooks that all modules share; each call is undone by one `give_back`."""
+def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
+    """Follow which module runs, by hooks that all modules share; each call is undone by one `give_back`.
+
+    Parameters
+    ----------
+    root : Module, optional
+        Where paths begin meanwhile, as for `module_names.name_root`; default: at the largest module that is called.
+    first : bool
+    """
     global _users
     with _lock:
         _users += 1
         # torch.compile says at each call of a compiled module that such hooks run once more, for the module around it.
         # That is as it should be, and the last entry wins, so it is made each time.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        if root is not None:
+            module_names.name_root(root, first=first)
         if _users == 1:
+            gates.why_no_modules()  # so that C++ asks PyTorch's functions
+            function_phases.require()
+            checkpoints.require()
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
             _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
 
 
-def give_back() -> None:
+def give_back(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
     """Undo one `require`."""
     global _users
     with _lock:
         _users -= 1
+        if root is not None:
+            module_names.forget_root(root, first=first)
         if _users == 0:
             while _hooks:
                 _hooks.pop().remove()
+            checkpoints.give_back()
+            function_phases.give_back()
 
 
 def current(*, recorded: bool | None = None) -> str:
     """Return the path of the module that a call in this thread belongs to; empty where it is not known.
 
-    In a forward that is the innermost module that runs, named from the outermost one that was called. In a backward it
-    is the module whose forward made the node of autograd that runs, where an overridden operator made it: of that a
-    note is taken in the forward, since the node of a call is made just before it. A step has thousands of nodes; one is
-    forgotten for another that was made 131,072 later.
+    In a forward that is the innermost module that runs. In a backward it is the module in whose forward the node of
+    autograd was made that runs: PyTorch numbers nodes, and it is kept at which number another module began to run. The
+    last 131,072 such changes of each thread are kept.
 
     Parameters
     ----------
     recorded : bool, optional
-        Whether the call has just made a node of autograd; default: whether gradients are being recorded.
+        In a backward, whether the call has just made a node of autograd; default: whether gradients are being recorded.
     """
     return _core.call_module(recorded)
 
@@ -113,7 +124,7 @@ def in_dynamo() -> str:
 def of_stack(stack: Mapping[str, Any]) -> str:
     """Return the path of the module that such a record of modules ends in: ``nn_module_stack`` of what is traced now.
 
-    As hooks name it: from the outermost module that runs; where none does, from the first of the record.
+    As hooks name it; of a module that they have not seen, from the one that runs, or from the first of the record.
     """
     known = _known(stack)
     return f"{running()}.{_by_text(stack)}".strip(".") if known is None else known
@@ -128,23 +139,35 @@ def from_running(stack: Mapping[str, Any]) -> str:
 
 
 def _known(stack: Mapping[str, Any]) -> str | None:
-    """Return the path that hooks have for the module that a record ends in, which Dynamo keeps by its `id`."""
-    found = _ID.match(str(next(reversed(list(stack)))))
-    root = _root()
-    if found is None or root is None or _core.running_module() is None:
+    """Return the path that is known of the module that a record ends in, which Dynamo keeps by its `id`."""
+    number = _ID.match(str(next(reversed(list(stack)))))
+    found = None if number is None else module_names.find(int(number[0]))
+    if found is not None or number is None:
+        return None if found is None else found.path
+    root = None if _outermost.root is None else _outermost.root()
+    if root is None or _core.running_module() is None:
         return None
-    number = int(found[0])
-    return _outermost.names.get(number) or _names_anew(root).get(number)
+    modules = {id(module): path for module, path, _ in module_names.walk(root)}
+    return modules.get(int(number[0]))
 
 
 def _by_text(stack: Mapping[str, Any]) -> str:
-    first, last = (str(path) for path, *_ in (next(iter(stack.values())), next(reversed(list(stack.values())))))
+    levels = [(str(path), kind) for path, kind, *_ in stack.values()]
     # Of a module that is compiled itself, the record begins with what is inside of it.
     # Where hooks see no module run, it is the `self` of something else.
-    is_inside = first.startswith(_SELF) and (_users == 0 or _core.running_module() is not None)
-    inner = last.removeprefix(_SELF if is_inside else first)
-    inner = _STEP.sub(lambda step: "." + (step[1] or step[2] or step[3] or ""), inner)
-    return plain(inner.replace("._modules.", ".").lstrip("."))
+    is_inside = levels[0][0].startswith(_SELF) and (_users == 0 or _core.running_module() is not None)
+    start = _SELF if is_inside else levels[0][0]
+    parts: list[str] = []
+    before = start
+    inner = ""  # what the module before keeps its wrapped one by
+    for path, kind in levels:
+        step = path.removeprefix(before) if path.startswith(before) else path.removeprefix(start)
+        step = _STEP.sub(lambda one: "." + (one[1] or one[2] or one[3] or ""), step)
+        names = [name for name in step.replace("._modules.", ".").split(".") if name]
+        parts += names[1:] if inner and names[:1] == [inner] else names
+        before = path
+        inner = module_names.inner_name(kind) if isinstance(kind, type) else ""
+    return ".".join(parts)
 
 
 def running() -> str:
@@ -154,10 +177,10 @@ def running() -> str:
 
 def is_one_of_many() -> bool:
     """Say whether the module that runs in this thread has others of its class around it, in the outermost one."""
-    root, path = _root(), running()
+    root, path = None if _outermost.root is None else _outermost.root(), running()
     if root is None or not path:
         return False
-    modules = [(plain(name), type(part)) for name, part in root.named_modules()]
+    modules = [(name, type(part)) for part, name, _ in module_names.walk(root)]
     kinds = [kind for name, kind in modules if name == path]  # wrappers have the path of what they hold
     return any(name != path and kind is kinds[-1] for name, kind in modules) if kinds else False
 
@@ -199,22 +222,12 @@ def _enter(module: torch.nn.Module, _args: Any) -> None:
         return
     outer = _core.outer_module()
     if outer is None:
-        _outermost.module, _outermost.names = weakref.ref(module), _roots.get(module) or {}
-        _core.enter_module("", module)
+        found = module_names.outermost(module)
+        _outermost.root = found.root
+        _core.enter_module(found.path, module)
         return
-    name = _outermost.names.get(id(module))
-    _core.enter_module(_named_anew(module, outer) if name is None else name, module)
-
-
-def _named_anew(module: torch.nn.Module, outer: str) -> str:
-    root = _root()
-    names = {} if root is None else _names_anew(root)
-    return names.get(id(module), f"{outer}.{type(module).__name__}".lstrip("."))
-
-
-def _names_anew(root: torch.nn.Module) -> Mapping[int, str]:
-    found = _outermost.names = _roots[root] = {id(part): plain(path) for path, part in root.named_modules()}
-    return found
+    root = None if _outermost.root is None else _outermost.root()
+    _core.enter_module(module_names.inside(module, outer, root), module)
 
 
 def _leave(module: torch.nn.Module, _args: Any, _output: Any) -> None:
@@ -222,19 +235,6 @@ def _leave(module: torch.nn.Module, _args: Any, _output: Any) -> None:
         _core.leave_module(module)
 
 
-def _root() -> torch.nn.Module | None:
-    return None if _outermost.module is None else _outermost.module()
-
-
 # Of a module that `.compile()` has compiled, Dynamo runs the hooks by themselves, and would compile them by themselves.
 for _hook in (_enter, _leave):
     leave_alone(_hook.__code__)
-
-
-def plain(path: str) -> str:
-    """Return a path as the model has it, without what wrappers put into it."""
-    for prefix in _WRAPPERS:
-        path = path.replace(prefix, "") if path.startswith(prefix) or f".{prefix}" in path else path
-    for prefix in _WRAPPERS:  # what a wrapper holds is the wrapper itself
-        path = "" if path == prefix[:-1] else path.removesuffix("." + prefix[:-1])
-    return path

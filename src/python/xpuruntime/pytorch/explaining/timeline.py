@@ -242,13 +242,15 @@ def _nest(nodes: list[Node]) -> None:
 
 
 def _paths(threads: dict[int, list[Node]]) -> dict[tuple[int, int], str]:
-    """Return thread and sequence number of an operator of a forward to the path of its module."""
+    """Return thread and sequence number of a node of autograd to the path of the module in whose forward it was made.
+
+    Every operator has the number of the node that comes next. The last one with a number has made that node: those
+    before have made none, and may be of another module.
+    """
     found: dict[tuple[int, int], str] = {}
     for thread, nodes in threads.items():
         for node in nodes:
-            if node.sequence < 0 or node.name.startswith(_BACKWARD):
+            if node.sequence < 0 or node.forward:  # or it is such a node itself, that runs
                 continue
-            path = next((one.module for one in node.upward() if one.module is not None), None)
-            if path:
-                found.setdefault((thread, node.sequence), path)
+            found[thread, node.sequence] = next((one.module for one in node.upward() if one.module is not None), "")
     return found

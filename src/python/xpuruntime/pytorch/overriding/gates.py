@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ __all__ = [
     "set_watched",
     "why_no_layout",
     "why_no_modules",
+    "why_no_node_threads",
     "why_no_phases",
     "why_not_direct",
     "why_not_in_c",
@@ -284,7 +286,33 @@ def why_no_phases() -> str:
 @functools.cache
 def why_no_modules() -> str:
     """Return why gates do not tell the module of a call by themselves in this process; empty where they do."""
+    why_no_node_threads()
     return why_no_phases() or find_out(_core.open_modules)
+
+
+@functools.cache
+def why_no_node_threads() -> str:
+    """Return why it is not known which thread has made a node of autograd; empty where it is.
+
+    Threads number their nodes each by itself. Where it is not known, and nodes of several threads with one number are
+    of several modules, none of these is taken for the module of such a node.
+    """
+    return find_out(_open_node_threads)
+
+
+def _open_node_threads() -> str:
+    made: list[Any] = []
+
+    def make() -> None:
+        leaf = torch.ones(1, device="cpu", requires_grad=True)
+        made.append(([leaf.clone().grad_fn for _ in range(4)], _core.node_thread()))
+
+    make()
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    (here, _), (there, other) = made
+    return _core.open_node_threads(here, there[-1], other)
 
 
 def forget() -> None:

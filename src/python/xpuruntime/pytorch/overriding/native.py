@@ -59,11 +59,12 @@ def never_compiled(make: Callable[..., Any]) -> None:
             leave_alone(code)
 
 
-def leave_alone(code: CodeType) -> None:
-    """Have Dynamo leave alone one function, by its code, and all that it calls, as far as this PyTorch can."""
+def leave_alone(code: CodeType, *, within: bool = True) -> None:
+    """Have Dynamo leave alone one function, by its code, and `within` all that it calls, as far as this PyTorch can."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        calls = frames._FrameAction.SKIP if within else frames._FrameAction.DEFAULT
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, calls)
         frames.set_code_exec_strategy(code, skip)
 
 
