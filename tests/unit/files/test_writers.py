@@ -124,13 +124,15 @@ def test_writers_of_like_names_and_hidden_files_of_the_user(tmp_path: Path) -> N
         "import sys, warnings, xpuruntime as xrt\n"
         "from xpuruntime.evidence import Report\n"
         "for _ in range(8):\n"
-        "    xrt.compile_model(xrt.demo_model_path(), sys.argv[1], device='cpu', engine='onnxruntime', overwrite=True)\n"
+        "    where = {'device': 'cpu', 'engine': 'onnxruntime'}\n"
+        "    xrt.compile_model(xrt.demo_model_path(), sys.argv[1], overwrite=True, **where)\n"
         "    Report().save(sys.argv[1] + '.json')\n"
     )
     names = ["digits", "digits.xrt", "digits.int8.xrt"]
     running = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, name], cwd=tmp_path) for name in names]
     assert [process.wait(120) for process in running] == [0, 0, 0]
-    assert sorted(os.listdir(tmp_path)) == sorted([*hidden, *names, *(f"{name}.json" for name in names)])  # noqa: PTH208
+    made = [*names, *(f"{name}.json" for name in names)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*hidden, *made])
     assert all((tmp_path / name / "notes").read_text() == "mine" for name in hidden)
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.files.conflicts import refuse_overwriting
@@ -45,10 +46,15 @@ def check_outputs(
 
 def _inputs(model: str, choice: Choice, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
     yield "the model", model
+    if kind_of(model) == "folder":
+        from xpuruntime.inference.artifacts import made_files
+
+        for name in made_files(Path(model)) or ():
+            yield "a file of the model", str(Path(model, name))
     if choice.policy is not None and choice.policy != "auto":
         yield "the policy", choice.policy
     if choice.calibration is not None:
-        yield "the calibration inputs", choice.calibration
+        yield from _samples(choice.calibration)
     for value in values or ():
         name, _, rest = value.partition("=")
         path = name[1:] if name.startswith("@") else rest[1:] if rest.startswith("@") else ""
@@ -56,6 +62,11 @@ def _inputs(model: str, choice: Choice, values: Sequence[str] | None) -> Iterato
             yield "the input", path
     if kind_of(model) == "file":
         yield from _data(model)
+
+
+def _samples(path: str) -> Iterator[tuple[str, str]]:
+    files = [path] if kind_of(path) != "folder" else map(str, Path(path).glob("*.np[yz]"))
+    yield from (("the calibration inputs", file) for file in files)
 
 
 def _data(model: str) -> Iterator[tuple[str, str]]:
