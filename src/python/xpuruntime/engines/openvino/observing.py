@@ -273,6 +273,8 @@ class _Units:
         heavy = [i for i in owned if self.info.nodes[i].op in HEAVY]
         if any(self.info.nodes[i].op in _INTEGER for i in owned) or any(self._quantised(i) for i in heavy):
             return "int8"
+        if self.settings.precision == "int8" and heavy and self.info.quantisation.scheme == "weight_only":
+            return "int8"  # its activations stay in floats, and so does its arithmetic
         if self.settings.precision == "int8":
             return "int8" if heavy and self.settings.quantise and self._weighted(heavy[0]) else None
         if ran in _EIGHT_BITS and any(self._quantised(i) for i in owned):

@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
+from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.torch.arithmetic import multiplies_integers
 from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
@@ -243,7 +245,12 @@ def _unit(
     ours = watch.kernels.kernel(node.name)
     on_device = [run[node.name][1] for run in watch.seen if node.name in run] if cuda else []
     ran = watch.precision.get(node.name) or None
-    asked = model.settings.convert if ran in ("fp64", "fp32", "fp16", "bf16") else None
+    floats = sorted(FLOATS.intersection((ran or "").split("->")))
+    asked = (model.settings.convert or (floats[0] if len(floats) == 1 else ran)) if floats else ran
+    if multiplies_integers(node.op):
+        asked = ran = "int8"
+    elif ran == "int8":  # integers that are moved or converted: no arithmetic of the model's
+        asked = None
     kind: Literal["device", "wall"] = "device" if cuda else "wall"
     return Unit(
         id=node.name,
@@ -255,7 +262,7 @@ def _unit(
         device=model.device,
         kernel=ours or ", ".join(kernels if cuda else kernels[:1]) or None,
         kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
-        precision_requested=asked or ran,
+        precision_requested=asked,
         precision_run=ran,
         device_kernels=_device_kernels(on_device, watch.launched.get(node.name, Counter())),
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,

@@ -26,7 +26,7 @@ from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.carried.policy import LOCK_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["inspect_module", "inspect_program"]
 
@@ -184,7 +184,7 @@ def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any
         result, nodes = record(module, call)
         results = leaves(result, where)
     source.outputs = tuple(name for name, _ in results)
-    state = [*module.state_dict().items()]
+    state = [*_state(module, hashlib.sha256())]
     return ModelInfo(
         path=where,
         size=sum(t.numel() * t.element_size() for _, t in state),
@@ -268,11 +268,27 @@ def _digest(module: Any) -> str:
     import torch
 
     digest = hashlib.sha256(type(module).__qualname__.encode())
-    for name, tensor in module.state_dict().items():
+    for name, tensor in _state(module, digest):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b""))
     return digest.hexdigest()
+
+
+def _state(module: Any, digest: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a module by name, those in packed weights too; what else it holds goes into `digest`."""
+    import torch
+
+    for name, one in module.state_dict().items():
+        for place, part in enumerate(one if isinstance(one, tuple) else (one,)):
+            where = f"{name}[{place}]" if isinstance(one, tuple) else name
+            if isinstance(part, torch.Tensor) and part.is_quantized:
+                digest.update(f"{where} {part.q_scale() if part.qscheme() == torch.per_tensor_affine else ''}".encode())
+                yield where, part.int_repr()
+            elif isinstance(part, torch.Tensor):
+                yield where, part
+            else:
+                digest.update(f"{where} {part!r}".encode())
 
 
 def _need_torch(path: str) -> None:
