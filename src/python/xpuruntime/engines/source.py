@@ -7,7 +7,9 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING, Literal
 
+from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.files.paths import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +117,12 @@ def prepare_source(
             )
             log.add(what, "unnamed in the model, or one name for several nodes")
         return Source(info.serialized_named(), info.base_dir, label)
+    if not is_utf8(info.path):
+        if info.has_external_data:
+            fix = "give the folder and the file other names"
+            raise refuse(info.path, "engines cannot open its data: the path is not UTF-8", fix)
+        log.add("the model was read into memory", "the name of its file is not UTF-8, and engines open no such file")
+        return Source(info.serialized_named(), None, label)
     info.check_unchanged()  # an engine reads the file itself, and would report of another model
     return Source(info.path, None, label)
 

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.files.paths import home_folder
+from xpuruntime.files.paths import checked, home_folder, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,11 +42,20 @@ def make_private(folder: Path) -> None:
     ------
     OSError
     """
-    for one in (*reversed(folder.parents), folder):
-        if not one.exists():
-            one.mkdir(mode=0o700, exist_ok=True)
-    if not folder.is_dir():
-        folder.mkdir()  # raises what is wrong
+    checked(folder)
+    made: list[Path] = []
+    try:
+        for one in (*reversed(folder.parents), folder):
+            if not one.exists():
+                one.mkdir(mode=0o700, exist_ok=True)
+                made.append(one)
+        if not folder.is_dir():
+            folder.mkdir()  # raises what is wrong
+    except OSError:
+        for one in reversed(made):
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
 
 
 def not_private(path: Path) -> str | None:
@@ -62,11 +72,12 @@ def not_private(path: Path) -> str | None:
         return None
     trusted = (os.getuid(), 0)
     try:
+        checked(path)
         link, facts = path.lstat(), path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return f"{path} cannot be looked at ({error.strerror})"
+        return f"{str(path)[:300]!r} cannot be looked at ({reason_of(error)}). Fix: name another place"
     for found in (link, facts):
         if found.st_uid not in trusted:
             return f"{path} belongs to user id {found.st_uid}. Fix: name a place of your own, or remove it"

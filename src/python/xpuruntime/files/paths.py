@@ -12,7 +12,7 @@ from typing import Any
 from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
 
-__all__ = ["home_folder", "json_bytes", "kind_of", "reason_of", "user_path", "with_home"]
+__all__ = ["checked", "home_folder", "is_utf8", "json_bytes", "kind_of", "reason_of", "user_path", "with_home"]
 
 #: What `kind_of` calls a file by the type in its mode.
 _KINDS = {
@@ -130,6 +130,15 @@ def with_home(stated: str, what: str) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise InputError(f"the path of {what}, {stated!r}, names a user without a home folder") from None
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a path can be given to libraries that take text: the name of a file on Linux may be any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def json_bytes(value: Any, **options: Any) -> bytes:

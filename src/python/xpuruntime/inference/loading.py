@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -143,7 +144,8 @@ def _cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
 
 def _refuse_entry_of_others(folder: Path) -> None:
     """Refuse an entry of a cache that another user may have put there. Raises XpuRuntimeError."""
-    for path in (folder, *folder.rglob("*")):
+    inside = folder.rglob("*") if kind_of(folder) == "folder" else ()
+    for path in chain((folder,), inside):
         reason = not_private(path)
         if reason is not None:
             raise XpuRuntimeError(

@@ -17,7 +17,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.files.folders import cache_folder, make_private, not_private
 from xpuruntime.files.locking import locked
-from xpuruntime.files.paths import reason_of, with_home
+from xpuruntime.files.paths import checked, reason_of, with_home
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import replace_file
 from xpuruntime.runtime.json_reading import decode_json
@@ -170,6 +170,7 @@ class TuningCache:
     def _refresh(self) -> None:
         """Read the file again if it is another one than was read last."""
         try:
+            checked(self.path)
             status = self.path.stat()
             identity = (status.st_mtime_ns, status.st_size, status.st_ino)
         except FileNotFoundError:

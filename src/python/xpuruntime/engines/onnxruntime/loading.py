@@ -41,7 +41,9 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     source = model_source(request, settings, log)
     if settings.provider != "CUDAExecutionProvider":
         from xpuruntime.engines.onnxruntime.cpu import CpuModel
+        from xpuruntime.engines.onnxruntime.pass_through import refuse_shared_caches
 
+        refuse_shared_caches(settings)
         rewriting = rewritten(request, settings, source, log)
         opened = open_session(settings, as_it_runs(source, rewriting), request.device)
         check(rewriting, request, settings, opened.session, log)

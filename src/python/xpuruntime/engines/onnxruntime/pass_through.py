@@ -24,13 +24,16 @@ from xpuruntime.engines.onnxruntime.options import (
 from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.options import Option, check_options, own_options
 from xpuruntime.engines.refusal import Refusal
+from xpuruntime.errors import EngineError
+from xpuruntime.files.folders import not_private
+from xpuruntime.files.paths import kind_of, with_home
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "settle_pass_through"]
+__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_caches", "settle_pass_through"]
 
 
 class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,8 @@ PASS_THROUGH: dict[str, PassThrough] = {
     ),
 }
 
+#: Options that name a folder of compiled models, which the provider trusts.
+_CACHES = ("migraphx_model_cache_dir", "ModelCacheDirectory")
 _PRECISIONS = ("model", "fp32", "fp16")
 _NEVER_RUN = "handed on; this provider was never run by us"
 
@@ -167,6 +172,24 @@ def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]
         settings.options[known.limit] = str(execution.memory.limit)
         book.add("execution.memory.limit", f"{known.limit}={execution.memory.limit}", "advisory", _NEVER_RUN)
     return settings, book.finish(f"ONNX Runtime's {known.vendor} provider")
+
+
+def refuse_shared_caches(settings: Settings) -> None:
+    """Refuse the provider's own folders of compiled models where another user may have put one there.
+
+    Raises
+    ------
+    EngineError
+    """
+    for name in _CACHES:
+        folder = settings.options.get(name)
+        if not folder:
+            continue
+        path = with_home(folder, name)
+        found = [path, *path.rglob("*")] if kind_of(path) == "folder" else [path]
+        reason = next(filter(None, map(not_private, found)), None)
+        if reason is not None:
+            raise EngineError(f"{name} is not used, since another user may have written there: {reason}")
 
 
 def _options(request: Request, known: PassThrough, settings: Settings, book: Book) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import EngineError
+from xpuruntime.engines.model.file import looks_like, parse
+from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.files.folders import cache_folder, make_private, not_private
 from xpuruntime.files.locking import locked
 from xpuruntime.files.paths import reason_of, with_home
@@ -68,12 +69,13 @@ class CacheFile:
         Raises
         ------
         EngineError
-            The folder cannot be written to.
+            The folder cannot be written to, or the file is plainly no cache.
         """
         try:
             make_private(self.path.parent)
             with locked(self.path.with_name(self.path.name + ".lock")):
                 before = self.read()
+                self._refuse_another(before)
                 after = change(before)
                 if after is None or after == before:
                     return False
@@ -81,6 +83,22 @@ class CacheFile:
         except OSError as error:
             raise EngineError(f"the cache {self.path} cannot be written: {reason_of(error)}") from error
         return True
+
+    def _refuse_another(self, content: bytes | None) -> None:
+        """Refuse to replace what is plainly no cache: a model, an archive, a picture. Raises EngineError."""
+        if not content:
+            return
+        known = looks_like(content[:4096])
+        what = known[0] if known is not None else "an ONNX model" if _is_onnx(content) else None
+        if what is not None:
+            raise EngineError(f"the cache {self.path} is not written: that file is {what}. Fix: name another file")
+
+
+def _is_onnx(content: bytes) -> bool:
+    try:
+        return len(parse(content, "").graph.node) > 0
+    except ModelError:
+        return False
 
 
 def cache_file(stated: str | None, kind: str, target: dict[str, str]) -> CacheFile | None:

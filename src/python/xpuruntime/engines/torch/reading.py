@@ -24,6 +24,7 @@ from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leave
 from xpuruntime.engines.torch.recording import record
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.carried.policy import LOCK_KEY
+from xpuruntime.files.paths import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,9 +48,10 @@ def inspect_program(path: str) -> ModelInfo:
         The file is missing, is no exported program, or needs PyTorch, which is not installed.
     """
     file = Path(path)
-    if not file.is_file():
+    kind = kind_of(path)
+    if kind != "file":
         raise refuse(
-            path, "there is no such file" if not file.exists() else "it is not a regular file", "check the path"
+            path, "there is no such file" if kind == "missing" else f"it is no file ({kind})", "check the path"
         )
     _need_torch(path)
     if not zipfile.is_zipfile(file):
