@@ -9,6 +9,8 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
@@ -327,14 +329,16 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_tracing_state = torch._C._get_tracing_state
 _global: Held | None = None
 _version = 0
 
 
 def current() -> Held | None:
-    """Return the policy that holds for calls in this thread."""
+    """Return the policy that holds for calls in this thread. None does where ``torch.jit.trace`` writes down calls."""
     own = _local.held
-    return _global if own is None else own[0]
+    found = _global if own is None else own[0]
+    return found if found is None or _tracing_state() is None else None
 
 
 def version() -> int:

@@ -18,6 +18,7 @@ from xpuruntime import _core
 from xpuruntime.pytorch import checkpoints, function_phases, module_names
 from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.overriding.native import leave_alone
+from xpuruntime.pytorch.strict_exports import StrictExports
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
             checkpoints.require()
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
             _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
+            _hooks.append(StrictExports())
 
 
 def give_back(root: torch.nn.Module | None = None, *, first: bool = True) -> None:

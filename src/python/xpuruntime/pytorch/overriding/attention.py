@@ -27,6 +27,7 @@ from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.overriding.native import Native, Override
 from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.overriding.serving import in_words_of_pytorch
+from xpuruntime.pytorch.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.routing import DEFAULT_ID
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
     query, key, value, mask, dropout_p, is_causal, scale, _ = given
     if query.is_meta or min(query.dim(), key.dim(), value.dim()) < 2:
         return natively()  # which computes nothing, or refuses it
+    if not plain and is_traced_for_a_program():
+        return natively()
     route = held.routes.get(known)
     call: AttentionCall | None = None
     if route is None or held.by_phase:

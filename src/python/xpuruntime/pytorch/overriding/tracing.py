@@ -7,12 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import TracingContext
+from torch._guards import CompileContext
 
 from xpuruntime.pytorch import calls
 from xpuruntime.pytorch.escaping import Escape
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.overriding.native import TRACING, Override
+from xpuruntime.pytorch.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.routing import NATIVE_WORDS, words_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERRIDES"]
 
+_fused = torch.ops.aten._fused_rms_norm.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _KIND = torch._C._functorch.TransformType
 _FUSED = "torch.compile fuses it there, since PyTorch differentiates no operator of a library under torch.func"
 _FIX = "leave this function uncompiled, or differentiate it by autograd"
@@ -48,6 +51,9 @@ def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
 def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
     def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
         if not _is_ours("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
+            if x.device.type != "cuda" and is_traced_for_a_program():
+                # As PyTorch has it off CUDA, where only a policy gives `_fused_rms_norm` a kernel of its own.
+                return _fused._op_dk(_COMPOSITE, x, shape, weight, eps)[0]
             return native(x, shape, weight, eps)
         return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "", _phase())[0]
 
@@ -63,8 +69,7 @@ def _is_ours(op: str, x: Tensor) -> bool:
     held = current()
     if held is None or op not in held.ops or not x.is_floating_point():
         return False
-    # PyTorch 2.11 does not say that it compiles once AOTAutograd traces.
-    if torch.compiler.is_exporting() or not (torch.compiler.is_compiling() or TracingContext.try_get()):
+    if torch.compiler.is_exporting() or CompileContext.try_get() is None:
         return False
     import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
 
