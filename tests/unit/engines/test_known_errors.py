@@ -169,7 +169,7 @@ def here() -> str:
 
 
 def test_every_row_has_models() -> None:
-    assert {row.id for row in known_errors("openvino")} == set(OPENVINO)
+    assert {row.id for row in known_errors("openvino") if not row.saturates} == set(OPENVINO)
 
 
 @pytest.mark.parametrize("row", OPENVINO)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from xpuruntime.engines.model.graph import normal_domain, subgraphs
+from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import onnx
 
@@ -59,6 +60,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether the attribute ``axis``, which defaults to 1, must be another one than the last of at least three.
     where : {"anywhere", "subgraph"}
         ``"subgraph"``: in the main graph the adapter avoids it.
+    saturates : bool
+        Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
     reference : str
         An issue of the engine's tracker, or the case of the ONNX backend tests that shows it.
     """
@@ -76,6 +79,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inputs: tuple[int, ...] = ()
     inner_axis: bool = False
     where: Literal["anywhere", "subgraph"] = "anywhere"
+    saturates: bool = False
 
 
 class _Node(NamedTuple):
@@ -103,16 +107,28 @@ def applies_to(error: KnownError, version: str | None, device: str) -> bool:
     return first <= here and here[: len(last)] <= last
 
 
-def matches(model: ModelInfo, errors: tuple[KnownError, ...]) -> list[tuple[str, KnownError]]:
-    """Return the nodes of a model that rows are about, by name, with their row."""
+def matches(
+    model: ModelInfo, errors: tuple[KnownError, ...], features: Collection[str] = ()
+) -> list[tuple[str, KnownError]]:
+    """Return the nodes of a model that rows are about, by name, with their row.
+
+    Parameters
+    ----------
+    model : ModelInfo
+    errors : tuple of KnownError
+    features : collection of str
+        Of the processor.
+    """
     ops = {name.rpartition(":")[2] for name in model.ops}
-    wanted = [one for one in errors if ops.intersection(one.ops)]
+    sums = [one for one in errors if one.saturates] if saturates_on(features) else []
+    cut_off = [(name, error) for error in sums for name in saturating_nodes(model)]
+    wanted = [one for one in errors if not one.saturates and ops.intersection(one.ops)]
     if not wanted:
-        return []
+        return cut_off
     proto = model.named_proto()
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
     ranks = _ranks(proto) if any(one.inner_axis for one in wanted) else {}
-    return [
+    return cut_off + [
         (str(node.name), error)
         for node, inside in _nodes(proto.graph)
         for error in wanted
@@ -120,9 +136,11 @@ def matches(model: ModelInfo, errors: tuple[KnownError, ...]) -> list[tuple[str,
     ]
 
 
-def control_of(engine: str, version: str | None, device: str, model: ModelInfo) -> Control | None:
+def control_of(
+    engine: str, version: str | None, device: str, model: ModelInfo, features: Collection[str] = ()
+) -> Control | None:
     """Return what a plan says of nodes that the engine is known to compute wrongly; ``None`` where there are none."""
-    found = matches(model, tuple(one for one in known_errors(engine) if applies_to(one, version, device)))
+    found = matches(model, tuple(one for one in known_errors(engine) if applies_to(one, version, device)), features)
     if not found:
         return None
     named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])

@@ -170,7 +170,8 @@ def _judge(
     known = None
     if verdict.accepted and request.artifact is None and request.model.format == "onnx":
         facts = machine.engines.get(candidate.engine)
-        known = control_of(candidate.engine, facts.version if facts else None, candidate.device, request.model)
+        version, features = facts.version if facts else None, machine.cpu.features
+        known = control_of(candidate.engine, version, candidate.device, request.model, features)
     about_artifacts = artifact_controls(engine, asked, judgement)
     told = [control for control in judgement.controls if control.key not in about_artifacts]
     return Judgement(

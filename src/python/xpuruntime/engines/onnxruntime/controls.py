@@ -21,21 +21,29 @@ from xpuruntime.engines.onnxruntime.options import (
 from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 
 __all__ = ["settle"]
 
+#: Has 8-bit products summed up exactly on processors without VNNI.
+_EXACT = "session.x64quantprecision"
 #: Nodes that a control names.
 _NAMED = 3
 
 
-def settle(request: Request, capability: tuple[int, int] | None = None) -> tuple[Settings, tuple[Control, ...]]:
+def settle(
+    request: Request, capability: tuple[int, int] | None = None, *, features: Collection[str] = ()
+) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for ONNX Runtime on its device. Pure.
 
-    `capability` is the compute capability of a CUDA device, which kernels of ours are asked about.
+    `capability` is the compute capability of a CUDA device, which kernels of ours are asked about; `features` are those
+    of the processor.
 
     Raises
     ------
@@ -50,6 +58,8 @@ def settle(request: Request, capability: tuple[int, int] | None = None) -> tuple
     book = Book(policy.stated())
     book.common(request, "onnxruntime", checked="checked against the node assignment after loading")
     _given_options(request, settings, book, cuda=cuda)
+    if not cuda and request.artifact is None and saturates_on(features) and saturating_nodes(request.model):
+        settings.session.setdefault(_EXACT, "1")
     _placement(request, settings, book, cuda=cuda)
     _precision(request, settings, book, cuda=cuda)
     _execution(request, settings, book, cuda=cuda)

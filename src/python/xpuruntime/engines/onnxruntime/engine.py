@@ -125,7 +125,8 @@ class OnnxRuntimeEngine(Engine):
             if request.device.partition(":")[0] in PASS_THROUGH:
                 settings, controls = settle_pass_through(request)
             else:
-                settings, controls = settle(request, _capability(request.device, machine))
+                capability = _capability(request.device, machine)
+                settings, controls = settle(request, capability, features=machine.cpu.features)
         except PolicyError as error:
             return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
