@@ -187,7 +187,7 @@ def test_a_full_disk_from_the_start(monkeypatch):
     def refuse(*args, **keywords):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     observed = observe(maker(conv_net()), {}, 1, conv_net())
     assert observed.partial
     assert "no temporary folder" in observed.notes[0]

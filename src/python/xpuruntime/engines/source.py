@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import TYPE_CHECKING, Literal
 
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.files.paths import is_utf8
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def prepare_source(
             log.add(f"graph converted to {convert}", note)
         if converted.fits_in_memory():
             return Source(converted.serialized(), None, label)
-        folder = tempfile.TemporaryDirectory(prefix="xpuruntime-converted-")
+        folder = ScratchFolder("converted")
         return Source(str(converted.write(folder.name)), None, label, keep=folder)
     if info.needs_renaming or info.data is not None:
         for name in info.renamed[:1]:

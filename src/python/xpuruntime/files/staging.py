@@ -28,7 +28,7 @@ from xpuruntime.files.locking import try_lock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["publish_folder", "staging", "sync"]
+__all__ = ["checksum", "publish_folder", "staging", "sync"]
 
 _NAME = re.compile(r"\.xpuruntime-([0-9a-f]{16})-([0-9a-f]{8})\.new")
 _LOCK = ".lock"
@@ -156,7 +156,7 @@ def _locked(descriptor: int) -> bool:
 
 def _new_name() -> str:
     token = _host() + secrets.token_hex(4)
-    return f".xpuruntime-{token}-{_checksum(token)}.new"
+    return f".xpuruntime-{token}-{checksum(token)}.new"
 
 
 def _host() -> str:
@@ -164,7 +164,8 @@ def _host() -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
 
 
-def _checksum(token: str) -> str:
+def checksum(token: str) -> str:
+    """Return what follows the random part in the name of a folder of ours, so that no other name looks like one."""
     return hashlib.sha256(f"xpuruntime staging {token}".encode()).hexdigest()[:8]
 
 
@@ -193,7 +194,7 @@ def _remove_dead(folder: Path) -> None:
 
 def _is_staging(entry: os.DirEntry[str]) -> bool:
     named = _NAME.fullmatch(entry.name)
-    if named is None or named[2] != _checksum(named[1]) or not entry.is_dir(follow_symlinks=False):
+    if named is None or named[2] != checksum(named[1]) or not entry.is_dir(follow_symlinks=False):
         return False
     return not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
 

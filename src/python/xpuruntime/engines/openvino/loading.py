@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from xpuruntime.engines.openvino.readback import read_back, word
 from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
 from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,8 +154,7 @@ class _Opener:
         source = self._source()
         try:
             with contextlib.ExitStack() as kept:  # of a folder, where one is needed
-                made = functools.partial(tempfile.TemporaryDirectory, prefix="xpuruntime-openvino-")
-                model = _with_data(source, lambda: kept.enter_context(made()))
+                model = _with_data(source, lambda: kept.enter_context(ScratchFolder("openvino")))
                 graph = self.core.read_model(model)
                 del model
         except Exception as error:

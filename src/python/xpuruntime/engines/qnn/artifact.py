@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.qnn.recorded_units import write_units
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.errors import EngineError
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -40,7 +40,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     log = ConversionLog()
     source = source_of(request, settings, log)
     opening = opening_of(settings, source)
-    with tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True) as place:
+    with ScratchFolder("qnn") as place:
         worker = Worker()
         try:
             worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))

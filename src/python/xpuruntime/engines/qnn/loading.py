@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from xpuruntime.engines.qnn.reasons import faults_in_log, refusal, rejected_in_l
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +149,7 @@ def refused(error: Exception, source: Source, opening: Opening, settings: Settin
 
 def _reasons(source: Source, opening: Opening) -> tuple[list[Any], list[str]]:
     """Open once more in a process of its own, with the log at its most verbose, only to read what it says."""
-    with tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True) as folder:
+    with ScratchFolder("qnn") as folder:
         telling = {"enable_framework_op_trace": "1", "framework_op_trace_dir": folder}
         opening = msgspec.structs.replace(opening, options={**opening.options, **telling}, severity=0)
         worker = Worker()

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,7 @@ from xpuruntime.engines.model.graph import graphs, name_nodes
 from xpuruntime.engines.quantisation.quiet import quiet
 from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu
 from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def quantise(
     """
     chosen = for_this_cpu(STYLES[style] if isinstance(style, str) else style)
     try:
-        with tempfile.TemporaryDirectory(prefix="xpuruntime-quantising-") as name, quiet():
+        with ScratchFolder("quantising") as name, quiet():
             return _quantise(model, calibration, chosen, tuple(keep_fp32), Path(name))
     except XpuRuntimeError:
         raise

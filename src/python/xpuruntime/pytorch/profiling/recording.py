@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import msgspec
 import torch
 from torch.autograd import DeviceType
 
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, WorkKind
 
@@ -91,7 +91,7 @@ class KinetoRecording:
 
     def _sizes(self) -> dict[int, list[tuple[float, int]]]:
         """Return what the trace that PyTorch writes has of copies and fills, and its events have not: their bytes."""
-        with tempfile.TemporaryDirectory(prefix="xpuruntime-profile-") as folder:
+        with ScratchFolder("profile") as folder:
             path = Path(folder) / "trace.json"
             self._profiler.torch.export_chrome_trace(str(path))
             return sizes(msgspec.json.decode(path.read_bytes(), type=_Trace).traceEvents)

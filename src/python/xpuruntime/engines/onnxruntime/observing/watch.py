@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profi
 from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.marks import tell
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def observe(
     notes: list[str] = []
     watched = Devices(device)
     try:
-        folder = tempfile.TemporaryDirectory(prefix="xpuruntime-observe-", ignore_cleanup_errors=True)
+        folder = ScratchFolder("observe")
     except OSError as error:
         notes.append(
             f"no temporary folder for the profile ({error}): of this pass only where nodes were placed is known, no "

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import platform
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from xpuruntime.engines.units import effective_of
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment
 from xpuruntime.evidence.records import Boundary, Time, Unit
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def observe(
     notes: list[str] = []
     compiled = read_units(request)
     try:
-        room = tempfile.TemporaryDirectory(prefix="xpuruntime-qnn-", ignore_cleanup_errors=True)
+        room = ScratchFolder("qnn")
     except OSError as error:
         note = f"nothing was observed: no temporary folder for QNN's records ({error}). Set TMPDIR to one with room"
         return Observed(partial=True, notes=(note,))
