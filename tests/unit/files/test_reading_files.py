@@ -172,3 +172,34 @@ def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(3))
     with open_regular(tmp_path / "x.npy") as file:
         assert np.load(file).tolist() == [0, 1, 2]
+
+
+def test_a_pipe_among_libraries_and_packages(tmp_path: Path) -> None:
+    """They are looked through by name: one in a folder of libraries must not hold up ``xrt doctor``."""
+    from xpuruntime.runtime.distributions import distributions
+    from xpuruntime.runtime.elf import read_elf
+
+    os.mkfifo(tmp_path / "libcudart.so.12")
+    with pytest.raises(xrt.InputError, match="it is a pipe, not a regular file"):
+        read_elf(tmp_path / "libcudart.so.12")
+    (tmp_path / "p-1.0.dist-info").mkdir()
+    os.mkfifo(tmp_path / "p-1.0.dist-info" / "RECORD")
+    (found,) = distributions([str(tmp_path)])
+    assert found.files() is None
+
+
+def test_an_artifact_is_replaced_through_a_link_and_never_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    xrt.compile_model(MODEL, "a.xrt", device="cpu", engine="onnxruntime")
+    Path("link").symlink_to("a.xrt")
+    before = Path("a.xrt").stat().st_ino
+    xrt.compile_model(MODEL, "link", device="cpu", engine="onnxruntime", overwrite=True)
+    assert Path("link").is_symlink()
+    assert Path("a.xrt").stat().st_ino != before
+    with xrt.InferenceSession("a.xrt") as session:
+        for place in ("a.xrt", "link", "./link"):
+            with pytest.raises(xrt.InputError, match="the artifact that the session is made from"):
+                session.save_compiled(place, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.xrt", "link"]

@@ -41,7 +41,8 @@ def check_outputs(
     """
     if any(path is not None for path in outputs.values()):
         there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
-        refuse_overwriting(outputs, _inputs(model, choice, values) if there else ())
+        folder = [("the model", model)] if kind_of(model) == "folder" else []
+        refuse_overwriting(outputs, _inputs(model, choice, values) if there else folder)
 
 
 def _inputs(model: str, choice: Choice, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:

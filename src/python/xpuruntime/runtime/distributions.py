@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +43,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...] | None:
         """Return its files relative to `location`, or ``None`` when the installer kept no list."""
         try:
-            with Path(self.record, "RECORD").open(newline="", encoding="utf-8") as file:
+            with open_regular(Path(self.record, "RECORD")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
                 return tuple(row[0] for row in csv.reader(file) if row)
         except (OSError, UnicodeDecodeError, csv.Error):
             return None

@@ -11,6 +11,8 @@ from typing import BinaryIO
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
 
 __all__ = ["ElfFacts", "read_elf"]
 
@@ -37,10 +39,10 @@ def read_elf(path: str | Path) -> ElfFacts:
         The file cannot be read, is no ELF file, or is corrupt.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             return _read(file)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a shared library this machine could load: {error}") from error
 
