@@ -109,8 +109,39 @@ def test_strict_flash_refuses_what_it_cannot_serve():
     with xt.kernel_policy(strict("torch.flash")):
         assert is_flash()
         assert sdpa_backends.read().enabled == (False, True, False, False, False)
-        with pytest.raises(RuntimeError, match=r"No viable backend|No available kernel"):
+        with pytest.raises(xrt.UnsupportedOperationError, match=r"with dropout .* asks for torch.flash.* Fix: "):
             sdpa(q, q, q, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("words", ["flash_v2", ["flash_v2"], ["torch.flash", "torch.cudnn"]])
+@pytest.mark.parametrize("what", ["mask with a gradient", "dropout", "double"])
+def test_a_kernel_that_does_not_serve_a_call_is_said_once(words, what):
+    q = torch.rand(1, 2, 4, 8)
+    mask = torch.zeros(1, 2, 4, 4, requires_grad=True) if what == "mask with a gradient" else None
+    p = 0.5 if what == "dropout" else 0.0
+    values = q[..., :4] if what == "double" else q  # another head_dim
+
+    def attend():
+        torch.manual_seed(0)
+        return sdpa(q, q, values, attn_mask=mask, dropout_p=p)
+
+    expected = attend()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with xt.kernel_policy(attention=words), xt.explain() as found:
+            for _ in range(2):
+                torch.testing.assert_close(attend(), expected)
+    refused = [
+        one for one in said if issubclass(one.category, XpuRuntimeWarning) and "attention of" in str(one.message)
+    ]
+    assert len(refused) == 1
+    row = next(row for row in found.rows if row.op == "attention")
+    assert row.resolved != "torch.flash"
+    assert row.status == "substituted"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with xt.kernel_policy(strict(words)), pytest.raises(xrt.UnsupportedOperationError, match="Fix: "):
+            attend()
 
 
 def test_several_in_order():

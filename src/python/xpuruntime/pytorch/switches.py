@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch.attention.sdpa_switch import attention_settled, attention_switch
+from xpuruntime.pytorch.attention.sdpa_switch import attention_settled, attention_switch, serves_nothing
 from xpuruntime.pytorch.switch_board import SwitchTakenError, hold
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ __all__ = ["Switches", "set_switches", "settled_by_switches"]
 
 #: Families of matmul to PyTorch's preferred BLAS library.
 _BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
+#: Words for attention that serve every call, and the one that is PyTorch's flash once it is active.
+_WHOLE = frozenset(("math", "torch.math", "flash_v3"))
 _NATIVE = frozenset(("torch", "torch.mm"))
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -38,9 +40,10 @@ def settled_by_switches(policy: Policy, op: str) -> bool:
     for a product with a bias. So a strict policy is not settled by it, and has our kernels of these names called. It
     speaks of CUDA: products on the CPU stay as they are.
     """
-    if op == "attention" and attention_settled(policy):
-        return True
     words = _words(policy, op)
+    if op == "attention" and attention_settled(policy):
+        # Where a kernel may be unable to serve a call, each is looked at. Of what serves none, that has been said.
+        return words[0] in _WHOLE or serves_nothing(policy)
     if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
         return False
     if op == "matmul" and policy.mode != "strict" and _only_libraries(words):

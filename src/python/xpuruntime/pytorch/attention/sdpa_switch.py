@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["attention_settled", "attention_switch", "names_kernels"]
+__all__ = ["attention_settled", "attention_switch", "names_kernels", "serves_nothing"]
 
 _FREE = ("auto", "torch", "torch.sdpa")
 _OVERRIDEABLE = 4
@@ -33,8 +33,8 @@ _FLASH_V3_MODULE = "flash_attn_interface"
 def attention_settled(policy: Policy) -> bool:
     """Say whether the short form of attention is done by `attention_switch` for all calls, at no cost for each.
 
-    That is so where it names nothing but PyTorch's own kernels and no rule chooses a kernel for attention. Whether the
-    one that was asked for served a call is then for PyTorch to decide and for `explain` to see.
+    That is so where it names nothing but PyTorch's own kernels and no rule chooses a kernel for attention. Calls that
+    the one that was asked for may be unable to serve are looked at all the same, so that it is said where it is not.
     """
     words = _words(policy)
     if not words or all(word in _FREE for word in words):
@@ -44,6 +44,12 @@ def attention_settled(policy: Policy) -> bool:
     if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
         return False
     return all(word in _FREE or word == "flash_v3" or word in NATIVE_WORDS["attention"] for word in words)
+
+
+def serves_nothing(policy: Policy) -> bool:
+    """Say whether no kernel of PyTorch's that the short form of attention names can serve any call here."""
+    words = [word for word in _words(policy) if word not in _FREE]
+    return all(word in NATIVE_WORDS["attention"] and bool(_cannot(word)) for word in words)
 
 
 def attention_switch(policy: Policy) -> Callable[[], Any] | None:

@@ -28,6 +28,10 @@ def is_native(route: Route | None) -> bool:
     return route is not None and route.place is None and not route.open and calls.recorder is None
 
 
+#: How PyTorch begins where none of the backends of attention that are enabled can serve.
+_NO_BACKEND = ("No available kernel", "No viable backend")
+
+
 @contextlib.contextmanager
 def in_words_of_pytorch(natively: Callable[[], Any]) -> Iterator[None]:
     """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised.
@@ -39,10 +43,15 @@ def in_words_of_pytorch(natively: Callable[[], Any]) -> Iterator[None]:
     """
     try:
         yield
-    except UnsupportedOperationError:
-        with contextlib.suppress(NotImplementedError):  # which is no fault of the arguments
+    except UnsupportedOperationError as refused:
+        try:
             natively()
-        raise
+        except NotImplementedError:  # which is no fault of the arguments
+            pass
+        except RuntimeError as error:
+            if not str(error).startswith(_NO_BACKEND):  # which the policy has turned off
+                raise
+        raise refused
 
 
 def leave(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
