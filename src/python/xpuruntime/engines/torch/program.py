@@ -98,7 +98,12 @@ class ExportedSource:
         known = inspect.signature(program.module).parameters
         module = program.module(check_guards=False) if "check_guards" in known else program.module()
         module._forward_pre_hooks.clear()  # they check the shapes once more, which the session has done
-        return module if convert is None else _convert(module, getattr(torch, _DTYPES[convert]))
+        if convert is None:
+            return module
+        from xpuruntime.engines.torch.retyping import retype
+
+        target = getattr(torch, _DTYPES[convert])
+        return retype(_convert(module, target), target, self.where)
 
     def located(self, module: Any) -> Any:
         """Let the operators of a placed module tell of which module of the original they are a part."""
