@@ -225,12 +225,13 @@ def test_recurrent_layers_and_attention_are_both_said(how: str, tmp_path: Path) 
 
 
 @BOTH
-def test_attention_that_somebody_wrote_out_is_none_and_the_plan_says_so(how: str, tmp_path: Path) -> None:
+def test_attention_that_is_written_out_is_not_served_and_the_plan_says_so(how: str, tmp_path: Path) -> None:
     found = controls(tmp_path, Written(), ASKED, how)["kernels.attention"]
-    assert (found.enforceability, found.resolved) == ("enforced", "-")
-    assert "products and a softmax, is no attention of a policy" in found.reason
+    assert (found.enforceability, found.resolved) == ("unsupported", "-")
+    assert "the model writes attention out" in found.reason
     plain = controls(tmp_path, torch.nn.Linear(8, 8), ASKED, how)["kernels.attention"]
-    assert plain.reason == "the model has no attention: nothing to choose"
+    assert plain.enforceability == "advisory"
+    assert plain.reason.startswith("no attention was found in the model")
 
 
 @BOTH

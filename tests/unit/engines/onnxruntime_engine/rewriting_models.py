@@ -11,7 +11,9 @@ import onnx
 from onnx import numpy_helper, parser
 
 import xpuruntime as xrt
+from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, Terms, find_rewrites
+from xpuruntime.engines.written_out import written_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,10 +77,16 @@ def save(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path
     return path
 
 
+def present(path: Path, kernels: dict[str, str] = ALL) -> dict[str, str]:
+    """Return the keys for operations that a model has: strict refuses those that choose nothing."""
+    here = written_out(inspect_model(path).nodes)
+    return {op: word for op, word in kernels.items() if op in here}
+
+
 def session(model: onnx.ModelProto | Path, folder: Path, **policy: Any) -> xrt.InferenceSession:
     path = save(model, folder) if isinstance(model, onnx.ModelProto) else model
     policy.setdefault("mode", "strict")
-    policy.setdefault("kernels", ALL)
+    policy.setdefault("kernels", present(path))
     return xrt.InferenceSession(path, engine="onnxruntime", device="cpu", policy=policy)
 
 

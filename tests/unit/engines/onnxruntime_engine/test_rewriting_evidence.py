@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exported_models import exported
-from rewriting_models import ALL, accounted, close, graph, normal, save, session, stock
+from rewriting_models import accounted, close, graph, normal, present, save, session, stock
 
 import xpuruntime as xrt
 from xpuruntime.engines.onnxruntime.rewriting import applying
@@ -156,7 +156,7 @@ def test_sizes_that_the_kernel_cannot_serve(tmp_path: Path) -> None:
 def test_real_models_run_fully_by_our_kernels(name: str, level: str) -> None:
     path = Path(xrt.demo_model_path()) if name == "digits" else Path(exported(name))
     policy = {
-        "kernels": ALL,
+        "kernels": present(path),
         "mode": "strict",
         "execution": {"provider_options": {"onnxruntime": {"graph_optimization_level": level}}},
     }

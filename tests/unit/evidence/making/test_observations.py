@@ -274,11 +274,12 @@ def test_a_pass_without_units_uses_what_was_read_back():
     assert [o.status for o in found] == ["honoured", "honoured", "substituted"]
 
 
-def test_a_key_for_what_the_model_has_not_is_honoured_whatever_the_engine_reads_back():
+@pytest.mark.parametrize("level", ["enforced", "advisory"])
+def test_a_key_for_what_the_model_has_not_is_unobservable_whatever_the_engine_reads_back(level):
     control = Control(
-        key="kernels.conv", requested="cudnn.conv_heuristic", resolved="-", enforceability="enforced", reason="no conv"
+        key="kernels.conv", requested="cudnn.conv_heuristic", resolved="-", enforceability=level, reason="no conv"
     )
     (seen,) = [
         one for one in observations([control], {"kernels.conv": "cudnn_exhaustive"}, []) if one.key == "kernels.conv"
     ]
-    assert (seen.observed, seen.status, seen.reason) == ("-", "honoured", "no conv")
+    assert (seen.observed, seen.status, seen.reason) == ("-", "unobservable", "no conv")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +13,7 @@ from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_S
 from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.applying import arch_of, terms_of
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
+from xpuruntime.engines.written_out import NOTHING, written_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,7 @@ _OPS_OF = {
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
 _REMOVE = "remove the key, or use mode: prefer"
+_DROP = "remove the key from the policy of this model"
 _TYPES = {"fp16": 10, "bf16": 16}
 #: Nodes that a control names.
 _NAMED = 3
@@ -123,9 +126,11 @@ class KernelKeys:
         if wanted[0] == "auto":
             self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
         elif self._asking.ours(op, wanted) and (self._why_not is None or not self._has_option(op, wanted)):
-            self._rewritten(key, wanted, present=self._present(op), what=f"{op} node")
-        elif not self._present(op):
-            self._book.add(key, "-", "enforced", f"the model has no {op} node: nothing to choose")
+            self._rewritten(key, wanted, present=self._present(op), what=op)
+        elif not self._present(op) and self._seen.get(op) and not (op == "attention" and self._cuda):
+            self._unserved(key, op, wanted)
+        elif not self._present(op) and not self._seen.get(op):
+            self._book.add(key, "-", "advisory", f"no {op} {NOTHING}", _DROP)
         elif op == "attention" and self._cuda:
             self._attention(wanted, key)
         elif op == "conv" and self._cuda:
@@ -140,6 +145,22 @@ class KernelKeys:
         known: object = {"attention": ATTENTION_BITS, "conv": CONV_SEARCH}.get(op, {})
         return self._cuda and any(word in known for word in wanted)  # type: ignore[operator]
 
+    @functools.cached_property
+    def _seen(self) -> dict[str, tuple[str, ...]]:
+        """The operations of the model, also written out, with their nodes."""
+        return written_out(self._request.model.nodes)
+
+    def _unserved(self, key: str, op: str, wanted: Sequence[str]) -> None:
+        """Add the control of a key for an operation that the model writes out, which nothing here serves."""
+        nodes = self._seen[op]
+        more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+        named = ", ".join(map(repr, nodes[:_NAMED]))
+        reason = (
+            f"the model writes {op} out (at {named}{more}), and neither an option of ONNX Runtime nor a kernel of ours "
+            f"called {', '.join(wanted)} serves it"
+        )
+        self._book.add(key, "-", "unsupported", reason, _REMOVE)
+
     def _present(self, op: str) -> bool:
         kinds = {one.kind for one in self._found.rewrites} | {one.kind for one in self._found.left}
         if op in kinds:
@@ -153,9 +174,12 @@ class KernelKeys:
         if self._why_not is not None and present:
             reason, fix = self._why_not
             self._book.add(key, "-", "unsupported", f"{', '.join(wanted)}: {reason}", fix)
+        elif not done and not left and present:
+            self._book.add(key, "-", "enforced", "other rules hold for every node: nothing to choose")
+        elif not done and not left and self._seen.get(what):
+            self._unserved(key, what, wanted)
         elif not done and not left:
-            why = f"the model has no {what}" if not present else "other rules hold for every node"
-            self._book.add(key, "-", "enforced", f"{why}: nothing to choose")
+            self._book.add(key, "-", "advisory", f"no {what} {NOTHING}", _DROP)
         elif not left:
             self._book.add(key, _counted(done), "enforced", _held(done, strict=self._settings.strict))
         else:
@@ -180,7 +204,7 @@ class KernelKeys:
                 self._precision(key)
             elif chosen and self._asking.ours(rule.match.op, use):
                 present = rule.match.op is None or self._present(rule.match.op)
-                self._rewritten(key, use, present=present, what="node that it is for")
+                self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
             elif chosen:
                 reason = f"no kernel of ours is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
                 self._book.add(key, "-", "unsupported", *_not_built(use, reason))

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.torch.hidden import hidden_calls
-from xpuruntime.engines.torch.multi_head import SOFTMAX
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.engines.written_out import NOTHING, written_out
 from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
     for op, words in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            book.add(key, ABSENT, "enforced", f"the model has no {op}: nothing to choose{_unseen(op, request)}")
+            _absent(book, key, op, _tuple(words), written_out(request.model.nodes).get(op, ()))
         else:
             _add(book, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
@@ -92,11 +92,15 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
         book.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
 
 
-def _unseen(op: str, request: Request) -> str:
-    """Return what a model may compute of an operation without any operator for it; empty where it cannot."""
-    if op != "attention" or not any(node.op.rpartition(".")[2] in SOFTMAX for node in request.model.nodes):
-        return ""
-    return ". What it may write out itself, as products and a softmax, is no attention of a policy"
+def _absent(book: Book, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
+    """Add the control of a key for an operation of which the model has no call: written out, or not found."""
+    if words[0] == "auto":
+        book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+    elif nodes:
+        reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
+        book.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}, or use mode: prefer")
+    else:
+        book.add(key, ABSENT, "advisory", f"no {op} {NOTHING}", "remove the key from the policy of this model")
 
 
 def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:

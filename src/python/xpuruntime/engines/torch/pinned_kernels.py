@@ -157,7 +157,7 @@ class PinnedKernels:
             if control.enforceability == "unsupported":
                 continue
             if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
-                found[key] = KeySeen(observed="-", status="honoured", reason=control.reason)
+                found[key] = KeySeen(observed="-", status="unobservable", reason=control.reason)
             else:
                 found[key] = self._told(by_key.get(key, []), left.get(key, []), words_of(self._policy, key))
         return found
