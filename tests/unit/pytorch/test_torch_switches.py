@@ -45,7 +45,7 @@ def _switches_are_as_they_were():
     yield
     xt.clear_kernel_policy()
     for name in names:
-        SWITCHES[name].restore(before[name])
+        SWITCHES[name].restore(before[name], SWITCHES[name].save())
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -173,3 +173,100 @@ def test_the_mode_auto_says_nothing():
     for kernels in ({"matmul": "cublasLt"}, {"matmul": "cublas.cublasLt"}, {"attention": "torch.cudnn"}):
         with xt.kernel_policy({"schema": "xpuruntime.policy/1", "mode": "auto", "kernels": kernels}):
             torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+
+
+_LEVELS = [("generic", "all")] + [(b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")]
+
+
+def told(read):
+    try:
+        return read()
+    except RuntimeError:
+        return "PyTorch refuses to read it"
+
+
+def both_interfaces():
+    return (
+        *(torch._C._get_fp32_precision_getter(*level) for level in _LEVELS),
+        told(torch.get_float32_matmul_precision),
+        told(lambda: torch.backends.cuda.matmul.allow_tf32),
+        told(lambda: torch.backends.cudnn.allow_tf32),
+    )
+
+
+def _new(*level):
+    return lambda value: torch._C._set_fp32_precision_setter(*level, value)
+
+
+#: What a program may set, in PyTorch's new interface and in its old one.
+PROGRAM = {
+    **{f"{b}.{o}={v}": (_new(b, o), v) for b, o in _LEVELS[:-1] for v in ("tf32", "ieee")},
+    "generic.all=bf16": (_new("generic", "all"), "bf16"),
+    "mkldnn.matmul=bf16": (_new("mkldnn", "matmul"), "bf16"),
+    **{f"matmul precision {v}": (torch.set_float32_matmul_precision, v) for v in ("highest", "high", "medium")},
+    **{f"cudnn.allow_tf32={v}": (torch._C._set_cudnn_allow_tf32, v) for v in (True, False)},
+    **{f"matmul.allow_tf32={v}": (torch._C._set_cublas_allow_tf32, v) for v in (True, False)},
+}
+ASKED = ({"tf32": False}, {"tf32": True}, {"precision": "fp32"})
+
+
+@pytest.fixture
+def stored():
+    """Sets every level to what it was."""
+
+    def restore():
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+        for backend, op in _LEVELS:
+            if backend != "cuda" or op in ("all", "matmul"):
+                _new(backend, op)("none")
+
+    restore()
+    yield restore
+    restore()
+
+
+@pytest.mark.parametrize("name", PROGRAM)
+def test_both_interfaces_are_as_they_were_whatever_the_program_has_set(name, stored):
+    setter, value = PROGRAM[name]
+    for asked in ASKED:
+        stored()
+        setter(value)
+        before = both_interfaces()
+        with xt.kernel_policy(policy(**asked)):
+            inside = both_interfaces()
+            if "tf32" in asked:
+                assert (torch.backends.cuda.matmul.fp32_precision == "tf32") is asked["tf32"]
+                assert torch.backends.cudnn.allow_tf32 is asked["tf32"]
+            assert "PyTorch refuses to read it" not in inside
+        assert both_interfaces() == before
+        # What is inherited is inherited again.
+        stored()
+        setter(value)
+        _new("mkldnn", "all")("ieee")
+        _new("cuda", "all")("none")
+        expected = both_interfaces()
+        stored()
+        setter(value)
+        with xt.kernel_policy(policy(**asked)):
+            pass
+        _new("mkldnn", "all")("ieee")
+        _new("cuda", "all")("none")
+        assert both_interfaces()[5:9] == expected[5:9]
+
+
+@pytest.mark.parametrize("name", PROGRAM)
+def test_what_the_program_sets_inside_can_be_read_afterwards(name, stored):
+    setter, value = PROGRAM[name]
+    for asked in ASKED:
+        stored()
+        setter(value)
+        expected = both_interfaces()
+        stored()
+        with xt.kernel_policy(policy(**asked)):
+            setter(value)
+        found = both_interfaces()
+        refused = [one == "PyTorch refuses to read it" for one in expected]
+        assert not any(
+            one == "PyTorch refuses to read it" and not was for one, was in zip(found, refused, strict=True)
+        ), (asked, expected, found)

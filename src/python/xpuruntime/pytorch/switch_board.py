@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import fp32_precision
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["SWITCHES", "HeldSwitches", "SwitchTakenError", "hold"]
 
 _lock = fork_lock()
-_precision = torch._C._get_fp32_precision_getter
-_set_precision = torch._C._set_fp32_precision_setter
 
 
 class SwitchTakenError(Exception):
@@ -51,13 +50,13 @@ class Switch(NamedTuple):
     save : callable
         Returns all that `restore` needs.
     restore : callable
-        Takes what `save` has returned.
+        Takes what `save` returned before the switch was written, and after it. What has been set since stays.
     """
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     save: Callable[[], Any]
-    restore: Callable[[Any], Any]
+    restore: Callable[[Any, Any], Any]
 
 
 class HeldSwitches:
@@ -84,6 +83,7 @@ class HeldSwitches:
 class _Holding(NamedTuple):
     value: Any
     before: Any
+    ours: Any
     users: int
 
 
@@ -110,7 +110,7 @@ def hold(wanted: Mapping[str, Any]) -> HeldSwitches:
                     before = switch.save()
                     if switch.read() != value:
                         switch.write(value)
-                    _held[name] = _Holding(value, before, 1)
+                    _held[name] = _Holding(value, before, switch.save(), 1)
                 elif held.value == value:
                     _held[name] = held._replace(users=held.users + 1)
                 else:
@@ -127,64 +127,26 @@ def _give_back(name: str) -> None:
     held = _held.pop(name)
     if held.users > 1:
         _held[name] = held._replace(users=held.users - 1)
-    elif SWITCHES[name].read() == held.value:
-        SWITCHES[name].restore(held.before)
-
-
-def _plain(read: Callable[[], Any], write: Callable[[Any], Any]) -> Switch:
-    return Switch(read, write, read, write)
-
-
-def _matmul_tf32() -> bool:
-    return bool(_precision("cuda", "matmul") == "tf32")
-
-
-def _save_matmul() -> tuple[Any, ...]:
-    # PyTorch has this in two ways, and the old one cannot be read where only the new one was set.
-    try:
-        old = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        old = None
-    return old, _precision("cuda", "matmul"), _precision("mkldnn", "matmul")
-
-
-def _set_matmul(tf32: bool) -> None:
-    if _save_matmul()[0] is not None:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")  # both ways can be read afterwards
     else:
-        _set_precision("cuda", "matmul", "tf32" if tf32 else "ieee")
+        SWITCHES[name].restore(held.before, held.ours)
 
 
-def _restore_matmul(before: tuple[Any, ...]) -> None:
-    old, cuda, mkldnn = before
-    if old is not None:
-        torch.set_float32_matmul_precision(old)
-    _set_precision("cuda", "matmul", cuda)
-    _set_precision("mkldnn", "matmul", mkldnn)
+def _plain(read: Callable[[], Any], write: Callable[[Any], Any], save: Callable[[], Any] | None = None) -> Switch:
+    save = save or read
+
+    def restore(before: Any, ours: Any) -> None:
+        if save() == ours:
+            write(before)
+
+    return Switch(read, write, save, restore)
 
 
-def _cudnn_tf32() -> bool:
-    return bool(_precision("cuda", "conv") == "tf32")
+def _fp32(name: str, stored: Callable[[], Any], write: Callable[[bool], Any]) -> Switch:
+    def restore(before: Any, ours: Any) -> None:
+        if before != ours:
+            fp32_precision.put_back(before, ours, stored())
 
-
-def _save_cudnn() -> tuple[Any, ...]:
-    try:
-        old = torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        old = None
-    return old, _precision("cuda", "conv"), _precision("cuda", "rnn")
-
-
-def _set_cudnn(tf32: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = tf32
-
-
-def _restore_cudnn(before: tuple[Any, ...]) -> None:
-    old, conv, rnn = before
-    if old is not None:
-        torch.backends.cudnn.allow_tf32 = old
-    _set_precision("cuda", "conv", conv)
-    _set_precision("cuda", "rnn", rnn)
+    return Switch(lambda: fp32_precision.reads(name), write, stored, restore)
 
 
 def _set_deterministic(value: bool | str) -> None:
@@ -208,10 +170,10 @@ def _reduction(name: str) -> Switch:
         value = getattr(matmul, name)
         return value if value or not hasattr(matmul, f"{name}_split_k") else (value, getattr(matmul, f"{name}_split_k"))
 
-    def restore(value: Any) -> None:
+    def write(value: Any) -> None:
         setattr(matmul, name, value)
 
-    return Switch(lambda: getattr(matmul, name), restore, save, restore)
+    return _plain(lambda: getattr(matmul, name), write, save)
 
 
 def _set_blas(value: str) -> None:
@@ -225,8 +187,8 @@ def _blas() -> str:
 #: Name to switch. The values are bools, but of ``num_threads`` an int, of ``deterministic_algorithms`` a bool or
 #: ``"warn"``, and of ``blas_library`` ``"cublas"`` or ``"cublaslt"``.
 SWITCHES: dict[str, Switch] = {
-    "matmul.allow_tf32": Switch(_matmul_tf32, _set_matmul, _save_matmul, _restore_matmul),
-    "cudnn.allow_tf32": Switch(_cudnn_tf32, _set_cudnn, _save_cudnn, _restore_cudnn),
+    "matmul.allow_tf32": _fp32("matmul", fp32_precision.stored_products, fp32_precision.set_products),
+    "cudnn.allow_tf32": _fp32("cudnn", fp32_precision.stored_convolutions, fp32_precision.set_convolutions),
     "cudnn.benchmark": _plain(lambda: bool(torch.backends.cudnn.benchmark), _set_benchmark),
     "deterministic_algorithms": _plain(_deterministic, _set_deterministic),
     "num_threads": _plain(lambda: int(torch.get_num_threads()), torch.set_num_threads),
