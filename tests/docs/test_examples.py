@@ -128,7 +128,6 @@ def test_policy_loads_and_keeps_its_meaning(path: Path, tmp_path: Path):
 @pytest.mark.filterwarnings("ignore::xpuruntime.XpuRuntimeWarning")
 @pytest.mark.parametrize("path", [p for p in POLICIES if p.name not in TRAINING], ids=lambda p: p.name)
 def test_policy_is_planned_where_there_is_everything(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xpuruntime.engines.onnxruntime.kernel_controls.built", lambda: True)
     calibration = demo_images()[0][:2] if path.name.startswith("npu") else None
     plan = xrt.plan(demo_model_path(), policy=path, calibration=calibration, machine=machine_of_all_engines())
     assert plan.candidate == CHOSEN[path.name]

@@ -8,6 +8,7 @@ import gc
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from exported_models import exported
 from rewriting_models import accounted, close, graph, normal, present, save, session, stock
 
 import xpuruntime as xrt
+from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
 from xpuruntime.engines.onnxruntime.rewriting import applying
 
 W1, W2 = normal(6, 8), normal(8, 5, seed=1)
@@ -49,6 +51,23 @@ def test_a_planted_wrong_pin_is_caught(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen.observed == "cpu.reference (2 nodes)"
     assert not report.honoured
     assert {unit.kernel for unit in report.units if unit.kernel} == {"cpu.reference"}
+
+
+def test_a_record_that_was_dropped_is_not_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log holds the decision on one of two nodes, and counts one that it had no room for."""
+    real = DecidedKernels._decisions
+
+    def full(self: DecidedKernels) -> Any:
+        made = real(self)
+        self._log = SimpleNamespace(dropped=1)  # type: ignore[assignment]
+        return {node: ones for node, ones in made.items() if node != "MatMul_y"}
+
+    monkeypatch.setattr(DecidedKernels, "_decisions", full)
+    with session(mlp(), tmp_path, kernels={"matmul": "cpu.blas"}) as opened:
+        report = opened.explain({"x": normal(3, 6)}, runs=1)
+    seen = observation(report, "kernels.matmul")
+    assert (seen.observed, seen.status) == ("cpu.blas (1 node)", "unobservable")
+    assert "'MatMul_y', was dropped" in seen.reason
 
 
 def test_words_that_mean_no_kernel_are_passed_over(tmp_path: Path) -> None:

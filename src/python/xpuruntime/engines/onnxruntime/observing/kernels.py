@@ -138,6 +138,12 @@ class DecidedKernels:
         if not ran:
             reason = "no operation of the observed runs was one that it is for"
             return KeySeen(observed=text, status="unobservable", reason=reason)
+        lost = [one.node for one in self._rewriting.rewrites if key in one.keys and one.node not in nodes]
+        if lost and self._log.dropped:
+            reason = (
+                f"the record of {len(lost)} {_nodes(len(lost))}, such as {lost[0]!r}, was dropped: the log was full"
+            )
+            return KeySeen(observed=text, status="unobservable", reason=reason)
         return KeySeen(observed=text, status="honoured", reason=f"the dispatcher ran it in {_all(len(nodes))}")
 
 
