@@ -90,8 +90,8 @@ def explain(
 ) -> int:
     """Run a model with its engine instrumented, and hold what ran against the policy.
 
-    Exits with 1 when something else ran than was asked. A saved report in place of the model is shown again; two are
-    compared, and the code is 1 when not the same ran.
+    Exits with 1 when something else ran than was asked, or accuracy could not be compared. A saved report in place of
+    the model is shown again; two are compared, and the code is 1 when not the same ran.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.opening import open_session, prepare
