@@ -225,7 +225,20 @@ void bind_call_site(py::module_& module) {
             return bindings::to_dict(*choice->decision);
           },
           "desc"_a, "stream"_a = 0,
-          "Choose and prepare the kernel for an operation; the decision as a dict.");
+          "Choose and prepare the kernel for an operation; the decision as a dict.")
+      .def(
+          "decisions",
+          [](const CallSite& self) {
+            std::vector<std::shared_ptr<const Decision>> found;
+            {
+              const ReleaseGil unlocked;
+              found = self.decisions();
+            }
+            py::list all;
+            for (const auto& decision : found) all.append(bindings::to_dict(*decision));
+            return all;
+          },
+          "What it has decided and remembers, as dicts, also where the log is full.");
 }
 
 void bind_dispatcher(py::module_& module) {

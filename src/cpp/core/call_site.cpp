@@ -211,6 +211,14 @@ CallSite::CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> ru
 
 CallSite::~CallSite() = default;
 
+std::vector<std::shared_ptr<const Decision>> CallSite::decisions() const {
+  const std::lock_guard lock(cache_->mutex);
+  std::vector<std::shared_ptr<const Decision>> found;
+  found.reserve(cache_->entries.size());
+  for (const auto& entry : cache_->entries) found.push_back(entry->choice->decision);
+  return found;
+}
+
 // A cached entry, noted in the log; null where somebody has to decide first.
 CallSite::Entry* CallSite::cached(const OpDesc& op, std::size_t hash) const {
   Entry* const entry = cache_->find(op, hash, dispatcher_.registry_.version());

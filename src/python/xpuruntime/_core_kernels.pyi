@@ -112,6 +112,9 @@ class CallSite:
             When no kernel can serve, or none of those that are demanded; names every candidate and its reason.
         """
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return what it has decided and remembers, also where the log is full; see `Dispatcher.decisions`."""
+
 class Dispatcher:
     """Chooses kernels, and keeps the log of decisions."""
 

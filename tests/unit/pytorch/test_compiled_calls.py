@@ -140,7 +140,7 @@ def test_code_from_the_cache_of_another_process_states_the_same():
 
 
 def test_only_another_question_of_rules_compiles_anew():
-    model, x = torch.nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.randn(4, 8, requires_grad=True)
     run = torch.compile(model, fullgraph=True)
 
     def compiled(*rules):
@@ -153,7 +153,7 @@ def test_only_another_question_of_rules_compiles_anew():
     assert compiled(rule(op="matmul", phase="train")) == 1
     assert compiled(rule("cpu.blas", op="matmul", phase="backward", m=4)) == 0
     assert compiled(rule(op="matmul", phase="train"), rule(op="matmul", module="0")) == 1
-    assert compiled(rule(op="matmul", phase="train"), rule("cpu.blas", op="matmul", module="1")) == 0
+    assert compiled(rule(op="matmul", phase="train"), rule("cpu.blas", op="matmul", module="0*")) == 0
 
 
 def test_a_checkpoint_that_computes_its_forward_again_is_of_its_module():

@@ -18,6 +18,9 @@ from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntime
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+from torch.optim import swa_utils  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def _no_policy_is_left():
@@ -151,26 +154,42 @@ def test_rules_by_module_path_forward_and_backward():
     assert sum(one.count for one in xrt.decisions()) == 3
 
 
-@pytest.mark.parametrize("wrapper", ["_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod", "module"])
-def test_a_wrapper_and_what_it_holds_have_one_path(wrapper):
-    class Product(torch.nn.Module):
-        def forward(self, x):
-            return x @ x
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x @ x
 
-    class Wrapper(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            setattr(self, wrapper, inner)
 
-        def forward(self, x):
-            return getattr(self, wrapper)(x)
+class Wrapper(torch.nn.Module):
+    """A module of the user's, in which a name is a name, whatever it is."""
 
+    def __init__(self, inner, name):
+        super().__init__()
+        self.name = name
+        setattr(self, name, inner)
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, torch.nn.DataParallel, swa_utils.AveragedModel])
+def test_a_wrapper_and_what_it_holds_have_one_path(wrap):
     x = torch.randn(4, 4)
-    outer = Wrapper(torch.nn.Sequential(Wrapper(Product()), Product()))
+    outer = wrap(torch.nn.Sequential(wrap(Product()), Product()))
     with xt.kernel_policy(rules=[{"match": {"module": "0"}, "use": "cpu.reference"}]):
         outer(x)
-        Wrapper(Product())(x)  # the model itself, whose path is empty
+        wrap(Product())(x)  # the model itself, whose path is empty
     assert [(one.chosen, one.count) for one in xrt.decisions()] == [("cpu.reference", 1)]
+
+
+@pytest.mark.parametrize(
+    "name", ["_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod", "module", "a_module"]
+)
+def test_a_name_like_that_of_a_wrapper_stays_in_the_path(name):
+    x = torch.randn(4, 4)
+    outer = torch.nn.Sequential(Wrapper(torch.nn.Sequential(Product()), name))
+    with xt.kernel_policy(rules=[{"match": {"module": f"0.{name}.0"}, "use": "cpu.reference"}]):
+        outer(x)
+    assert [(one.module, one.count) for one in xrt.decisions()] == [(f"0.{name}.0", 1)]
 
 
 def test_a_kernel_that_nobody_knows_is_named_with_what_was_meant():

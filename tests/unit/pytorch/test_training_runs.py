@@ -16,7 +16,11 @@ from training_runs import train_digits, train_text  # noqa: E402 - it needs PyTo
 
 import xpuruntime.pytorch as xt  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # One policy has rules for modules of both models.
+    pytest.mark.filterwarnings("ignore:.*matched no call:xpuruntime.errors.XpuRuntimeWarning"),
+]
 
 RUNS = {"digits": train_digits, "text": train_text}
 STEPS = 18

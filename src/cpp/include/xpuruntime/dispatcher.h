@@ -74,6 +74,9 @@ class CallSite {
   /// (Python's) can keep it.
   bool try_run(const OpDesc& op, void* const* operands, StreamHandle stream);
 
+  /// What it has decided and remembers, also where the log is full.
+  std::vector<std::shared_ptr<const Decision>> decisions() const;
+
   const KernelRules& rules() const noexcept { return *rules_; }
   Dispatcher& dispatcher() const noexcept { return dispatcher_; }
   const std::string& node() const noexcept { return node_; }

@@ -107,9 +107,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decisions(tuple[Decision, ...]):
-    """Decisions, oldest first. ``print`` shows what served and what became of the other kernels; each has all of it."""
+    """Decisions, oldest first. ``print`` shows what served and what became of the other kernels; each has all of it.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    dropped : int
+        Decisions that are not among them, since the log was full.
+    """
+
+    dropped = 0
 
     def __str__(self) -> str:
         from xpuruntime.evidence.text.tables import plain
@@ -126,14 +132,17 @@ class Decisions(tuple[Decision, ...]):
         if not self:
             return Text("no decision: no kernel of ours was called since the start, or since clear_decisions()")
         records = [as_record(one, (one.node,) if one.node else ()) for one in self]
-        return Group(*decision_tables(records, f"kernels of ours: {len(self)} kinds of calls"))
+        title = f"kernels of ours: {len(self)} kinds of calls"
+        if self.dropped:
+            title += f"; {self.dropped} more came when the log was full and are not listed"
+        return Group(*decision_tables(records, title))
 
 
 def decisions() -> Decisions:
     """Return the distinct decisions of this process, oldest first; a tuple that ``print`` shows as tables.
 
-    At most 10,000 are kept; ``_core`` serves later ones without recording them. What is decided in an instrumented
-    pass, that of `InferenceSession.explain`, is in its report and not among them.
+    At most 10,000 are kept; ``_core`` serves later ones without recording them, and `Decisions.dropped` counts them.
+    What is decided in an instrumented pass, that of `InferenceSession.explain`, is in its report and not among them.
 
     Examples
     --------
@@ -147,9 +156,14 @@ def decisions() -> Decisions:
     return recorded(_core.Dispatcher.instance())
 
 
-def recorded(log: _core.DecisionLog | _core.Dispatcher) -> Decisions:
+def recorded(log: _core.DecisionLog | _core.Dispatcher | _core.CallSite) -> Decisions:
     """Return the decisions of a log, oldest first."""
-    return Decisions(msgspec.convert(one, Decision) for one in log.decisions())
+    found = Decisions(msgspec.convert(one, Decision) for one in log.decisions())
+    if isinstance(log, _core.DecisionLog):
+        found.dropped = log.dropped
+    elif isinstance(log, _core.Dispatcher):
+        found.dropped = log.dropped_decisions
+    return found
 
 
 def clear_decisions() -> None:

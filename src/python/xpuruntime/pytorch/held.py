@@ -19,6 +19,7 @@ from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention.entries import SDPA
 from xpuruntime.pytorch.overriding import gates
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
+from xpuruntime.pytorch.rule_use import RuleUse
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,8 @@ class Held:
         Where the core records what it decides under it, instead of the log of the process.
     source : str
         What asks for its kernels, where that is a call and no key of the policy: `routing.BY_CALL`.
+    root : Module, optional
+        At which the paths of modules begin.
 
     Attributes
     ----------
@@ -70,13 +73,23 @@ class Held:
         Whether gates know by themselves all that rules ask for, so that they may call kernels of ours without Python.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
+    rule_use : RuleUse
     """
 
-    def __init__(self, policy: Policy, log: _core.DecisionLog | None = None, *, source: str = "") -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        log: _core.DecisionLog | None = None,
+        *,
+        source: str = "",
+        root: torch.nn.Module | None = None,
+    ) -> None:
         kernels = policy.kernels
         self.policy = policy
         self.log = log
         self.source = source
+        self.root = root
+        self.rule_use = RuleUse(policy)
         self.keys: dict[str, str] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
@@ -99,7 +112,7 @@ class Held:
 
         What this one has warned of is not said again.
         """
-        other = Held(self.policy, log, source=self.source)
+        other = Held(self.policy, log, source=self.source, root=self.root)
         other._warned, other._lock, other.keys = self._warned, self._lock, self.keys
         return other
 
@@ -202,6 +215,7 @@ class Held:
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
         asked, source = words_of(self.policy, op, **facts)
+        self.rule_use.note(op, facts)
         if source != "default":
             source = self.source or source
         skipped = dict(skip)

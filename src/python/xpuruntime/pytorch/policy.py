@@ -14,11 +14,12 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch import function_phases, module_paths
 from xpuruntime.pytorch import held as holds
-from xpuruntime.pytorch import module_paths
 from xpuruntime.pytorch.capture import plain_graphs
 from xpuruntime.pytorch.held import Held
 from xpuruntime.pytorch.overriding import registry
+from xpuruntime.pytorch.rule_use import report
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
@@ -47,12 +48,16 @@ class InForce:
         self.held = held
         self._ops: tuple[str, ...] = ()
         self._follows = False
+        self._functions = False
         self._plain_graphs = False
         self._switches = set_switches(held.policy, quiet=again)
         try:
             if held.by_module:
-                module_paths.require()
+                module_paths.require(held.root)
                 self._follows = True
+            if held.by_phase:
+                function_phases.require()
+                self._functions = True
             if torch.backends.cuda.is_built():
                 plain_graphs.require()
                 self._plain_graphs = True
@@ -67,7 +72,10 @@ class InForce:
         registry.give_back(ops)
         if self._follows:
             self._follows = False
-            module_paths.give_back()
+            module_paths.give_back(self.held.root)
+        if self._functions:
+            self._functions = False
+            function_phases.give_back()
         if self._plain_graphs:
             self._plain_graphs = False
             plain_graphs.give_back()
@@ -97,17 +105,19 @@ _lost: list[_Choice] = []
 
 # All below that changes what is in force runs by `_core.call_aside`: it is done as a whole, whatever interrupts the
 # program. Its parts need not be prepared for an interruption, and take locks that no caller holds.
-def _change(policy: Policy | Held | None) -> None:
+def _change(policy: Policy | Held | None, root: torch.nn.Module | None = None) -> Held | None:
     with _lock, _busy():
         _forget_lost()
-        put_in_force(policy)
+        before = _chosen[-1].held
+        put_in_force(policy, root)
         _chosen[-1].held = None if _in_force is None else _in_force.held
+        return before
 
 
-def _enter(policy: Policy | None) -> _Entered:
+def _enter(policy: Policy | None, root: torch.nn.Module | None) -> _Entered:
     with _lock, _busy():
         _forget_lost()
-        put_in_force(policy)
+        put_in_force(policy, root)
         choice = _Choice(None if _in_force is None else _in_force.held)
         _chosen.append(choice)
         return _Entered(choice, _core.OnLoss(functools.partial(_lose, choice)))
@@ -163,10 +173,10 @@ def _repair() -> None:
 _changing = False
 
 
-def put_in_force(policy: Policy | Held | None) -> InForce | None:
+def put_in_force(policy: Policy | Held | None, root: torch.nn.Module | None = None) -> InForce | None:
     """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered.
 
-    Its `Held` can be given here later, to have it back with the routes that it has found.
+    Its `Held` can be given here later, to have it back with the routes that it has found. `root` is that of a `Policy`.
     """
     global _in_force
     from xpuruntime.pytorch.compiling import policy_changed
@@ -186,7 +196,7 @@ def put_in_force(policy: Policy | Held | None) -> InForce | None:
         try:
             if policy is not None:
                 again = isinstance(policy, Held)
-                _in_force = InForce(policy if isinstance(policy, Held) else Held(policy), again=again)
+                _in_force = InForce(policy if isinstance(policy, Held) else Held(policy, root=root), again=again)
         except BaseException:
             if before is not None:
                 _in_force = InForce(before.held, again=True)
@@ -213,7 +223,10 @@ def _busy() -> Iterator[None]:
 
 
 def set_kernel_policy(
-    policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None, **kernels: Any
+    policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    root: torch.nn.Module | None = None,
+    **kernels: Any,
 ) -> None:
     """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another choice.
 
@@ -222,6 +235,8 @@ def set_kernel_policy(
     policy : Policy, KernelPolicy, path, dict, ``"auto"`` or None
         Of a `Policy`, kernels, mode, and what ``execution`` says of ``tf32``, ``precision`` and ``determinism``. With
         ``None`` and no kernels: as `clear_kernel_policy`.
+    root : torch.nn.Module, optional
+        The module at which paths begin that rules ask for; default: the largest one that has been called.
     **kernels
         The fields of a `KernelPolicy` instead: ``matmul="cublasLt", attention="flash_v2"``.
 
@@ -230,6 +245,8 @@ def set_kernel_policy(
     PolicyError
         Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
         policy that held before holds on.
+    UnsupportedOperationError
+        The policy that held before is strict, and rules of it for modules matched no call. It is replaced all the same.
 
     Notes
     -----
@@ -256,12 +273,12 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    _core.call_aside(_change, _policy_of(policy, kernels))
+    report(_core.call_aside(_change, _policy_of(policy, kernels, root), root))
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
-    _core.call_aside(_change, None)
+    report(_core.call_aside(_change, None))
 
 
 def get_kernel_policy() -> KernelPolicy | None:
@@ -282,8 +299,14 @@ class kernel_policy:  # noqa: N801 - used like a function
 
     Parameters
     ----------
-    policy, **kernels
-        As for `set_kernel_policy`. With neither, PyTorch's own kernels run inside.
+    policy, root, **kernels
+        As for `set_kernel_policy`. Without a policy and kernels, PyTorch's own kernels run inside.
+
+    Warns
+    -----
+    XpuRuntimeWarning
+        A rule for a module matched no call, and others that it is for ran. A strict policy raises
+        `UnsupportedOperationError` then, when the block is left without another error.
 
     Examples
     --------
@@ -295,24 +318,36 @@ class kernel_policy:  # noqa: N801 - used like a function
     def __init__(
         self,
         policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        *,
+        root: torch.nn.Module | None = None,
         **kernels: Any,
     ) -> None:
-        self._policy = _policy_of(policy, kernels)
+        self._policy = _policy_of(policy, kernels, root)
+        self._root = root
         self._entered: list[_Entered] = []
 
     @_core.shielded
     def __enter__(self) -> KernelPolicy | None:
-        self._entered.append(_enter(self._policy))
+        self._entered.append(_enter(self._policy, self._root))
         return None if self._policy is None else self._policy.kernels
 
     @_core.shielded
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _leave(self._entered.pop())
+        entered = self._entered.pop()
+        held = entered.choice.held
+        _leave(entered)
+        if kind is None:
+            report(held)
 
 
-def _policy_of(policy: Any, kernels: dict[str, Any]) -> Policy | None:
+def _policy_of(policy: Any, kernels: dict[str, Any], root: Any) -> Policy | None:
+    if root is not None and not isinstance(root, torch.nn.Module):
+        msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
+        raise TypeError(msg)
+    if root is not None and policy is None and not kernels:
+        raise PolicyError("root is where the paths in a policy's rules begin, and no policy is given")
     if policy is not None and kernels:
         msg = f"both a policy and {', '.join(kernels)} are given; put the kernels into the policy, or pass them alone"
         raise PolicyError(msg)

@@ -22,11 +22,17 @@ class Asking:
 
     def __init__(self) -> None:
         self._policies: dict[int, KernelPolicy] = {}
+        self._held: dict[int, Held] = {}
 
     def note(self, held: Held | None) -> None:
         """Take note of a policy that holds."""
         if held is not None:
             self._policies.setdefault(held.number, held.policy.kernels)
+            self._held.setdefault(held.number, held)
+
+    def unmatched(self) -> tuple[str, ...]:
+        """Return a sentence for each rule of a module that no call has matched."""
+        return tuple(sentence for held in self._held.values() for sentence in held.rule_use.unmatched())
 
     def asked(self, op: str, **facts: Any) -> tuple[tuple[str, ...], str, bool]:
         """Return what is asked for, the key that asks, and whether that is sure.

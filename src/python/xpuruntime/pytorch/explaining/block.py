@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
@@ -38,6 +39,11 @@ class explain:  # noqa: N801 - used like a function
 
     It covers forward and backward, in all threads, with a policy in force or without.
 
+    Parameters
+    ----------
+    root : torch.nn.Module, optional
+        The module at which paths begin, where no policy names one; default: the largest one that has been called.
+
     Returns
     -------
     Explanation
@@ -65,7 +71,11 @@ class explain:  # noqa: N801 - used like a function
     ('cpu.reference', 'kernels.matmul', 'honoured', 1)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, root: torch.nn.Module | None = None) -> None:
+        if root is not None and not isinstance(root, torch.nn.Module):
+            msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
+            raise TypeError(msg)
+        self._root = root
         self._watch: Watch | None = None
         self._loss: _core.OnLoss | None = None
 
@@ -82,6 +92,7 @@ class explain:  # noqa: N801 - used like a function
         self._watch = Watch(
             self._recorder,
             Profiler(record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)),
+            self._root,
         )
         self._loss = _core.OnLoss(self._watch.abandon)
         self._before = decisions()
@@ -117,7 +128,8 @@ class explain:  # noqa: N801 - used like a function
         joined = join(profiler.events(), self._recorder.kinds)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
-        notes = []
+        unmatched = recorder.asking.unmatched()
+        notes = list(unmatched)
         if joined.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
@@ -130,6 +142,7 @@ class explain:  # noqa: N801 - used like a function
                 overhead_us=joined.overhead_ns / 1000,
                 policy=self._policy,
                 notes=tuple(notes),
+                unmatched=unmatched,
                 partial=partial,
             )
         )
@@ -138,8 +151,8 @@ class explain:  # noqa: N801 - used like a function
 class Watch:
     """What is put into PyTorch for a block, and taken away again; `abandon` does it at any point."""
 
-    def __init__(self, recorder: CallRecorder, profiler: Profiler) -> None:
-        self._recorder, self.profiler = recorder, profiler
+    def __init__(self, recorder: CallRecorder, profiler: Profiler, root: torch.nn.Module | None = None) -> None:
+        self._recorder, self.profiler, self._root = recorder, profiler, root
         self._undo: list[Callable[[], Any]] = []
 
     def start(self) -> None:
@@ -162,8 +175,8 @@ class Watch:
         undo = self._undo
         ops = registry.require(registry.RUNNING)
         undo.append(lambda: registry.give_back(ops))
-        module_paths.require()
-        undo.append(module_paths.give_back)
+        module_paths.require(self._root, first=False)
+        undo.append(lambda: module_paths.give_back(self._root, first=False))
         undo += [handle.remove for handle in _module_ranges()]
 
     def _record(self) -> None:

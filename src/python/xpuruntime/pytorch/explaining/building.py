@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
+from xpuruntime import _core
+from xpuruntime.ops.decision_log import recorded
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.explaining.escapes import FLEX
@@ -61,16 +63,21 @@ def decision_of(seen: Seen, decisions: Sequence[Decision]) -> Decision | None:
     """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
     if seen.native:
         return None
-    fitting = [
-        one
-        for one in decisions
-        if one.asked_by == seen.source
-        and one.asked == (seen.kernel,)
-        and one.op.startswith(seen.op)
-        and one.dtype in seen.dtypes
-    ]
-    exact = [one for one in fitting if _fits(one, seen)]
-    return next(iter(exact or fitting), None)
+    fitting = [one for one in decisions if _is_of(one, seen)]
+    exact = next((one for one in fitting if _fits(one, seen)), None)
+    if exact is None and seen.site is not None:  # the log keeps so many, and where the calls come from some more
+        exact = next((one for one in recorded(seen.site) if _is_of(one, seen) and _fits(one, seen)), None)
+    return next(iter(fitting), None) if exact is None else exact
+
+
+def _is_of(decision: Decision, seen: Seen) -> bool:
+    """Say whether a decision is about calls of this operation and type that the same key asks something for."""
+    return (
+        decision.asked_by == seen.source
+        and decision.asked == (seen.kernel,)
+        and decision.op.startswith(seen.op)
+        and decision.dtype in seen.dtypes
+    )
 
 
 def _fits(decision: Decision, seen: Seen) -> bool:
@@ -80,6 +87,14 @@ def _fits(decision: Decision, seen: Seen) -> bool:
     shapes = list(seen.shapes)
     inputs = [tuple(shape) for name, shape in decision.shapes.items() if name in ("a", "b", "q", "k", "v", "x")]
     return bool(inputs) and all(shape in shapes for shape in inputs)
+
+
+def _dropped() -> str:
+    """Return why there is no decision of calls that a kernel of ours served."""
+    dropped = _core.Dispatcher.instance().dropped_decisions
+    if not dropped:
+        return "the decision of these calls was cleared meanwhile"
+    return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
 
 
 def _unwatched(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision]) -> list[Row]:
@@ -108,6 +123,9 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
         notes += decision.notes
         if kind == "cpu":
             observed = (decision.kernel,)
+    elif not seen.native and kind == "cpu":
+        observed = ()
+        notes.append(f"unobservable: {_dropped()}")
     return Row(
         op=seen.op,
         operator=key.operator or seen.operator,

@@ -31,6 +31,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any] | None
     notes: tuple[str, ...]
     partial: bool
+    unmatched: tuple[str, ...] = ()
 
 
 class Explanation:
@@ -52,7 +53,9 @@ class Explanation:
     policy : dict or None
         The policy that held when the block was entered.
     notes : tuple of str
-        What could not be seen, and why.
+        What could not be seen, and why; rules that matched no call.
+    unmatched : tuple of str
+        Rules for modules that matched no call, of policies that held inside; also among the notes.
     partial : bool
         Whether the block was left by an exception.
     """
@@ -94,6 +97,11 @@ class Explanation:
     def notes(self) -> tuple[str, ...]:
         """What could not be seen, and why."""
         return self._get().notes
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Rules for modules that matched no call."""
+        return self._get().unmatched
 
     @property
     def partial(self) -> bool:
@@ -142,7 +150,12 @@ class Explanation:
         return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
 
     def require(
-        self, *, coverage: float | None = None, no_bypass: bool = True, no_substitution: bool = True
+        self,
+        *,
+        coverage: float | None = None,
+        no_bypass: bool = True,
+        no_substitution: bool = True,
+        no_unmatched: bool = True,
     ) -> Explanation:
         """Raise unless the code ran under its policy: for a test that is to hold a training to it.
 
@@ -156,6 +169,8 @@ class Explanation:
             against `coverage`.
         no_substitution : bool
             Nothing may have run by another kernel than its rule asks for.
+        no_unmatched : bool
+            No rule for a module may have matched no call.
 
         Returns
         -------
@@ -181,6 +196,8 @@ class Explanation:
         if no_substitution and counts["substituted"]:
             wrong.append(f"{_rows(len(counts['substituted']))} ran by another kernel than was asked for")
             against.add("substituted")
+        if no_unmatched:
+            wrong += self.unmatched
         covered = self.coverage.covered
         if coverage is not None and covered < coverage:
             wrong.append(

@@ -229,9 +229,7 @@ class _Joining:
             if not shapes and through is not None:
                 shapes, dtypes = _arguments(through)
             module = seen.module or self._timeline.module_of(call)
-            # A kernel of ours may run with the recording of gradients off inside a call that is recorded.
-            phase = call.phase if seen.phase == "infer" and not seen.stated else seen.phase
-            key = Called(call.kind, "" if through is None else through.name, module, phase, shapes, dtypes)
+            key = Called(call.kind, "" if through is None else through.name, module, seen.phase, shapes, dtypes)
             self._keys[id(call)] = key
         return self._calls[key]
 
@@ -259,7 +257,7 @@ class _Joining:
 
 def _cut_short(node: Node, escape: Escape) -> bool:
     """Say whether a checkpoint has ended its second forward in this operator, before anything was computed."""
-    return escape.reason == NOT_REACHED and node.sequence >= 0 and node.phase == "backward"
+    return escape.reason == NOT_REACHED and node.sequence >= 0 and node.in_backward
 
 
 def _arguments(node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

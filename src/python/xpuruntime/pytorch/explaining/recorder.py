@@ -47,10 +47,10 @@ class Seen:
         The word that was resolved to: an id of ours, or of PyTorch's.
     native : bool
         Whether PyTorch's own kernel serves.
+    site : CallSite or None
+        For kernels of ours, what decides which one serves.
     by_switch : bool
         Whether the policy is kept by a switch of PyTorch's, so that no call is decided by itself.
-    stated : bool
-        Whether compiled code has stated the phase; otherwise it is as found where the kernel ran.
     status, reason : str
     count : int
         Calls that returned.
@@ -62,7 +62,7 @@ class Seen:
 
     __slots__ = (
         "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "module", "name",
-        "native", "number", "op", "phase", "reason", "shapes", "source", "stated", "status", "thread",
+        "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,6 @@ class Seen:
         self.op = op
         self.module = module
         self.phase = phase
-        self.stated = bool(_core.stated_phase())
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(dict.fromkeys(calls.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
         self.device = str(tensors[0].device) if tensors else "cpu"
@@ -83,6 +82,7 @@ class Seen:
         self.thread = threading.get_native_id()
         self.by_switch = False
         self.native = True
+        self.site: _core.CallSite | None = None
         self.asked: tuple[str, ...] = ()
         self.source = "default"
         self.kernel = DEFAULT_ID[op]
@@ -90,6 +90,7 @@ class Seen:
         self.reason = ""
         if route is not None:
             self.native = route.native
+            self.site = None if route.place is None else route.place.site
             self.kernel = route.kernel
             self.status = route.status
             self.reason = route.reasons

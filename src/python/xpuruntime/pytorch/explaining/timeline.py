@@ -100,13 +100,18 @@ class Node:
             node = node.parent
 
     @property
+    def in_backward(self) -> bool:
+        """Whether it ran inside of a backward pass."""
+        return any(node.name.startswith(_BACKWARD) for node in self.upward())
+
+    @property
     def phase(self) -> str:
         """Which phase it belongs to, as `calls.phase` has it."""
         recorded = False
         for node in self.upward():
             if node.name.startswith(_BACKWARD):
-                return "backward"
-            recorded = recorded or node.sequence >= 0
+                return "train" if recorded else "backward"
+            recorded = recorded or (node.sequence >= 0 and not node.forward)
         return "train" if recorded else "infer"
 
 

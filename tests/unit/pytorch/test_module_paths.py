@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""One path for each module: however it is wrapped and called, in forward, backward and recomputation."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import module_path_cases as cases  # noqa: E402 - it needs PyTorch
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.pytorch import module_paths  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("wrap", "call"), [(wrap, call) for wrap in cases.WRAPS for call in cases.CALLS if cases.is_possible(wrap, call)]
+)
+@pytest.mark.parametrize("way", cases.WAYS)
+def test_each_product_belongs_to_the_module_that_pytorch_runs_it_in(wrap, way, call):
+    cases.check(wrap, way, call, "cpu", "cpu.reference")
+
+
+def rule(module, use="cpu.reference", **more):
+    return {"match": {"op": "matmul", "module": module, **more}, "use": use}
+
+
+def served():
+    return {(one.module, one.chosen) for one in xrt.decisions()}
+
+
+@pytest.fixture(autouse=True)
+def _no_decisions():
+    xrt.clear_decisions()
+
+
+def test_the_path_begins_at_the_largest_root_that_was_called():
+    model, x = cases.Model(), torch.ones(2, 8)
+    with xt.kernel_policy(rules=[rule("*")]):
+        model.encoder(x)
+        assert served() == {(f"layers_module.{n}.lin", "cpu.reference") for n in (0, 1)}
+        xrt.clear_decisions()
+        model(x)
+        model.encoder(x)
+        assert {path for path, _ in served()} == set(cases.SIZES)
+
+
+def test_the_path_begins_at_the_root_that_the_policy_names_also_before_it_is_called():
+    model, x = cases.Model(), torch.ones(2, 8)
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rules": [rule("encoder.*")]}), root=model):
+        model.encoder(x)
+        assert {path for path, _ in served()} == set(list(cases.SIZES)[:2])
+    outer = torch.nn.Sequential(model)
+    outer(x)
+    xrt.clear_decisions()
+    with xt.kernel_policy(rules=[rule("encoder.*")], root=model):
+        outer(x)
+    assert {path for path, _ in served()} == set(list(cases.SIZES)[:2])
+
+
+def test_a_root_that_is_no_module_and_one_without_a_policy_are_refused():
+    with pytest.raises(TypeError, match="root"):
+        xt.kernel_policy(matmul="cpu.blas", root="model")
+    with pytest.raises(TypeError, match="root"):
+        xt.explain(root="model")
+    with pytest.raises(PolicyError, match="root"):
+        xt.kernel_policy(root=torch.nn.Linear(1, 1))
+
+
+def raising(model, x):
+    model(x)
+    raise LookupError
+
+
+def test_a_rule_that_matched_no_call_is_a_warning_an_error_under_strict_and_in_explain():
+    model, x = cases.Model(), torch.ones(2, 8)
+    text = r"kernels.rules\[0\] \(module: encodre\.\*\) matched no call"
+    block = xt.kernel_policy(rules=[rule("encodre.*")])
+    with pytest.warns(XpuRuntimeWarning, match=text), block:
+        model(x)
+    strict = xrt.Policy(mode="strict", kernels={"rules": [rule("encodre.*")]})
+    with pytest.raises(UnsupportedOperationError, match=text), xt.kernel_policy(strict):
+        model(x)
+    assert xt.get_kernel_policy() is None
+    with pytest.warns(XpuRuntimeWarning), xt.kernel_policy(rules=[rule("encodre.*")]), xt.explain() as found:
+        model(x)
+    assert len(found.unmatched) == 1
+    assert found.unmatched[0] in found.notes
+    with pytest.raises(UnsupportedOperationError, match=text):
+        found.require()
+    found.require(no_unmatched=False)
+    xt.set_kernel_policy(strict)
+    model(x)
+    with pytest.raises(UnsupportedOperationError, match=text):
+        xt.clear_kernel_policy()
+    assert xt.get_kernel_policy() is None
+    with pytest.raises(LookupError), xt.kernel_policy(strict):  # the error of the block is the one that is raised
+        raising(model, x)
+
+
+def test_a_rule_is_not_reported_where_nothing_ran_that_it_is_for():
+    model, x = cases.Model(), torch.ones(2, 8)
+    strict = {"mode": "strict", "kernels": {"rules": [rule("*"), rule("head"), rule("nowhere", phase="backward")]}}
+    with xt.kernel_policy(xrt.Policy.coerce(strict)), torch.no_grad():
+        pass
+    with xt.kernel_policy(xrt.Policy.coerce(strict)), torch.no_grad():
+        model(x)
+
+
+def test_threads_that_train_at_once_have_each_node_in_its_own_module():
+    # Every thread numbers its nodes from the same number on, so that numbers alone do not tell them apart.
+    models = [torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(n))) for n in (1, 2, 3)]
+    root = torch.nn.ModuleList(models)
+    losses, start = {}, threading.Barrier(3)
+    with xt.kernel_policy(rules=[rule("1.*")], root=root), cases.Served() as seen:
+
+        def forward(n):
+            start.wait()
+            losses[n] = models[n](torch.ones(2, 8, requires_grad=True)).sum()
+
+        threads = [threading.Thread(target=forward, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for n in range(3):
+            del seen.seen[:]
+            losses[n].backward()
+            paths = [path for path, *_ in seen.seen]
+            assert paths == [f"{n}.{layer}" for layer in reversed(range(n + 1)) for _ in range(2)]
+
+
+def test_a_gradient_taken_inside_of_a_forward_belongs_to_the_module_it_is_of():
+    class Energy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            (force,) = torch.autograd.grad(self.inner(x).square().sum(), x, create_graph=True)
+            return force
+
+    model, x = Energy(), torch.ones(2, 8, requires_grad=True)
+    with xt.kernel_policy(rules=[rule("inner")]), cases.Served() as seen:
+        model(x).sum().backward()
+    assert len(seen.seen) > 4
+    assert {path for path, *_ in seen.seen} == {"inner"}
+    assert module_paths.running() == ""
+
+
+def test_retained_graphs_and_second_derivatives_belong_to_their_modules():
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)), torch.ones(2, 8)
+    x.requires_grad_()
+    with xt.kernel_policy(rules=[rule("2")]), cases.Served() as seen:
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        first = len(seen.seen)
+        for _ in range(2):
+            grad.square().sum().backward(retain_graph=True)
+    assert first < len(seen.seen)
+    assert {path for path, *_ in seen.seen} == {"0", "2"}
+    by_kernel = {(path, kernel) for path, _, kernel, _ in seen.seen}
+    assert by_kernel == {("0", "torch.mm"), ("2", "cpu.reference")}
+
+
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w.T, x.T @ grad
+
+
+kept = Times.apply  # as programs keep it
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_forward_of_a_function_has_the_phase_in_which_it_is_called(recorded):
+    x, w = torch.ones(3, 8), torch.ones(8, 8, requires_grad=True)
+    with xt.explain() as found:
+        with torch.set_grad_enabled(recorded):
+            out = kept(x, w).sum()
+        if recorded:
+            out.backward()
+    phases = sorted((row.phase, row.count) for row in found.rows if row.op == "matmul")
+    assert phases == ([("backward", 1), ("backward", 1), ("train", 1)] if recorded else [("infer", 1)])
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+
+
+@pytest.mark.parametrize(("phase", "times"), [("train", 1), ("infer", 0), ("backward", 2)])
+def test_rules_of_a_phase_hold_inside_of_a_function_whoever_looks_on(phase, times):
+    x, w = torch.ones(3, 8), torch.ones(8, 8, requires_grad=True)
+    policy = {"rules": [{"match": {"op": "matmul", "phase": phase}, "use": "cpu.reference"}]}
+    for watch in (contextlib.nullcontext, xt.explain):
+        xrt.clear_decisions()
+        with xt.kernel_policy(**policy), watch():
+            kept(x, w).sum().backward()
+        assert sum(one.count for one in xrt.decisions()) == times
+
+
+def test_what_ran_is_said_when_the_log_of_decisions_is_full():
+    def row():
+        with xt.explain() as found:
+            torch.ones(7, 9) @ torch.ones(9, 11)
+        return next((r.resolved, r.observed, r.status) for r in found.rows if r.op == "matmul")
+
+    with xt.kernel_policy(matmul="cpu.blas"):
+        expected = row()
+        xrt.clear_decisions()
+        for m in range(1, 102):
+            for n in range(1, 102):
+                torch.mm(torch.ones(m, 1), torch.ones(1, n))
+        assert len(xrt.decisions()) == 10_000
+        assert row() == expected == ("cpu.blas", ("cpu.blas",), "honoured")
+        assert xrt.decisions().dropped >= 201
+        assert "more came when the log was full" in str(xrt.decisions()).replace("\n", " ")
+    xrt.clear_decisions()
+    assert xrt.decisions().dropped == 0
