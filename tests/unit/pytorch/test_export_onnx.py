@@ -312,3 +312,15 @@ class TestRefusals:
 
         code = "import sys, xpuruntime.pytorch as xt; xt.export; sys.exit('onnxscript' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_leaves_the_choice_to_pytorch_leaves_it_to_the_engine(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)).eval()
+    rule = {"match": {"op": "matmul", "module": "0"}, "use": "torch"}
+    policy = xrt.Policy(mode="strict", kernels={"layer_norm": "torch", "rules": [rule]})
+    done = xt.export(net, torch.zeros(2, 4), tmp_path / "net.onnx", policy=policy)
+    assert done.policy.kernels.layer_norm == "auto"
+    assert [one.use for one in done.policy.kernels.rules] == ["auto"]
+    assert sum("'torch' became 'auto'" in note for note in done.notes) == 2
+    with xrt.InferenceSession(tmp_path / "net.onnx", device="cpu", engine="onnxruntime") as session:
+        assert session.run({session.inputs[0].name: torch.zeros(2, 4).numpy()})

@@ -16,6 +16,7 @@ import torch
 import xpuruntime
 from xpuruntime.evidence.carried.export_lock import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
+from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls, held
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def translate(
         return None, []
     rules: list[KernelRule] = []
     notes: list[str] = []
+    if by_node:
+        policy = _without_torch(policy, notes)
     for place, rule in enumerate(policy.kernels.rules):
         key, match = f"kernels.rules[{place}]", rule.match
         phases = (match.phase,) if isinstance(match.phase, str) else match.phase
@@ -85,6 +88,26 @@ def translate(
         elif rule.use is not None or rule.precision is not None:
             notes.append(f"{key} is left out: without its phase it would be for everything; state an op as well")
     return policy.replace(kernels=policy.kernels.replace(rules=tuple(rules))), notes
+
+
+def _without_torch(policy: Policy, notes: list[str]) -> Policy:
+    """Return a policy in which what leaves the choice to PyTorch leaves it to the engine that the file runs on."""
+
+    def translated(key: str, use: str | tuple[str, ...] | None) -> Any:
+        words = (use,) if isinstance(use, str) else tuple(use or ())
+        if "torch" not in words:
+            return use
+        notes.append(f"{key}: 'torch' became 'auto', since the file runs on other engines")
+        other = tuple("auto" if word == "torch" else word for word in words)
+        return other[0] if isinstance(use, str) else other
+
+    kernels = policy.kernels
+    short = {op: translated(f"kernels.{op}", kernels.get(op)) for op in FAMILIES if kernels.get(op) is not None}
+    rules = tuple(
+        rule.replace(use=translated(f"kernels.rules[{place}]", rule.use)) if rule.use is not None else rule
+        for place, rule in enumerate(kernels.rules)
+    )
+    return policy.replace(kernels=kernels.replace(rules=rules, **short))
 
 
 def plain_path(path: str) -> str:
