@@ -46,7 +46,7 @@ def bench(
     from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json, progress
 
-    _, feeds = prepare(model, input, dim)
+    _, feeds = prepare(model, input, dim, trust=choice.trust)
     arrays = feeds.arrays
     session, load_us = open_session(model, choice, as_json=json)
     samples: dict[str, list[float]] = {}

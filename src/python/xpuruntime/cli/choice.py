@@ -8,7 +8,14 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from xpuruntime.cli.options import CalibrationOption, DeviceOption, EngineOption, PolicyOption, PrecisionOption
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    EngineOption,
+    PolicyOption,
+    PrecisionOption,
+    TrustOption,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,13 +24,14 @@ __all__ = ["Choice", "choosing"]
 
 
 class Choice(NamedTuple):
-    """Policy, device, engine, precision and calibration inputs; ``None`` leaves it to the policy."""
+    """Policy, device, engine, precision and calibration inputs, ``None`` leaves it to the policy; and trust."""
 
     policy: PolicyOption = None
     device: DeviceOption = None
     engine: EngineOption = None
     precision: PrecisionOption = None
     calibration: CalibrationOption = None
+    trust: TrustOption = False
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `InferenceSession` and of `plan`. Engines may be a list with commas."""

@@ -55,6 +55,7 @@ def compile_(
 
     choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
     arguments = choice.arguments()
+    del arguments["trust"]  # no engine compiles a .pt2 file
     arguments["policy"] = _with_soc(policy, soc, arguments["engine"])
     start = time.perf_counter()
     with working("compiling", as_json=json):

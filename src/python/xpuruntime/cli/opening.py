@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["open_session", "prepare"]
 
 
-def prepare(model: str, values: list[str] | None, dims: list[str] | None) -> tuple[ModelInfo, Feeds]:
+def prepare(
+    model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
+) -> tuple[ModelInfo, Feeds]:
     """Read the model's facts and its inputs, and say on stderr when inputs are made up."""
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.artifacts import artifact_model
 
-    info = artifact_model(model) or read_model(model)
+    info = artifact_model(model) or read_model(model, trust=trust)
     feeds = read_feeds(info, values, dims)
     note = feeds.note()
     if note:

@@ -18,6 +18,7 @@ __all__ = [
     "ModelArgument",
     "PolicyOption",
     "PrecisionOption",
+    "TrustOption",
     "html_option",
     "runs_option",
     "warmup_option",
@@ -57,6 +58,9 @@ CalibrationOption = Annotated[
         help="Inputs to quantise with, for --precision int8: an .npz or .npy file, or a folder of them.",
         show_default=False,
     ),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Load a .pt2 file although that can run code of the file.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 InputOption = Annotated[

@@ -113,7 +113,7 @@ def explain(
     check_outputs({"--output": output, "--html": html}, model, choice, input)
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
-    _, feeds = prepare(model, input, dim)
+    _, feeds = prepare(model, input, dim, trust=choice.trust)
     session, _ = open_session(model, choice, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)

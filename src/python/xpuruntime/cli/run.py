@@ -38,7 +38,7 @@ def run(
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
 
     check_outputs({"--output": output}, model, choice, input)
-    info, feeds = prepare(model, input, dim)
+    info, feeds = prepare(model, input, dim, trust=choice.trust)
     check_output_path(output, len(info.outputs))
     session, _ = open_session(model, choice, as_json=json)
     with session:

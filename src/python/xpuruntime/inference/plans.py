@@ -46,6 +46,7 @@ def plan(
     backend: str | Sequence[str] | None = None,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
+    trust: bool = False,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
 ) -> Plan:
@@ -60,12 +61,12 @@ def plan(
         policy key.
     """
     engines = registry if registry is not None else default_registry()
-    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
+    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
     return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
 
 
 class Asked(NamedTuple):
-    """What a session is told of its policy: the arguments of these names."""
+    """What a session is told of its policy and of trust: the arguments of these names."""
 
     device: str | None = None
     engine: str | Sequence[str] | None = None
@@ -75,6 +76,7 @@ class Asked(NamedTuple):
     precision: Precision | None = None
     fp16: bool = False
     backend: str | Sequence[str] | None = None
+    trust: bool = False
 
     def merged(self, policy: PolicyLike | None) -> Policy:
         """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
@@ -123,7 +125,7 @@ def plan_asked(
     else:
         artifact, start = None, asked.policy
     stated = asked.merged(start)
-    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
     source = "artifact" if artifact is not None and asked.policy is None else "stated"
     notes: tuple[str, ...] = ()
     if artifact is None:

@@ -61,6 +61,8 @@ class InferenceSession:
     calibration : path, array, mapping, list or iterable, optional
         Inputs like those that the model will get, to quantise it with where `precision` is ``"int8"``; see
         `Calibration`.
+    trust : bool
+        Load a ``.pt2`` file although that can run code of the file. Without, such a file is refused.
     registry : EngineRegistry, optional
         Engines to choose from; default: all of this package.
     machine : Machine, optional
@@ -113,6 +115,7 @@ class InferenceSession:
         backend: str | Sequence[str] | None = None,
         example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
         calibration: Any = None,
+        trust: bool = False,
         registry: EngineRegistry | None = None,
         machine: Machine | None = None,
     ) -> None:
@@ -121,7 +124,7 @@ class InferenceSession:
         #: What the last binding said of its CUDA graph.
         self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
-        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
+        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
         asked, self.plan, self._machine, stated = plan_asked(
             model, told, engines, machine, example_inputs=example_inputs, calibration=calibration
         )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["read_model"]
 
 
-def read_model(model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> ModelInfo:
+def read_model(
+    model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, trust: bool = False
+) -> ModelInfo:
     """Return what is known of a model before any engine sees it.
 
     Parameters
@@ -26,6 +28,8 @@ def read_model(model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | N
         An ``.onnx`` file, a ``.pt2`` file of PyTorch, or a module.
     example_inputs : mapping of str to tensor, or sequence of tensors, optional
         For a module: what it is called with once, to learn its operators and results.
+    trust : bool
+        Load a ``.pt2`` file although that can run code of the file.
 
     Raises
     ------
@@ -44,5 +48,5 @@ def read_model(model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | N
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).endswith(".pt2"):
         from xpuruntime.engines.torch.reading import inspect_program
 
-        return inspect_program(os.fspath(model))
+        return inspect_program(os.fspath(model), trust=trust)
     return inspect_model(model)

@@ -17,6 +17,7 @@ from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.info import ModelInfo
+from xpuruntime.engines.torch.archive import check_archive, check_sizes
 from xpuruntime.engines.torch.dimensions import given_names, spelled
 from xpuruntime.engines.torch.multi_head import width_by_products
 from xpuruntime.engines.torch.names import op_name
@@ -34,18 +35,21 @@ __all__ = ["inspect_module", "inspect_program"]
 _EXPORT = "export it again with torch.export.save(torch.export.export(module, args), path)"
 
 
-def inspect_program(path: str) -> ModelInfo:
+def inspect_program(path: str, *, trust: bool = False) -> ModelInfo:
     """Read an exported program.
 
     Parameters
     ----------
     path : str
         A ``.pt2`` file as ``torch.export.save`` writes it.
+    trust : bool
+        Load it although that can run code of the file. Without, such a file is refused.
 
     Raises
     ------
     ModelError
-        The file is missing, is no exported program, or needs PyTorch, which is not installed.
+        The file is missing, is no exported program, needs PyTorch, which is not installed, or is not trusted and
+        could run code.
     """
     file = Path(path)
     kind = kind_of(path)
@@ -57,13 +61,14 @@ def inspect_program(path: str) -> ModelInfo:
     if not zipfile.is_zipfile(file):
         raise refuse(path, "it is no archive, so no exported program, or it is cut off", "export or copy it again")
     facts = file.stat()
-    with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
+    names = check_sizes(path)
     if any("/aotinductor/" in name for name in names):
         fix = "give the exported program that the package was compiled from"
         raise refuse(path, "it is a package compiled by AOTInductor, which no policy can reach into", fix)
     if any(name.endswith("/data.pkl") for name in names) and not any("/models/" in name for name in names):
         raise refuse(path, "it is a checkpoint of PyTorch, as torch.save writes it, and no exported program", _EXPORT)
+    if not trust:
+        check_archive(path)
     import torch
 
     with reading(path, _EXPORT), warnings.catch_warnings():
