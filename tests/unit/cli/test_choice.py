@@ -14,7 +14,8 @@ from xpuruntime.cli import compile as compiling
 from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import JsonOption, ModelArgument
 
-COMMANDS = [run.run, bench.bench, profile.profile, plan.plan, plan.explain, compiling.compile_]
+#: All but `compile`, which takes no .pt2 file and so no --trust.
+COMMANDS = [run.run, bench.bench, profile.profile, plan.plan, plan.explain]
 
 
 @choosing
@@ -34,8 +35,18 @@ def test_every_command_that_opens_a_session_takes_them(command):
     shown = inspect.signature(command, eval_str=True).parameters
     first = inspect.signature(_told).parameters
     assert {name: (shown[name].annotation, shown[name].default) for name in Choice._fields} == {
-        name: (first[name].annotation, None) for name in Choice._fields
+        name: (first[name].annotation, Choice._field_defaults[name]) for name in Choice._fields
     }
+
+
+def test_compile_takes_all_but_trust():
+    shown = inspect.signature(compiling.compile_, eval_str=True).parameters
+    first = inspect.signature(_told).parameters
+    fields = [name for name in Choice._fields if name != "trust"]
+    assert {name: (shown[name].annotation, shown[name].default) for name in fields} == {
+        name: (first[name].annotation, None) for name in fields
+    }
+    assert "trust" not in shown
 
 
 def test_they_stand_where_the_command_puts_them():

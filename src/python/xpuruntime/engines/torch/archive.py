@@ -92,11 +92,11 @@ def _check_payloads(path: str, name: str, reader: Any, records: list[str]) -> No
     folder = name.rpartition("/")[0]
     for weight, entry in _entries(path, name, reader.get_record(name)):
         member = f"{folder}/{entry.get('path_name')}"
-        if member not in records:
-            raise refuse(path, f"the data of {weight!r} is missing: it has no {member!r}", _AGAIN)
         base = member.rpartition("/")[2]
         if base.startswith(("opaque_obj", "custom_obj")):
             _untrusted(path, f"{weight!r} is a Python object ({member})")
+        if member not in records:
+            raise refuse(path, f"the data of {weight!r} is missing: it has no {member!r}", _AGAIN)
         if entry.get("use_pickle"):
             _check_pickle(path, member, reader.get_record(member))
         elif not _holds(entry, reader.get_record_size(member)):

@@ -104,6 +104,8 @@ def check_program(program: Any) -> None:
 
 
 def _check_text(key: str, text: str) -> None:
+    if key in _NAME_LISTS:
+        raise Unsafe(f"{key} is the text {_shown(text)}")
     if key in _NAMES:
         _check_names(key, (text,))
     elif key == "expr_str":
