@@ -5,9 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "bind.h"
 #include "gil.h"
@@ -175,6 +178,59 @@ class OnLoss {
   py::object function_;
 };
 
+// Blocks in a context variable, each a tuple of a value, the block around it, and who entered it.
+// Python would run code of its own between any two steps of these.
+enum Part : std::uint8_t { kValue, kOuter, kOwner };
+
+py::object variable_value(const py::object& variable) {
+  PyObject* found = nullptr;
+  if (PyContextVar_Get(variable.ptr(), nullptr, &found) != 0) throw py::error_already_set();
+  return found == nullptr ? py::object(py::none()) : py::reinterpret_steal<py::object>(found);
+}
+
+void set_variable(const py::object& variable, const py::object& value) {
+  const auto token =
+      py::reinterpret_steal<py::object>(PyContextVar_Set(variable.ptr(), value.ptr()));
+  if (!token) throw py::error_already_set();
+}
+
+void enter_block(const py::object& variable, const py::object& value, const py::object& owner) {
+  set_variable(variable, py::make_tuple(value, variable_value(variable), owner));
+}
+
+bool leave_block(const py::object& variable, const py::object& owner) {
+  std::vector<py::object> inner;  // entered later, and not left yet
+  py::object block = variable_value(variable);
+  for (; !block.is_none();
+       block = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(block.ptr(), kOuter))) {
+    if (PyTuple_GET_ITEM(block.ptr(), kOwner) == owner.ptr()) break;
+    inner.push_back(block);
+  }
+  if (block.is_none()) return false;
+  auto left = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(block.ptr(), kOuter));
+  for (; !inner.empty(); inner.pop_back()) {
+    PyObject* const one = inner.back().ptr();
+    left = py::make_tuple(py::handle(PyTuple_GET_ITEM(one, kValue)), left,
+                          py::handle(PyTuple_GET_ITEM(one, kOwner)));
+  }
+  set_variable(variable, left);
+  return true;
+}
+
+// What a block of `with` is entered and left by, as two methods.
+py::tuple context_block(const py::object& variable, const std::string& value,
+                        const std::string& given, const std::string& stranger) {
+  const py::object enter = as_method(py::cpp_function([=](const py::object& self) {
+    py::object answer = self.attr(given.c_str());
+    enter_block(variable, self.attr(value.c_str()), self);
+    return answer;
+  }));
+  const py::object leave = as_method(py::cpp_function([=](const py::args& args) {
+    if (!leave_block(variable, args[0])) throw std::runtime_error(stranger);
+  }));
+  return py::make_tuple(enter, leave);
+}
+
 // Of the process, before those of libraries that are loaded already: they wait for threads that a
 // child of a fork does not have.
 void end_process(int status, void* /*unused*/) {
@@ -208,6 +264,10 @@ void bind_interruption(py::module_& module) {
                      "Calls a function when it is dropped, until it is done; see `guarded`.")
       .def(py::init<py::object>(), py::arg("function"))
       .def("disarm", &OnLoss::disarm, "Call nothing any more.");
+  module.def("context_block", context_block, py::arg("variable"), py::arg("value"),
+             py::arg("given"), py::arg("stranger"),
+             "`__enter__` and `__exit__` of a class whose blocks a context variable lists, each in "
+             "one step.");
   module.def("skip_exit_handlers", skip_exit_handlers,
              "End this process, when it exits, without the exit handlers of C and the destructors "
              "that are registered now.");

@@ -3,6 +3,7 @@
 """Calls that no interruption breaks off: KeyboardInterrupt, and whatever else a signal handler or a thread raises."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -46,4 +47,14 @@ def skip_exit_handlers() -> None:
     """End this process, when it exits, without the exit handlers of C and the destructors that are registered now.
 
     Those of Python have run by then. For a child of a fork, where libraries would wait for threads that are not there.
+    """
+
+def context_block(
+    variable: ContextVar[Any], value: str, given: str, stranger: str
+) -> tuple[Callable[[Any], Any], Callable[..., None]]:
+    """Return ``__enter__`` and ``__exit__`` of a class whose blocks a context variable lists, each in one step.
+
+    The variable has the innermost block: a tuple of the attribute `value` of who entered it, the block around it or
+    ``None``, and who that was. Blocks may be left in any order. ``__enter__`` gives the attribute `given`; `stranger`
+    is what a `RuntimeError` says of a block that is left in another context than it was entered in.
     """

@@ -13,7 +13,7 @@ import msgspec
 
 from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.runtime.forking import fork_lock, keep_in_child
+from xpuruntime.runtime.forking import keep_in_child
 from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
@@ -159,9 +159,6 @@ class Binding(ABC):
         """Release the buffers. Idempotent."""
 
 
-#: Held while a model gets its threads.
-_MAKING = fork_lock()
-#: Threads that run one model asynchronously, at most.
 _THREADS = 4
 
 
@@ -206,15 +203,12 @@ class LoadedModel(ABC):
 
     def run_threads(self, count: int) -> RunThreads:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""
-        with _MAKING:
-            if self._threads is None:
-                self._threads = RunThreads(count)
-            return self._threads
+        found = self._threads
+        return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
 
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""
-        with _MAKING:
-            threads, self._threads = self._threads, None
+        threads = self.__dict__.pop("_threads", None)
         if threads is not None:
             threads.close()
 

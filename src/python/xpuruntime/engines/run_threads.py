@@ -163,8 +163,8 @@ class RunThreads:
             one.future.lose()
 
     def _lacks_threads(self) -> bool:
-        with self._lock:
-            return self._jobs.qsize() > self._idle and self._threads < self._count
+        # Without the lock: a thread that ends says so before it looks for jobs a last time.
+        return self._jobs.qsize() > self._idle and self._threads < self._count
 
     def _grow(self) -> None:
         """Start one more thread where that is needed. Never in a thread that may be interrupted."""
@@ -203,9 +203,10 @@ class RunThreads:
                     self._grow()
                 return job
             with self._lock:
+                self._threads -= 1
                 if not self._jobs.qsize():
-                    self._threads -= 1
                     return None
+                self._threads += 1
 
     def _wait(self) -> _Job | None:
         with self._lock:

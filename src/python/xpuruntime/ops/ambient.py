@@ -39,15 +39,9 @@ class Place(NamedTuple):
     below_autograd: bool = False
 
 
-class Block(NamedTuple):
-    """A `use_policy` that is entered, and the one around it."""
-
-    place: Place
-    outer: Block | None
-
-
-#: The innermost `use_policy`; nothing outside of all of them.
-ambient: ContextVar[Block | None] = ContextVar("xpuruntime_policy", default=None)
+#: The innermost `use_policy` that is entered, as `_core.context_block` keeps it, with its place first; nothing outside
+#: of all of them.
+ambient: ContextVar[tuple[Place, Any, use_policy] | None] = ContextVar("xpuruntime_policy", default=None)
 _ready = threading.RLock()
 _prepared = False
 
@@ -145,7 +139,7 @@ def ambient_place() -> Place:
     global _default_place
     block = ambient.get()
     if block is not None:
-        return block.place
+        return block[0]
     if _default_place is None:
         _default_place = _place_of(_DEFAULT)
     return _default_place
@@ -195,19 +189,14 @@ class use_policy:  # noqa: N801 - used like a function
 
     def __init__(self, policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
         self._place = _place_of(_coerce(policy))
+        self._policy = self._place.policy
 
     def __repr__(self) -> str:
         return f"use_policy({self._place.policy!r})"
 
-    def __enter__(self) -> Policy:
-        ambient.set(Block(self._place, ambient.get()))
-        return self._place.policy
-
-    def __exit__(self, *error: object) -> None:
-        block = ambient.get()
-        if block is None:
-            raise RuntimeError("use_policy is left in another context than it was entered in")
-        ambient.set(block.outer)
+    __enter__, __exit__ = _core.context_block(
+        ambient, "_place", "_policy", "use_policy is left in another context than it was entered in"
+    )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function` with the policy around each call; of an ``async def``, until it returns."""
@@ -236,4 +225,4 @@ class use_policy:  # noqa: N801 - used like a function
 def current_policy() -> Policy:
     """Return the policy that holds here for operations that name none."""
     block = ambient.get()
-    return _DEFAULT if block is None else block.place.policy
+    return _DEFAULT if block is None else block[0].policy

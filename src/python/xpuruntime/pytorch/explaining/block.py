@@ -197,10 +197,6 @@ def served_since(before: tuple[Decision, ...]) -> list[Decision]:
     return [*served, *now[len(before) :]]
 
 
-def _range(seen: Seen) -> Any:
-    return _RecordFunctionFast(f"{RANGE}{seen.number}")
-
-
 class _Open(threading.local):
     def __init__(self) -> None:
         #: Each with how many modules run inside of it.
@@ -212,23 +208,30 @@ class _Open(threading.local):
             self.ranges.pop()[1].__exit__(None, None, None)
 
 
+_open = _Open()
+
+
+def _range(seen: Seen) -> Any:
+    _open.close(_core.running_modules())
+    return _RecordFunctionFast(f"{RANGE}{seen.number}")
+
+
 def _module_ranges() -> list[Any]:
     """Put a range with its path around each module's forward; returns what takes the hooks away."""
-    open_ = _Open()
 
     # Arguments are left untouched; see the hooks of module_paths.
     def enter(_module: Any, _args: Any) -> None:
         if module_paths.is_traced():
             return
         path, number = module_paths.running(), _core.running_modules()
-        open_.close(number - 1)
+        _open.close(number - 1)
         opened = _RecordFunctionFast(f"{MODULE}{path}")
         opened.__enter__()
-        open_.ranges.append((number, opened))
+        _open.ranges.append((number, opened))
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
         if not module_paths.is_traced():
-            open_.close(_core.running_modules())
+            _open.close(_core.running_modules())
 
     return [
         torch_module.register_module_forward_pre_hook(enter),

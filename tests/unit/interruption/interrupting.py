@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Interruptions at random points of a call: by a signal, by another thread, and at a bytecode of this package."""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import xpuruntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+__all__ = ["WAYS", "Stop", "sweep"]
+
+_PACKAGE = os.path.dirname(xpuruntime.__file__)  # noqa: PTH120 - as frames have it
+#: How many times as many interruptions as in CI are tried.
+_MORE = float(os.environ.get("XPURUNTIME_INTERRUPTIONS", "1"))
+WAYS = ("signal", "thread", "bytecode")
+
+
+class Stop(KeyboardInterrupt):
+    """What is raised."""
+
+
+def _raise(*_: object) -> None:
+    raise Stop
+
+
+def sweep(way: str, call: Callable[[], Any], check: Callable[[], Any], times: int = 170) -> int:
+    """Interrupt a call at random points, and check after each. Returns how often it was interrupted."""
+    call()
+    begun = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - begun
+    chance = random.Random(way)
+    bytecodes = _run_to(call, sys.maxsize) if way == "bytecode" else 0
+    hits = 0
+    for _ in range(int(times * _MORE)):
+        try:
+            if way == "bytecode":
+                _run_to(call, chance.randrange(1, bytecodes + 1))
+            else:
+                _run_for(call, way, chance.uniform(0, 1.1) * seconds)
+        except Stop:
+            hits += 1
+        check()
+    return hits
+
+
+def _run_for(call: Callable[[], Any], way: str, seconds: float) -> None:
+    """Call, interrupted after a time."""
+    me, done = threading.get_ident(), threading.Event()
+
+    def interrupt() -> None:
+        if done.wait(seconds):
+            return
+        if way == "signal":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        else:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(me), ctypes.py_object(Stop))
+
+    before = signal.signal(signal.SIGUSR1, _raise)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        call()
+    finally:
+        late = _calm(done.set, thread.join, lambda: time.sleep(0))
+        signal.signal(signal.SIGUSR1, before)
+        if late:
+            raise Stop
+
+
+def _calm(*actions: Callable[[], Any]) -> bool:
+    """Do something although an interruption may still come. Returns whether it did."""
+    late = False
+    for action in actions:
+        done = False
+        while not done:
+            try:
+                action()
+                done = True
+            except Stop:
+                late = True
+    return late
+
+
+@functools.cache
+def _leaving(code: CodeType) -> frozenset[int]:
+    """Return where a ``with`` block calls `__exit__`: between the block and that call, Python looks for no signal."""
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL")]
+    found: set[int] = set()
+    for place in range(len(steps) - 3):
+        four = steps[place : place + 4]
+        if all(one.opname == "LOAD_CONST" and one.argval is None for one in four[:3]) and "CALL" in four[3].opname:
+            found.update(range(four[0].offset, four[3].offset + 1))
+    return frozenset(found)
+
+
+def _run_to(call: Callable[[], Any], left: int) -> int:
+    """Call, interrupted at a bytecode of this package, by its number. Returns how many there were."""
+    seen = 0
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if event == "opcode" and frame.f_lasti not in _leaving(frame.f_code):
+            seen += 1
+            if seen == left:
+                raise Stop
+        return local
+
+    def trace(frame: FrameType, _event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return seen

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Interruptions of policies, `explain` and profiles of PyTorch leave it as it was, and the next block works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from interrupting import WAYS, Stop, sweep
+from torch.nn.modules import module as torch_module
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime import _core
+from xpuruntime.pytorch import calls, held, module_paths, switch_board
+from xpuruntime.pytorch.overriding import gates, registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RULES = xrt.KernelPolicy(
+    matmul="cpu.blas",
+    attention="torch.math",
+    rules=[{"match": {"module": "a", "op": "matmul"}, "use": "cpu.reference"}],
+)
+_A = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.b(self.a(x))
+        return result
+
+
+def _state() -> dict[str, Any]:
+    return {
+        "overridden": "xpuruntime" in torch._C._dispatch_dump("aten::mm"),
+        "required": {name: users for name, users in registry._users.items() if users},
+        "hooks": (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)),
+        "followed": module_paths._users,
+        "running": _core.running_module(),
+        "held": (held._global, held._local.held),
+        "gates": (gates._routes, gates._watched, len(gates._threads)),
+        "recorder": calls.recorder,
+        "switches": dict(switch_board._held),
+        "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+        "fastpath": torch.backends.mha.get_fastpath_enabled(),
+        "profiler": (torch.autograd.profiler._is_profiler_enabled, torch._C._autograd._profiler_enabled()),
+        "modes": torch._C._len_torch_dispatch_stack(),
+        "grad": torch.is_grad_enabled(),
+        "tag": torch.compiler.config.cache_key_tag,
+        "warnings": [entry for entry in warnings.filters if entry[0] == "ignore" and entry[1] is None],
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = _state()
+    yield
+    assert _state() == before
+
+
+def _works(kernel: str = "cpu.blas") -> None:
+    with xt.kernel_policy(matmul=kernel), xt.explain() as found:
+        answer = torch.from_numpy(_A) @ torch.from_numpy(_A.T)
+    np.testing.assert_allclose(answer.numpy(), _A.astype(np.float64) @ _A.T.astype(np.float64))
+    assert [row.resolved for row in found.rows if row.op == "matmul"] == [kernel]
+
+
+def _swept(way: str, call: Any, times: int) -> None:
+    before = _state()
+    turns = 0
+
+    def check() -> None:
+        nonlocal turns
+        assert _state() == before
+        turns += 1
+        if turns % 20 == 0:
+            _works()
+
+    assert sweep(way, call, check, times) > times / 10
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_policy_block_with_rules_by_module(way: str) -> None:
+    net, x = Net(), torch.ones(2, 4)
+
+    def step() -> None:
+        with xt.kernel_policy(RULES):
+            net(x).sum().backward()
+
+    _swept(way, step, 170)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_setting_and_clearing(way: str) -> None:
+    before = _state()
+
+    def change() -> None:
+        xt.set_kernel_policy(RULES)
+        xt.set_kernel_policy(matmul="cpu.reference")
+        xt.clear_kernel_policy()
+
+    def check() -> None:
+        xt.clear_kernel_policy()
+        assert _state() == before
+
+    assert sweep(way, change, check, 100) > 10
+    _works()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_explain(way: str) -> None:
+    net, x = Net(), torch.ones(2, 4)
+
+    def look() -> None:
+        with xt.explain():
+            net(x).sum().backward()
+
+    _swept(way, look, 170)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_profile(way: str) -> None:
+    net, x = Net(), torch.ones(2, 4)
+
+    def look() -> None:
+        with xt.profile():
+            net(x)
+
+    _swept(way, look, 60)
+
+
+@pytest.mark.parametrize("error", [Stop, SystemExit, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize("outside", [False, True], ids=["in a block", "set"])
+def test_an_interrupted_forward_names_no_module_later(error: type[BaseException], outside: bool) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    def paths() -> set[tuple[str, str, str]]:
+        with xt.explain() as found:
+            Net()(torch.ones(2, 4)).sum().backward()
+            torch.mm(torch.ones(2, 4), torch.ones(4, 4))
+        return {(row.module, row.phase, row.resolved) for row in found.rows if row.op == "matmul"}
+
+    if outside:
+        xt.set_kernel_policy(RULES)
+    try:
+        with xt.kernel_policy(RULES):
+            before = paths()
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), Slow())
+        gone = weakref.ref(net)
+        around = contextlib.nullcontext() if outside else xt.kernel_policy(RULES)
+        with pytest.raises(error), around:
+            net(torch.ones(2, 4))
+        del net
+        gc.collect()
+        with xt.kernel_policy(RULES):
+            assert paths() == before
+        assert gone() is None
+    finally:
+        xt.clear_kernel_policy()
+    assert ("a", "train", "cpu.reference") in before
+
+
+def test_a_forward_that_catches_an_interruption_goes_on_in_its_own_module() -> None:
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise Stop
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.a = Inner(), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                self.inner(x)
+            except Stop:
+                x = torch.mm(x, torch.ones(4, 4))
+            result: torch.Tensor = self.a(x)
+            return result
+
+    with xt.kernel_policy(RULES), xt.explain() as found:
+        Outer()(torch.ones(2, 4))
+    rows = {(row.module, row.resolved) for row in found.rows if row.op == "matmul"}
+    assert rows == {("", "cpu.blas"), ("a", "cpu.reference")}
+
+
+def _kernel() -> str | None:
+    found = xt.get_kernel_policy()
+    return None if found is None else str(found.matmul)
+
+
+def test_blocks_left_in_another_order() -> None:
+    one, two, three = (xt.kernel_policy(matmul=word) for word in ("cpu.blas", "cpu.reference", "torch"))
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert _kernel() == "cpu.reference"
+    three.__enter__()
+    two.__exit__(None, None, None)
+    assert _kernel() == "torch"
+    three.__exit__(None, None, None)
+    assert _kernel() is None
+
+
+def test_tasks_whose_blocks_overlap() -> None:
+    async def work(word: str, turns: int) -> None:
+        with xt.kernel_policy(matmul=word):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(work("cpu.blas", 1), work("cpu.reference", 5), work("torch", 3))
+
+    asyncio.run(main())
+    assert _kernel() is None
+    _works()
+
+
+def test_threads_whose_blocks_overlap() -> None:
+    inside, leave = threading.Barrier(2), threading.Event()
+
+    def work() -> None:
+        with xt.kernel_policy(matmul="cpu.reference"):
+            inside.wait()
+            leave.wait()
+
+    thread = threading.Thread(target=work)
+    with xt.kernel_policy(matmul="cpu.blas"):
+        thread.start()
+        inside.wait()
+    assert _kernel() == "cpu.reference"
+    leave.set()
+    thread.join()
+    assert _kernel() is None
+
+
+def test_a_generator_that_is_suspended_in_a_block() -> None:
+    def steps() -> Iterator[int]:
+        with xt.kernel_policy(matmul="cpu.reference"):
+            yield 1
+            yield 2
+
+    running = steps()
+    next(running)
+    with xt.kernel_policy(matmul="cpu.blas"):
+        assert _kernel() == "cpu.blas"
+        next(running)
+    assert _kernel() == "cpu.reference"
+    running.close()
+    assert _kernel() is None
+
+
+def test_a_block_that_python_never_leaves() -> None:
+    block = xt.kernel_policy(matmul="cpu.reference")
+    block.__enter__()
+    assert _kernel() == "cpu.reference"
+    del block
+    assert _kernel() is None
+    watched = xt.explain()
+    watched.__enter__()
+    del watched
+    _works()
+
+
+def test_explain_suspended_in_a_generator_is_the_only_one() -> None:
+    def steps() -> Iterator[Any]:
+        with xt.explain() as found:
+            yield found
+
+    running = steps()
+    next(running)
+    with pytest.raises(xrt.InputError, match="one runs already"), xt.explain():
+        pass
+    running.close()
+    _works()
