@@ -144,6 +144,7 @@ def test_a_profile(way: str) -> None:
     _swept(way, look, 60)
 
 
+@pytest.mark.filterwarnings("ignore:kernels.rules:xpuruntime.errors.XpuRuntimeWarning")
 @pytest.mark.parametrize("error", [Stop, SystemExit, GeneratorExit, asyncio.CancelledError])
 @pytest.mark.parametrize("outside", [False, True], ids=["in a block", "set"])
 def test_an_interrupted_forward_names_no_module_later(error: type[BaseException], outside: bool) -> None:
