@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime import _core
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.runtime.forking import reset_in_child
 
@@ -141,6 +140,8 @@ class RunThreads:
         job = _Job(call, arguments)
         self._jobs.put(job)
         if self._lacks_threads():
+            from xpuruntime import _core  # planning and the doctor import this module without the core
+
             _core.call_aside(self._grow)
         if not self._open:  # closed meanwhile
             self.close()
@@ -149,6 +150,8 @@ class RunThreads:
     def close(self) -> None:
         """Cancel what has not begun. What runs finishes."""
         self._open = False
+        from xpuruntime import _core  # planning and the doctor import this module without the core
+
         _core.call_aside(self._cancel_waiting)
 
     def in_child(self) -> None:

@@ -14,8 +14,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xpuruntime import _core
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,6 +54,8 @@ def _in_child() -> None:
         lock._at_fork_reinit()
     models = list(_kept)
     if models:
+        from xpuruntime import _core  # planning and the doctor import this module without the core
+
         _core.skip_exit_handlers()
     for model in models:
         _core.keep_forever(model)
