@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -98,6 +98,11 @@ test-cpp: $(CPP_TESTS) ## Run the C++ tests: plain, ASan + UBSan, TSan
 
 $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
 	@$(IN_VENV) JOBS=$(JOBS) CMAKE_GENERATOR=Ninja bash tests/cpp/run.sh $*
+
+# Seconds of each fuzzing test; XPURUNTIME_FUZZ_SEED=N begins at other cases.
+FUZZ_SECONDS ?= 300
+fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files and calls for FUZZ_SECONDS each; make test does so for 2 s
+	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)

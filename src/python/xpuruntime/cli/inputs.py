@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
+from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,13 +122,18 @@ def _load(path: str) -> Any:
     try:
         with open_regular(path) as file:
             loaded = np.load(file, allow_pickle=False)
+            reason = unpacked_too_large(loaded.zip, os.fstat(file.fileno()).st_size) if hasattr(loaded, "zip") else None
+            if reason is not None:
+                raise InputError(f"{path} is not unpacked: {reason}. Write it with np.savez, which does not compress")
             return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (ValueError, EOFError, KeyError) as error:
-        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {error}") from error
+        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {str(error) or 'it is damaged'}") from error
     except Exception as error:  # zipfile and zlib raise their own classes for damaged archives
-        raise InputError(f"{path} cannot be read as .npz: {error}") from error
+        raise InputError(f"{path} cannot be read as .npz: {str(error) or type(error).__name__}") from error
 
 
 def _literal(name: str, text: str, tensor: TensorInfo) -> Any:

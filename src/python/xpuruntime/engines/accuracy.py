@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
+from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,6 +223,9 @@ def read_reference(path: Path) -> Reference:
     origin = "made up"
     try:
         with zipfile.ZipFile(path) as archive:
+            reason = unpacked_too_large(archive, path.stat().st_size)
+            if reason is not None:
+                raise ValueError(reason)
             for entry in archive.namelist():
                 data = archive.read(entry)
                 if entry == "origin":
@@ -228,7 +233,16 @@ def read_reference(path: Path) -> Reference:
                     continue
                 _, side, name = entry.split("/", 2)
                 parts[side][name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        MemoryError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         msg = f"the probe input {path} of the artifact cannot be read: {error}. Fix: compile the model again"
         raise ModelError(msg) from None
     return Reference(feeds=parts["in"], outputs=parts["out"], origin=origin)

@@ -144,7 +144,7 @@ def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
     ------
     InputError
     """
-    unknown = sorted(set(given) - set(names))
+    unknown = sorted(str(name) for name in given if name not in names)
     if unknown:
         msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(names)}"
         raise InputError(msg)

@@ -14,13 +14,14 @@ from typing import IO, TYPE_CHECKING, Any
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
+from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["NpzArrays"]
 
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+_DAMAGE = (OSError, MemoryError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 class NpzArrays(Mapping[str, Any]):
@@ -37,6 +38,9 @@ class NpzArrays(Mapping[str, Any]):
         self._names: list[str] = [name] if name is not None else []
         if name is None:
             with self._named(""), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+                reason = unpacked_too_large(archive, path.stat().st_size)
+                if reason is not None:
+                    raise ValueError(f"{reason}; np.savez does not compress")
                 members = [member for member in archive.namelist() if member.endswith(".npy")]
             self._names = [member.removesuffix(".npy") for member in members]
 

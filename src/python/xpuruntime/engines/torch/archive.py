@@ -21,7 +21,7 @@ from xpuruntime.engines.torch.program_text import Unsafe, check_program
 from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
 
 __all__ = ["check_archive", "check_sizes"]
@@ -47,6 +47,10 @@ def check_sizes(path: str) -> tuple[str, ...]:
         It is no archive, is damaged, or unpacks to much more than its size.
     """
     file = Path(path)
+    with _whole(path):
+        whole = zipfile.is_zipfile(file)
+    if not whole:
+        raise refuse(path, "it is no archive, so no exported program, or it is cut off", "export or copy it again")
     with _whole(path), zipfile.ZipFile(file) as archive:
         reason = unpacked_too_large(archive, file.stat().st_size)
         names = tuple(archive.namelist())
@@ -74,7 +78,16 @@ def check_archive(path: str) -> None:
                     _check_json_program(path, member.filename, archive.read(member))
         reader = torch._C.PyTorchFileReader(path)  # as torch.export.load does: two readers could see two files
         records = reader.get_all_records()
-    read = reader.get_record
+
+    def read(name: str) -> bytes:
+        with _whole(path):
+            found: bytes = reader.get_record(name)
+        return found
+
+    def size(name: str) -> int:
+        with _whole(path):
+            return int(reader.get_record_size(name))
+
     for name in records:
         if name.startswith("models/"):
             _check_json_program(path, name, read(name))
@@ -82,15 +95,17 @@ def check_archive(path: str) -> None:
             _check_pickle(path, name, read(name))
         elif name.startswith(("data/weights/", "data/constants/")):
             if name.endswith("_config.json"):
-                _check_payloads(path, name, reader, records)
+                _check_payloads(path, name, read, size, records)
             elif name.endswith(".pt"):
                 _check_pickle(path, name, read(name))
 
 
-def _check_payloads(path: str, name: str, reader: Any, records: list[str]) -> None:
+def _check_payloads(
+    path: str, name: str, read: Callable[[str], bytes], size: Callable[[str], int], records: list[str]
+) -> None:
     """Check the table of weights or of constants: those that are pickles, and those without bytes."""
     folder = name.rpartition("/")[0]
-    for weight, entry in _entries(path, name, reader.get_record(name)):
+    for weight, entry in _entries(path, name, read(name)):
         member = f"{folder}/{entry.get('path_name')}"
         base = member.rpartition("/")[2]
         if base.startswith(("opaque_obj", "custom_obj")):
@@ -98,8 +113,8 @@ def _check_payloads(path: str, name: str, reader: Any, records: list[str]) -> No
         if member not in records:
             raise refuse(path, f"the data of {weight!r} is missing: it has no {member!r}", _AGAIN)
         if entry.get("use_pickle"):
-            _check_pickle(path, member, reader.get_record(member))
-        elif not _holds(entry, reader.get_record_size(member)):
+            _check_pickle(path, member, read(member))
+        elif not _holds(entry, size(member)):
             raise refuse(path, f"{weight!r} has no data and a size that is not 0", _AGAIN)
 
 
@@ -135,7 +150,9 @@ def _check_pickle(path: str, name: str, data: bytes) -> None:
 
     if not data:
         return
-    if zipfile.is_zipfile(io.BytesIO(data)):
+    with _whole(path):
+        packed = zipfile.is_zipfile(io.BytesIO(data))
+    if packed:
         with _whole(path), zipfile.ZipFile(io.BytesIO(data)) as inner:
             reason = unpacked_too_large(inner, len(data))
         if reason is not None:

@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import TypeGuard
 
 __all__ = ["Unsafe", "check_program"]
@@ -79,7 +78,10 @@ def check_program(program: Any) -> None:
     """
     if not isinstance(program, dict):
         raise Unsafe("the program is no object")
-    for symbol in program.get("range_constraints") or ():
+    ranges = program.get("range_constraints") or {}
+    if not isinstance(ranges, dict):
+        raise Unsafe("the ranges of its symbols are no object")
+    for symbol in ranges:
         _check_expression(symbol)
     waiting: list[Any] = [program]
     while waiting:
@@ -116,7 +118,9 @@ def _check_text(key: str, text: str) -> None:
         _check_tree(text, 0)
 
 
-def _check_names(key: str, names: Iterable[Any]) -> None:
+def _check_names(key: str, names: Any) -> None:
+    if not isinstance(names, (list, tuple, dict)):
+        raise Unsafe(f"{key} is {_shown(names)}, no names")
     for name in names:
         if not isinstance(name, str):
             raise Unsafe(f"{key} has {_shown(name)}, no name")

@@ -58,8 +58,6 @@ def inspect_program(path: str, *, trust: bool = False) -> ModelInfo:
             path, "there is no such file" if kind == "missing" else f"it is no file ({kind})", "check the path"
         )
     _need_torch(path)
-    if not zipfile.is_zipfile(file):
-        raise refuse(path, "it is no archive, so no exported program, or it is cut off", "export or copy it again")
     facts = file.stat()
     names = check_sizes(path)
     if any("/aotinductor/" in name for name in names):
