@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,9 @@ def damaged(members: dict[str, bytes], rng: random.Random) -> bytes:
         if not found:
             break
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w", method) as archive:
+        warnings.simplefilter("ignore")  # two members of one name
         for name, data in found.items():
             archive.writestr(name or "x", data)
     return flip_bytes(stream.getvalue(), rng) if rng.random() < 0.15 else stream.getvalue()
