@@ -62,4 +62,4 @@ def test_what_is_given_reaches_the_command():
 
 def test_engines_with_commas_are_a_list():
     assert Choice(engine="null,openvino").arguments()["engine"] == ["null", "openvino"]
-    assert Choice(engine="null").arguments() == {**dict.fromkeys(Choice._fields), "engine": "null"}
+    assert Choice(engine="null").arguments() == {**Choice._field_defaults, "engine": "null"}

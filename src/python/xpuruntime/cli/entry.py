@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 
+#: Options whose answer is text on stdout, also beside ``--json``.
+_HELP = frozenset({"--help", "-h", "--version"})
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
     _open_closed_streams()
@@ -36,7 +40,12 @@ def run(argv: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             _show_warnings_plainly()
-            return _call(arguments)
+            if not as_json or _HELP.intersection(arguments):
+                return _call(arguments)
+            from xpuruntime.cli.output import results_apart
+
+            with results_apart():
+                return _call(arguments)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -54,7 +63,7 @@ def _call(arguments: list[str]) -> int:
     import typer
 
     from xpuruntime.cli.app import app
-    from xpuruntime.cli.output import error_line, print_json
+    from xpuruntime.cli.output import error_line, print_json, results
 
     # Newer typer carries its own click; its class of usage errors is found through the one it exports.
     usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -72,7 +81,7 @@ def _call(arguments: list[str]) -> int:
             error_line(text)
             error_line(f"`{command} --help` shows what there is", label="help")
         return ExitCode.BAD_INPUT
-    sys.stdout.flush()
+    results().flush()
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 

@@ -42,8 +42,13 @@ def doctor(json: JsonOption = False) -> int:
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.engines.registry import default_registry
     from xpuruntime.runtime.doctor import diagnose
+    from xpuruntime.runtime.snapshot import core_problem
 
     with working("looking at packages, libraries and engines", as_json=json):
+        if core_problem() is None:
+            from xpuruntime.ops.ambient import prepare
+
+            prepare()  # loads the plugins with kernels
         diagnosis = diagnose(default_registry().engines())
     print_thing(diagnosis, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT

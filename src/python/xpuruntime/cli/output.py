@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
@@ -21,10 +21,41 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["console", "error_line", "print_and_save", "print_json", "print_plain", "print_thing", "progress", "working"]
+__all__ = [
+    "console",
+    "error_line",
+    "print_and_save",
+    "print_json",
+    "print_plain",
+    "print_thing",
+    "progress",
+    "results",
+    "results_apart",
+    "working",
+]
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
+
+
+_apart: TextIO | None = None
+
+
+def results() -> TextIO:
+    """Return the stream of a command's results."""
+    return sys.stdout if _apart is None else _apart
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Keep stdout for `print_json` alone: what plugins and engines print meanwhile goes to stderr."""
+    global _apart
+    before, _apart = _apart, results()
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _apart = before
 
 
 def print_json(value: Any) -> None:
@@ -34,14 +65,15 @@ def print_json(value: Any) -> None:
     """
     text = printable(value) if isinstance(value, str) else json_bytes(value, enc_hook=str).decode()
     shown = printable(msgspec.json.format(text, indent=2)) + "\n"
-    if not _is_utf8(sys.stdout):
+    stream = results()
+    if not _is_utf8(stream):
         shown = _BEYOND_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], shown)
-        binary = getattr(sys.stdout, "buffer", None)
+        binary = getattr(stream, "buffer", None)
         if binary is not None:
-            sys.stdout.flush()
+            stream.flush()
             binary.write(shown.encode("ascii"))
             return
-    sys.stdout.write(shown)
+    stream.write(shown)
 
 
 def _is_utf8(stream: TextIO) -> bool:

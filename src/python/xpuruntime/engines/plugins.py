@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.base import Engine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies.provider_options import ENGINE_PATTERN
+from xpuruntime.runtime.plugin_points import load_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,19 +35,18 @@ def register_plugins(registry: EngineRegistry) -> list[str]:
     list of str
         One sentence for each plugin that is left out: its distribution, and the reason. The others are registered.
     """
-    failures = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        try:
-            engine = _make(point)
-            if engine.name != point.name:
-                msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}; call both the same"
-                raise EngineError(msg)
-            registry.register(engine)
-        except Exception as error:  # a package of somebody else may fail in any way
-            package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-            reason = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-            failures.append(f"the engine plugin {point.name!r}{package} is left out: {reason}")
-    return failures
+
+    def load(point: EntryPoint) -> None:
+        engine = _make(point)
+        if engine.name != point.name:
+            msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}; call both the same"
+            raise EngineError(msg)
+        registry.register(engine)
+
+    return [
+        f"the engine plugin {name} is left out: {reason.removeprefix('EngineError: ')}"
+        for name, reason in load_points(GROUP, load)
+    ]
 
 
 def _what(found: object) -> str:
@@ -81,6 +80,7 @@ def _make(point: EntryPoint) -> Engine:
         raise EngineError(msg)
     for word in (getattr(found, "name", None), *found.aliases):
         if not isinstance(word, str) or not re.fullmatch(ENGINE_PATTERN, word) or word in ("auto", "error"):
-            msg = f"{word!r} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter"
+            shown = repr(word) if isinstance(word, str) else f"an object of type {type(word).__name__}"
+            msg = f"{shown} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter"
             raise EngineError(msg)
     return found

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.kernels.decisions import KernelDecision
+from xpuruntime.evidence.latency_detail import check_detail
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
 from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
@@ -226,6 +227,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                     "xpuruntime that wrote it."
                 )
             found = decode_json(raw, cls)
+            if found.latency is not None:
+                check_detail(found.latency.detail)
             missing = sorted(_ALWAYS.difference(decode_json(raw, dict[str, msgspec.Raw])))
             if missing:
                 raise InputError(

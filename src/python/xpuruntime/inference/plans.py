@@ -250,4 +250,6 @@ def _machine_of(registry: EngineRegistry, names: tuple[str, ...]) -> Machine:
 
 @functools.lru_cache(maxsize=64)
 def _facts_of(registry: EngineRegistry, name: str) -> EngineFacts:
-    return registry.get(name).probe()
+    from xpuruntime.runtime.snapshot import probed
+
+    return probed(registry.get(name))

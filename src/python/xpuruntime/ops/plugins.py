@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import warnings
 from contextvars import ContextVar
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,11 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies.kernel_ids import FAMILIES, OPS
+from xpuruntime.runtime.plugin_points import load_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "KernelBackend", "PythonKernel", "include_folder", "load_library", "load_plugins", "register"]
 
@@ -135,13 +136,21 @@ def _check_families(kernel: PythonKernel) -> None:
     key = op.removesuffix("_backward") if isinstance(op, str) else None
     if key not in OPS or not isinstance(families, (tuple, list)):
         return  # refused with a reason by the registry
+    if not all(isinstance(family, str) for family in families):
+        raise InputError(f"kernel {_id(kernel)} has families that are no texts")
     known = [family for family in FAMILIES[key] if family != "auto"]
     unknown = [family for family in families if family not in known]
     if unknown:
         raise InputError(
-            f"kernel {getattr(kernel, 'id', kernel)!r} says that it is of the family {unknown[0]!r}, which no policy"
+            f"kernel {_id(kernel)} says that it is of the family {unknown[0]!r}, which no policy"
             f" can name for {key}: the families are {', '.join(known)}. By its id it can be named in any case."
         )
+
+
+def _id(kernel: object) -> str:
+    """Return what messages call a kernel; objects of plugins are not asked for their `repr`."""
+    name = getattr(kernel, "id", None)
+    return repr(name) if isinstance(name, str) else f"of type {type(kernel).__name__}"
 
 
 def _note(backend: str) -> None:
@@ -193,21 +202,22 @@ def load_plugins() -> None:
     A plugin that fails is left out with all that it has registered, with one `XpuRuntimeWarning` that names it and the
     reason. Called once a process, before the first operation or listing.
     """
-    failures = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+
+    def load(point: EntryPoint) -> None:
         backends: list[str] = []
         token = _loading.set(backends)
         try:
             point.load()()
-        except Exception as error:
+        except BaseException:
             for backend in backends:
                 _core.KernelRegistry.instance().remove(backend)
-            package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-            failures.append(
-                f"the kernel plugin {point.name!r}{package} is left out, because it failed to load:"
-                f" {type(error).__name__}: {error}"
-            )
+            raise
         finally:
             _loading.reset(token)
+
+    failures = [
+        f"the kernel plugin {name} is left out, because it failed to load: {reason}"
+        for name, reason in load_points(GROUP, load)
+    ]
     for failure in failures:  # at the end, for a filter may turn a warning into an error
         warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)

@@ -13,7 +13,14 @@ from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
-from xpuruntime.planning.candidates import KNOWN_EXTRAS, asks_for_every_engine, list_candidates, nearest_engine
+from xpuruntime.planning.candidates import (
+    KNOWN_EXTRAS,
+    asks_for_every_engine,
+    devices_of,
+    judged,
+    list_candidates,
+    nearest_engine,
+)
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 from xpuruntime.planning.rules import without_nodes
@@ -139,7 +146,7 @@ def _judge(
                 + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
             )
         )
-    if candidate.device in engine.devices(machine) and _only_simulates(candidate, request, policy, machine):
+    if candidate.device in devices_of(engine, machine) and _only_simulates(candidate, request, policy, machine):
         return Judgement(
             verdict=Verdict(
                 candidate=str(candidate),
@@ -151,7 +158,7 @@ def _judge(
         )
     if candidate.device == "auto":
         # The engine offers no device here: ask it about the CPU, so that its own reason is told.
-        answer = engine.judge(request.on("cpu", policy), machine).verdict
+        answer = judged(engine, request.on("cpu", policy), machine).verdict
         if answer.accepted:
             answer = Verdict(
                 candidate=str(candidate),
@@ -161,7 +168,7 @@ def _judge(
             )
         return Judgement(verdict=_signed(answer, candidate, engine))
     asked = request.on(candidate.device, policy)
-    judgement = engine.judge(asked, machine)
+    judgement = judged(engine, asked, machine)
     verdict = judgement.verdict
     if verdict.accepted:
         verdict = (

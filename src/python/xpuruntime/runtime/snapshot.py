@@ -17,12 +17,21 @@ from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["Probed", "core_problem", "load_machine", "machine_from_json", "machine_snapshot", "machine_to_json"]
+__all__ = [
+    "Probed",
+    "core_problem",
+    "load_machine",
+    "machine_from_json",
+    "machine_snapshot",
+    "machine_to_json",
+    "probed",
+]
 
 SCHEMA = "xpuruntime.machine/1"
 _MAX_BYTES = 1 << 24
@@ -54,7 +63,7 @@ def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> M
         there is no CUDA.
     """
     found = engines.values() if isinstance(engines, Mapping) else engines
-    facts = {engine.name: engine.probe() for engine in found}
+    facts = {engine.name: probed(engine) for engine in found}
     problem = core_problem()
     if problem is not None:
         cpu = CpuFacts(name=platform.processor() or platform.machine(), cores=os.cpu_count() or 1)
@@ -73,6 +82,26 @@ def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> M
         core_cuda=built,
         engines=facts,
     )
+
+
+def probed(engine: Probed) -> EngineFacts:
+    """Return the facts of an engine; where the probe of a plugin's fails, that it cannot be loaded, and why."""
+
+    def failed(reason: str) -> EngineFacts:
+        return EngineFacts(
+            name=engine.name,
+            version="unknown",
+            reason=f"its plugin failed to say what is installed: {reason}",
+            fix="upgrade or uninstall the package that the plugin is of",
+        )
+
+    def call() -> EngineFacts:
+        facts = engine.probe()
+        if not isinstance(facts, EngineFacts):
+            raise TypeError(f"probe() returned an object of type {type(facts).__name__}, not EngineFacts")
+        return facts
+
+    return guarded(engine, call, failed)
 
 
 def core_problem() -> str | None:

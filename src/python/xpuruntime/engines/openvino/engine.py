@@ -59,6 +59,7 @@ class OpenVinoEngine(Engine):
         if facts is None or not facts.loadable:
             return ()
         found = [probing.our_device(word) for word in facts.providers]
+        found = [device for device in found if device.partition(":")[0] in _ORDER]
         return tuple(sorted(found, key=lambda device: (_order(device), device)))
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
@@ -122,8 +123,12 @@ class OpenVinoEngine(Engine):
 _NARROWED = {"int64": "int32", "uint64": "int32", "uint32": "int32", "float64": "float32"}
 
 
+#: Kinds of devices in the order in which they are tried; of others that OpenVINO may have, nothing is known here.
+_ORDER = ("npu", "gpu", "cpu")
+
+
 def _order(device: str) -> int:
-    return ("npu", "gpu", "cpu").index(device.partition(":")[0])
+    return _ORDER.index(device.partition(":")[0])
 
 
 def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:

@@ -146,6 +146,18 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def check_plugins(facts: Facts) -> Iterator[Finding]:
+    """Name the plugins that failed to load: without them everything else goes on."""
+    for sentence in facts.plugins:
+        yield Finding(
+            code="plugin_failed",
+            severity="error",
+            what=sentence,
+            why="an installed package names it, and loading it raised an error",
+            fix="upgrade or uninstall that package",
+        )
+
+
 def check_environment(facts: Facts) -> Iterator[Finding]:
     """Name the variables that change what engines do without being in a policy."""
     for name, value in facts.environment.items():
@@ -191,5 +203,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     cuda.check_libraries,
     cuda.check_loaded,
     check_engines,
+    check_plugins,
     check_environment,
 )

@@ -18,6 +18,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.runtime.distributions import Distribution, distributions
 from xpuruntime.runtime.libraries import LibraryIndex, libraries_needed_by, loaded_libraries
 from xpuruntime.runtime.machine import Library, Machine
+from xpuruntime.runtime.plugin_points import failed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,6 +140,8 @@ class Facts(_Fact, frozen=True, kw_only=True):
         What was built into it; ``None`` where it cannot be imported.
     searched : str
         The places searched for libraries.
+    plugins : tuple of str
+        A sentence for each plugin that failed to load.
     """
 
     machine: Machine
@@ -152,6 +155,7 @@ class Facts(_Fact, frozen=True, kw_only=True):
     core_error: str | None = None
     build: BuildFacts | None = None
     searched: str = ""
+    plugins: tuple[str, ...] = ()
 
 
 def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[str, str] | None = None) -> Facts:
@@ -173,6 +177,7 @@ def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[
         core_error=core_error,
         build=build_facts() if core_error is None else None,
         searched=index.describe(),
+        plugins=failed_plugins(),
     )
 
 
