@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence.records import Conversion
 
-__all__ = ["HostModel", "bound_buffers"]
+__all__ = ["HostModel", "bound_buffers", "overlapping"]
 
 #: A type that NumPy itself does not have: it travels through DLPack.
 _EXTENDED = "bfloat16"
@@ -189,6 +189,48 @@ def bound_buffers(
     results = seen(model, "run")(dict(bound))
     made = {name: _output_buffer(name, results[name], outputs.get(name)) for name in model._outputs}
     return bound, made
+
+
+def overlapping(
+    inputs: Mapping[str, np.ndarray[Any, Any]],
+    outputs: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    strict: bool,
+    log: ConversionLog,
+) -> frozenset[str]:
+    """Return the outputs whose buffers share memory with an input: an engine must not write there while it reads.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping of str to numpy.ndarray
+        The contiguous buffers of a binding.
+    strict : bool
+        Refuse such outputs, since each run has to copy them.
+    log : ConversionLog
+        Is told of the copies.
+
+    Raises
+    ------
+    InputError
+        Two outputs share memory; or an output shares memory with an input and the policy is strict.
+    """
+    found = set()
+    for name, array in outputs.items():
+        for other, buffer in outputs.items():
+            if other != name and np.may_share_memory(array, buffer):
+                raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory; give each its own")
+        source = next((other for other, buffer in inputs.items() if np.may_share_memory(array, buffer)), None)
+        if source is None:
+            continue
+        if strict:
+            msg = (
+                f"the buffer of output {name!r} shares memory with input {source!r}, so that each run would copy the "
+                "result, and the policy is strict; give the output a buffer of its own"
+            )
+            raise InputError(msg)
+        log.add(f"output {name!r} copied after each bound run", f"its buffer shares memory with input {source!r}")
+        found.add(name)
+    return frozenset(found)
 
 
 def _in_kind(tensor: _core.Tensor, kind: Kind) -> Any:

@@ -310,7 +310,7 @@ class TestModels:
     def test_fixed_and_ranged_shapes_reach_openvino(self, mlp: Path) -> None:
         fixed = {"execution": {"static_shape": True, "shapes": {"x": [4, 64]}}}
         with open_(mlp, policy=fixed) as session:
-            assert session._open()._handle.inputs[0].get_partial_shape().is_static
+            assert session._open()._handle.compiled.inputs[0].get_partial_shape().is_static
             binding = session.bind()
             binding.run()
             report = session.explain(runs=1)
@@ -319,7 +319,7 @@ class TestModels:
                 session.run({"x": x_of(0, 3, 64)})
         ranged = {"mode": "strict", "execution": {"engine": "ov", "device": "cpu", "shapes": {"x": ["1..8", 64]}}}
         with xrt.InferenceSession(mlp, policy=ranged) as session:
-            assert str(session._open()._handle.inputs[0].get_partial_shape()) == "[1..8,64]"
+            assert str(session._open()._handle.compiled.inputs[0].get_partial_shape()) == "[1..8,64]"
             assert session.run({"x": x_of(0, 8, 64)})["y"].shape == (8, 64)
             assert session.explain(runs=1).honoured
             with pytest.raises(xrt.InputError, match="from 1 to 8, got 9"):

@@ -10,19 +10,19 @@ import numpy as np
 
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.feeds import ConversionLog, closed_binding
-from xpuruntime.engines.host_model import HostModel, bound_buffers
+from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
 
-__all__ = ["CpuBinding", "CpuModel"]
+__all__ = ["CopyingBinding", "CpuBinding", "CpuModel", "fits"]
 
 
 class CpuModel(HostModel):
@@ -123,7 +123,12 @@ class CpuModel(HostModel):
 
 
 class CpuBinding(Binding):
-    """NumPy buffers bound to one `CpuModel`. Not for use by two threads at once."""
+    """NumPy buffers bound to one `CpuModel`. Not for use by two threads at once.
+
+    ONNX Runtime writes straight into the buffers, except where it would not or must not: an output that is an input, an
+    output whose shape is not the one that the file declares, and a buffer that shares memory with an input. These are
+    copied after each run.
+    """
 
     def __init__(self, model: CpuModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         import onnxruntime as ort
@@ -135,8 +140,13 @@ class CpuBinding(Binding):
         self._io = session.io_binding()
         for name, array in bound.items():
             self._io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
+        shared = overlapping(bound, made, strict=model._strict, log=model._log)
+        loose = [] if isinstance(self._io, CopyingBinding) else _left_to_session(session, bound, made, shared)
         for name, array in made.items():
-            self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
+            if name in loose:
+                self._io.bind_output(name, "cpu")
+            else:
+                self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
         call, io, failed = session._sess.run_with_iobinding, self._io._iobinding, model._failed
 
         def run() -> None:
@@ -145,13 +155,65 @@ class CpuBinding(Binding):
             except Exception as error:
                 raise failed(error) from None
 
-        self.run = run
+        places = [(list(made).index(name), name, made[name]) for name in loose]
+        binding = self._io
+
+        def run_and_copy() -> None:
+            for name in loose:  # ONNX Runtime takes what it made in one run for a buffer in the next
+                binding.bind_output(name, "cpu")
+            run()
+            values = binding.get_outputs()
+            for place, name, target in places:
+                _copy_result(name, values[place].numpy(), target)
+
+        self.run = run_and_copy if loose else run
 
     def close(self) -> None:
         """Release the binding; the arrays live on while you hold them."""
         self.run = closed_binding
         self._io = None
         self.inputs, self.outputs = {}, {}
+
+
+class CopyingBinding:
+    """A binding that copies all results into its buffers after each run."""
+
+
+def _left_to_session(session: Any, inputs: Iterable[str], made: Mapping[str, Any], shared: Iterable[str]) -> list[str]:
+    """Return the outputs for which ONNX Runtime has to make the memory.
+
+    It refuses a buffer of another shape than the file declares, and writes nothing into that of an output that is an
+    input.
+    """
+    declared = {output.name: output.shape for output in session.get_outputs()}
+    names = {*inputs, *shared}
+    return [name for name, array in made.items() if name in names or not fits(array.shape, declared[name])]
+
+
+def _copy_result(name: str, result: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+    """Copy the result of a run into its buffer.
+
+    Raises
+    ------
+    InputError
+        It has another shape.
+    """
+    if result.shape != target.shape:
+        msg = (
+            f"output {name!r} changed its shape from {list(target.shape)} to {list(result.shape)}: it depends on the "
+            "values of the inputs, so it has no fixed buffer; use run()"
+        )
+        raise InputError(msg)
+    np.copyto(target, result)
+
+
+def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:
+    """Return whether ONNX Runtime takes a buffer of this shape for an output that is declared so."""
+    if not declared:  # of rank 0, or not known
+        return True
+    return len(shape) == len(declared) and all(
+        not isinstance(want, int) or got == want for got, want in zip(shape, declared, strict=True)
+    )
 
 
 def _values(tensors: Mapping[str, _core.Tensor]) -> dict[str, Any]:

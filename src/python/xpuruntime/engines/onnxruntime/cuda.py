@@ -100,6 +100,8 @@ class CudaModel(LoadedModel):
         self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
         types = {info.name: info.dtype for info in info.outputs}
         self._booleans = [i for i, name in enumerate(self.output_names) if types.get(name) == "bool"]
+        #: Outputs that are inputs: ONNX Runtime hands the caller's own memory back for them.
+        self.passed = [i for i, name in enumerate(self.output_names) if name in self.check.infos]
         self._graph_ids = itertools.count(1)
         self.turn = threading.Lock()
         self._local = threading.local()
@@ -194,7 +196,7 @@ class CudaModel(LoadedModel):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with a short way for torch tensors; with a pool of ours, where the host waits, `run` itself."""
-        if self.stream is None:
+        if self.stream is None or self.passed:
             return self.run
         from xpuruntime.engines.onnxruntime.cuda_runner import torch_runner
 
@@ -269,7 +271,19 @@ class CudaModel(LoadedModel):
         capsules = [values[i].to_dlpack() for i in range(len(self.output_names))]
         for position in self._booleans:
             as_bool(capsules[position])
+        for position in self.passed:
+            capsules[position] = self._copied(capsules[position])
         return capsules
+
+    def _copied(self, capsule: Any) -> Any:
+        """Return a copy of a result on the device."""
+        from xpuruntime import _core
+
+        source = _core.Tensor.from_dlpack(_Exported(capsule, self.index), stream=self.stream)
+        copy = source.copy(stream=self.stream)
+        if self.stream is None:
+            copy.synchronize()
+        return copy.__dlpack__()
 
     def thread_binding(self) -> Any:
         """Return this thread's binding, made when first asked for."""

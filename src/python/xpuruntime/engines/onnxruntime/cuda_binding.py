@@ -4,19 +4,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.cuda_arrays import as_kind, device_array
 from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
-from xpuruntime.engines.onnxruntime.device_arrays import element_type
-from xpuruntime.errors import InputError
+from xpuruntime.engines.onnxruntime.cpu import fits
+from xpuruntime.engines.onnxruntime.device_arrays import element_type, item_size, overlap
+from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.arrays import Kind
+    from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
@@ -25,8 +28,20 @@ __all__ = ["CudaBinding"]
 _WARM_RUNS = 2
 
 
+class _Copy(NamedTuple):
+    """What is copied into the buffer of an output after each run: its address, ``None`` for what ONNX Runtime made."""
+
+    name: str
+    source: int | None
+    target: DeviceArray
+
+
 class CudaBinding(Binding):
     """Device buffers bound to one `CudaModel`. Not for use by two threads at once.
+
+    ONNX Runtime writes straight into the buffers, except where it would not or must not: an output that is an input, an
+    output whose shape is not the one that the file declares, and a buffer that shares memory with an input. These are
+    copied on the device after each run.
 
     Parameters
     ----------
@@ -55,13 +70,15 @@ class CudaBinding(Binding):
         check.names({**dict.fromkeys(check.required), **inputs})
         self._io = session.io_binding()
         self._keep: list[Any] = []
+        self._items: dict[str, DeviceArray] = {}
         wanted = [name for name in check.infos if name in check.required or name in inputs]
         self.inputs = {name: self._input(check.infos[name], inputs.get(name)) for name in wanted}
         check.full(self._described)
         model.enter()
+        self._copies: list[_Copy] = []
         self.outputs = self._make_outputs(outputs)
-        self._graph_id = model.next_graph_id() if model.graphs else None
         self.graph = model.graph_refused or "off"
+        self._graph_id = model.next_graph_id() if model.graphs and self._can_be_captured() else None
         options = model.run_options(sync=model.stream is None, graph_id=self._graph_id or "-1")
         self.run = self._compile(caller, options)
         if self._graph_id is not None:
@@ -73,6 +90,8 @@ class CudaBinding(Binding):
         model = self._model
         call, io, failed = model.session._sess.run_with_iobinding, self._io._iobinding, model.failed
         own, turn = model.stream, model.turn
+        if self._copies:
+            call = self._copying(call, own if own is not None else caller)
 
         def run_here() -> None:
             try:
@@ -108,6 +127,77 @@ class CudaBinding(Binding):
 
         return run_on_device if model.several else run_in_turn
 
+    def _can_be_captured(self) -> bool:
+        """Say whether every run uses the same memory; `graph` then says why not.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            It does not, and the policy requires a graph.
+        """
+        loose = next((copy.name for copy in self._copies if copy.source is None), None)
+        if loose is None:
+            return True
+        model = self._model
+        self.graph = f"the file declares another shape for output {loose!r} than it has"
+        if model.settings.graph == "require":
+            msg = (
+                f"{model._info.path} cannot be captured as a CUDA graph: {self.graph}. Correct the shape in the file, "
+                "or state cuda_graph: prefer to run it without"
+            )
+            raise UnsupportedOperationError(msg, engine="onnxruntime", device=model.device)
+        return False
+
+    def _copying(self, call: Any, stream: Any) -> Any:
+        """Return `call` with the copies after it, on a stream."""
+        from xpuruntime import _core
+
+        model, copies = self._model, self._copies
+        loose = {copy.name: model.output_names.index(copy.name) for copy in copies if copy.source is None}
+
+        def run(io: Any, options: Any) -> None:
+            for name in loose:  # ONNX Runtime takes what it made in one run for a buffer in the next
+                io.bind_output(name, model.where)
+            call(io, options)
+            values = io.get_outputs() if loose else []
+            for copy in copies:
+                shape, address = copy.target.shape, copy.source
+                if address is None:
+                    value = values[loose[copy.name]]
+                    shape, address = tuple(value.shape()), value.data_ptr()
+                if shape != copy.target.shape:
+                    msg = (
+                        f"output {copy.name!r} changed its shape from {list(copy.target.shape)} to {list(shape)}: it "
+                        "depends on the values of the inputs, so it has no fixed buffer; use run()"
+                    )
+                    raise InputError(msg)
+                if address and copy.target.pointer and 0 not in shape:
+                    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+                    size = item_size(copy.target.dtype)
+                    _core.copy_to_contiguous(model.device, address, copy.target.pointer, shape, strides, size, stream)
+
+        return run
+
+    def _bind_output(self, name: str, item: DeviceArray) -> None:
+        """Bind a buffer, or memory that is copied into it after each run."""
+        from xpuruntime import _core
+
+        model = self._model
+        given = self._items.get(name)
+        if given is not None:
+            self._copies.append(_Copy(name, given.pointer, item))
+            if not fits(item.shape, self._declared[name]):
+                return
+        elif not fits(item.shape, self._declared[name]):
+            self._copies.append(_Copy(name, None, item))
+            return
+        elif any(overlap(item, one) for one in self._items.values()):
+            tensor = _core.Tensor.empty(item.shape, item.dtype, model.device, stream=model.stream)
+            self._copies.append(_Copy(name, tensor.data_ptr, item))
+            item = device_array(name, tensor, "tensor", model.device, model.stream)
+            self._keep.append((item, tensor))
+        self._io.bind_output(name, "cuda", model.index, element_type(name, item.dtype), item.shape, item.pointer)
+
     @property
     def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {name: (item.dtype, item.shape) for name, item in self._items.items()}
@@ -116,8 +206,6 @@ class CudaBinding(Binding):
         from xpuruntime import _core
 
         model = self._model
-        if not hasattr(self, "_items"):
-            self._items: dict[str, Any] = {}
         if given is None or isinstance(given, tuple):
             shape = fixed_shape(info, given)
             tensor = _core.Tensor.empty(shape, info.dtype, model.device, stream=model.stream)
@@ -160,6 +248,8 @@ class CudaBinding(Binding):
             raise model.failed(error) from None
         capsules = model.take(probe)
         made: dict[str, Any] = {}
+        buffers: dict[str, DeviceArray] = {}
+        self._declared = {output.name: output.shape for output in model.session.get_outputs()}
         for name, capsule in zip(model.output_names, capsules, strict=True):
             expected = model.output(capsule, "tensor", self.stream)
             if name in given:
@@ -180,7 +270,12 @@ class CudaBinding(Binding):
                 item = device_array(name, tensor, "tensor", model.device, model.stream)
             self._keep.append((item, array))
             made[name] = array
-            self._io.bind_output(name, "cuda", model.index, element_type(name, item.dtype), item.shape, item.pointer)
+            for other, buffer in buffers.items():
+                if overlap(item, buffer):
+                    msg = f"the buffers of outputs {other!r} and {name!r} share memory; give each its own"
+                    raise InputError(msg)
+            buffers[name] = item
+            self._bind_output(name, item)
         return made
 
     def close(self) -> None:

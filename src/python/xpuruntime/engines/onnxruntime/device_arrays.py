@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 
-__all__ = ["ONNX_TYPES", "as_bool", "element_type"]
+if TYPE_CHECKING:
+    from xpuruntime.engines.cuda_arrays import DeviceArray
+
+__all__ = ["ONNX_TYPES", "as_bool", "element_type", "item_size", "overlap"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -62,3 +66,22 @@ def element_type(name: str, dtype: str) -> int:
         msg = f"{name!r} has dtype {dtype}, which cannot be bound on a CUDA device; it can be {', '.join(ONNX_TYPES)}"
         raise InputError(msg)
     return code
+
+
+def item_size(dtype: str) -> int:
+    """Return the bytes of one element of a type in `ONNX_TYPES`."""
+    if dtype == "bool" or dtype.startswith("float8"):
+        return 1
+    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+def overlap(one: DeviceArray, other: DeviceArray) -> bool:
+    """Return whether two contiguous arrays share memory."""
+    ends = []
+    for array in (one, other):
+        size = math.prod(array.shape) * item_size(array.dtype)
+        if not array.pointer or not size:
+            return False
+        ends.append((array.pointer, array.pointer + size))
+    (start, end), (least, most) = ends
+    return start < most and least < end

@@ -53,6 +53,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     compiled = opener.open({})
     return OpenVinoModel(
         compiled,
+        functools.partial(opener.open, {}),
         opener.info,
         device=request.device,
         strict=settings.strict,

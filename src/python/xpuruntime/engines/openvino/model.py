@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.feeds import ConversionLog
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.openvino.slots import Slot
 
 __all__ = ["OpenVinoModel"]
 
@@ -36,6 +37,8 @@ class OpenVinoModel(HostModel):
     Parameters
     ----------
     compiled : openvino.CompiledModel
+    reopen : callable
+        Compiles the model again; see `SlotPool`.
     info : ModelInfo
     device : str
     strict : bool
@@ -48,6 +51,7 @@ class OpenVinoModel(HostModel):
     def __init__(
         self,
         compiled: Any,
+        reopen: Callable[[], Any],
         info: ModelInfo,
         *,
         device: str,
@@ -56,9 +60,10 @@ class OpenVinoModel(HostModel):
         log: ConversionLog,
     ) -> None:
         outputs = [output.name for output in info.outputs]
-        super().__init__(compiled, info, outputs, strict=strict, observer=observer, log=log)
+        pool = SlotPool(compiled, functools.partial(_reopened, reopen, log))
+        super().__init__(pool, info, outputs, strict=strict, observer=observer, log=log)
         self.device = device
-        self._pool = SlotPool(compiled)
+        self._pool = pool
         self.order = port_order(compiled, info)
         self._failed = functools.partial(_failure, info.path, device)
         #: Position and name of inputs whose values are looked at.
@@ -74,7 +79,7 @@ class OpenVinoModel(HostModel):
         inputs = tuple((info.name, np.dtype(info.dtype)) for info in self._info.inputs)
         count = len(inputs)
         order = self.order if self.order != list(range(count)) else None
-        free, take, failed, array_type = self._pool.free, self._pool.take, self._failed, np.ndarray
+        pool, failed, array_type = self._pool, self._failed, np.ndarray
 
         def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
             try:
@@ -98,14 +103,19 @@ class OpenVinoModel(HostModel):
             if order is not None:
                 arrays = [arrays[index] for index in order]
             try:
-                slot = free.pop()
+                slot = pool.free.pop()
             except IndexError:
-                slot = take()
+                slot = pool.take()
             try:
                 results = slot.run(arrays, shapes)
             except Exception as error:
-                raise failed(error) from None
-            free.append(slot)
+                results = _finished(pool, slot, error, arrays, shapes, failed)
+            else:
+                generation = slot.generation
+                if generation.stale:
+                    results = _finished(pool, slot, results, arrays, shapes, failed)
+                else:
+                    generation.free.append(slot)
             return dict(zip(names, results, strict=True))
 
         return run
@@ -147,17 +157,18 @@ class OpenVinoModel(HostModel):
         self._pool.close()
 
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
-        del handle  # the slots hold it
+        del handle  # the pool
         return self._infer(ready, self._in_order(ready))
 
-    def _infer(self, ready: Mapping[str, Any], arrays: Sequence[Any]) -> Sequence[Any]:
+    def _infer(self, ready: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
+        shapes = tuple(ready[info.name].shape for info in self._info.inputs)
         slot = self._pool.take()
+        results: list[Any] | Exception
         try:
-            results = slot.run(arrays, tuple(ready[info.name].shape for info in self._info.inputs))
+            results = slot.run(arrays, shapes)
         except Exception as error:
-            raise self._failed(error) from None
-        self._pool.free.append(slot)
-        return results
+            results = error
+        return _finished(self._pool, slot, results, arrays, shapes, self._failed)
 
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
         from xpuruntime.engines.openvino.extended import run_tensors
@@ -165,10 +176,18 @@ class OpenVinoModel(HostModel):
         for _, name in self.wide:
             check_range(name, tensors[name].numpy())
         ordered = [tensors[self._info.inputs[index].name] for index in self.order]
-        try:
-            return run_tensors(handle, ordered, self._info.outputs)
-        except Exception as error:
-            raise self._failed(error) from None
+        generation = handle.generation()
+        for last in (False, True):
+            try:
+                results = run_tensors(generation.compiled, ordered, self._info.outputs)
+                if last or not generation.broken:
+                    break
+            except Exception as error:
+                if not handle.spoil(generation) or last:
+                    raise self._failed(error) from None
+            generation = handle.generation()
+        handle.drop(generation)
+        return results
 
     def _in_order(self, ready: Mapping[str, Any]) -> list[Any]:
         """Return checked arrays in the order of OpenVINO's ports; refuse integers that would wrap."""
@@ -189,6 +208,26 @@ class OpenVinoModel(HostModel):
 
 def _failure(path: str, device: str, error: Exception) -> XpuRuntimeError:
     return translate(error, doing=f"running {path}", device=device)
+
+
+def _reopened(reopen: Callable[[], Any], log: ConversionLog) -> Any:
+    log.add("model compiled again", "a run failed inside of OpenVINO, which then keeps shapes of its inputs")
+    return reopen()
+
+
+def _finished(
+    pool: SlotPool,
+    slot: Slot,
+    results: list[Any] | Exception,
+    arrays: Sequence[Any],
+    shapes: tuple[tuple[int, ...], ...],
+    failed: Callable[[Exception], XpuRuntimeError],
+) -> list[Any]:
+    """Return the results of a run; see `SlotPool.finish`."""
+    try:
+        return pool.finish(slot, results, arrays, shapes)
+    except Exception as error:
+        raise failed(error) from None
 
 
 def _side_by_side(compiled: Any) -> int:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Slot`: one inference request of OpenVINO with the buffers it reads, for one run at a time."""
+"""`SlotPool`: inference requests of OpenVINO with the buffers they read, each for one run at a time."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["SHARED_FROM", "Slot", "SlotPool", "infer_call", "port_order", "share"]
+__all__ = ["SHARED_FROM", "Generation", "Slot", "SlotPool", "infer_call", "passed_on", "port_order", "share"]
 
 #: Bytes from which an input is shared and an output is made in memory of its own; below, copying is quicker than
 #: telling OpenVINO of another address, which costs it about 3 us.
@@ -81,26 +82,70 @@ def infer_call(request: Any) -> Callable[..., Any]:
     return call
 
 
+def passed_on(request: Any, inputs: Iterable[Array]) -> set[int]:
+    """Return the outputs of a request that ran which lie in the memory of its inputs, or have no memory.
+
+    OpenVINO has one tensor for an output that is an input, or an input passed on. A tensor that is set for such an
+    output takes the place of the input. Only outputs whose tensors OpenVINO has made itself can be told apart so.
+    """
+    spans = [(array.__array_interface__["data"][0], array.nbytes) for array in inputs if array.nbytes]
+    found = set()
+    for index in range(len(request.model_outputs)):
+        data = request.get_output_tensor(index).data
+        address = data.__array_interface__["data"][0]
+        if not data.nbytes or any(start <= address < start + size for start, size in spans):
+            found.add(index)
+    return found
+
+
+class Generation:
+    """One compiled model and the requests made of it, which are dropped together once a run of one has failed.
+
+    A run that fails inside of OpenVINO can leave shapes of its inputs behind in the compiled model, which later runs
+    then compute with: they fail too, or are wrong.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.free: deque[Slot] = deque()
+        #: Requests made and not dropped, also those of bindings.
+        self.made = 0
+        #: Whether a run has failed.
+        self.broken = False
+        #: Whether it is not to be used again: broken, or closed.
+        self.stale = False
+
+    @property
+    def busy(self) -> int:
+        """Requests that may be running."""
+        return self.made - len(self.free)
+
+
 class Slot:
     """One request. Not for use by two threads at once; what it was given last is held until the next run.
 
     Parameters
     ----------
-    compiled : openvino.CompiledModel
+    generation : Generation
     """
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        compiled = generation.compiled
         self.request = compiled.create_infer_request()
         self._infer = infer_call(self.request)
         #: Type and size of each output; one that is not known yet is sized by OpenVINO.
         self._outputs = [(port.get_element_type(), _sizes(port)) for port in compiled.outputs]
-        self._fresh_outputs: list[Any] = []
+        #: Outputs that get memory of their own in each run, by position; the others are copied.
+        self._fresh_outputs: dict[int, Any] = {}
         self._shapes: tuple[tuple[int, ...], ...] | None = None
         #: The buffers of small inputs, by position; large ones are shared.
         self._staged: list[tuple[int, Array]] = []
         self._shared: list[int] = []
         self._bound: list[Any] = []
-        self._large = False
+        #: Outputs that were large once and whose memory is not that of an input, by position.
+        self._large: set[int] = set()
+        self._passed: set[int] = set()
 
     def run(self, arrays: Sequence[Array], shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
         """Run on C-contiguous arrays and return outputs that belong to the caller."""
@@ -125,22 +170,15 @@ class Slot:
         if self._large:
             self._fresh()
 
-    def start(self) -> None:
-        """Start what was prepared, and return at once."""
-        self.request.start_async()
-
-    def wait(self) -> list[Array]:
-        """Wait for what was started, and return its outputs."""
-        self.request.wait()
-        if self._large:
-            return self.collect()
-        results = [np.array(self.request.get_output_tensor(i).data) for i in range(len(self._outputs))]
-        self._notice(results)
-        return results
-
     def collect(self) -> list[Array]:
-        """Return the outputs that were made in fresh memory, which they keep alive."""
-        return [tensor.data for tensor in self._fresh_outputs]
+        """Return the outputs: those in memory of their own, which they keep alive, and copies of the others."""
+        fresh, get = self._fresh_outputs, self.request.get_output_tensor
+        results = [
+            fresh[index].data if index in fresh else np.array(get(index).data) for index in range(len(self._outputs))
+        ]
+        if len(fresh) + len(self._passed) < len(results):
+            self._notice(results)
+        return results
 
     def _arrange(self, arrays: Sequence[Array], shapes: tuple[tuple[int, ...], ...]) -> None:
         self._shapes = None
@@ -155,24 +193,47 @@ class Slot:
         self._shapes = shapes
 
     def _notice(self, results: Sequence[Array]) -> None:
-        if not self._large and any(result.nbytes >= SHARED_FROM for result in results):
-            self._large = True
+        """Give outputs memory of their own from the next run on, once they are large."""
+        known = self._large | self._passed
+        large = {i for i, result in enumerate(results) if result.nbytes >= SHARED_FROM} - known
+        if large:
+            inputs = [self._bound[index] for index in self._shared] + [buffer for _, buffer in self._staged]
+            passed = passed_on(self.request, inputs)
+            self._passed |= large & passed
+            self._large |= large - passed
 
     def _fresh(self) -> None:
         """Give the request new output tensors, which OpenVINO sizes itself."""
         import openvino as ov
 
-        self._fresh_outputs = [ov.Tensor(kind, ov.Shape(sizes)) for kind, sizes in self._outputs]
-        for index, tensor in enumerate(self._fresh_outputs):
+        for index in self._large:
+            kind, sizes = self._outputs[index]
+            tensor = ov.Tensor(kind, ov.Shape(sizes))
             self.request.set_output_tensor(index, tensor)
+            self._fresh_outputs[index] = tensor
 
 
 class SlotPool:
-    """The free slots of one compiled model; a new one is made where all are busy. Safe to use from many threads."""
+    """The free slots of a model; a new one is made where all are busy. Safe to use from many threads.
 
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
-        self.free: deque[Slot] = deque()
+    Parameters
+    ----------
+    compiled : openvino.CompiledModel
+    reopen : callable
+        Compiles the model again, after a run has failed.
+    """
+
+    def __init__(self, compiled: Any, reopen: Callable[[], Any]) -> None:
+        self._reopen: Callable[[], Any] | None = reopen
+        self._lock = threading.Lock()
+        self._generation = Generation(compiled)
+        #: Those of the present generation.
+        self.free = self._generation.free
+
+    @property
+    def compiled(self) -> Any:
+        """The compiled model of the present generation."""
+        return self._generation.compiled
 
     def take(self) -> Slot:
         """Return a slot that nobody else has.
@@ -180,20 +241,73 @@ class SlotPool:
         Raises
         ------
         XpuRuntimeError
-            After `close`.
+            After `close`; or a run has failed and the model cannot be compiled again.
         """
         try:
             return self.free.pop()
         except IndexError:
-            compiled = self._compiled
-            if compiled is None:
+            return Slot(self.generation())
+
+    def generation(self) -> Generation:
+        """Return the compiled model for one more request, compiled again where a run of it has failed.
+
+        Raises as `take`.
+        """
+        with self._lock:
+            if self._reopen is None:
                 closed()
-            return Slot(compiled)
+            if self._generation.broken:
+                self._generation = Generation(self._reopen())
+                self.free = self._generation.free
+            self._generation.made += 1
+            return self._generation
+
+    def drop(self, generation: Generation) -> None:
+        """Count one request less."""
+        with self._lock:
+            generation.made -= 1
+
+    def spoil(self, generation: Generation) -> bool:
+        """Give up a compiled model in which a run has failed; say whether another run may have been the cause."""
+        with self._lock:
+            others = generation.broken or generation.busy > 1
+            generation.broken = generation.stale = True
+            generation.free.clear()
+            return others
+
+    def finish(
+        self,
+        slot: Slot,
+        results: list[Array] | Exception,
+        arrays: Sequence[Array],
+        shapes: tuple[tuple[int, ...], ...],
+    ) -> list[Array]:
+        """Return the results of a run, or raise; run once more where another run may have spoiled this one."""
+        generation = slot.generation
+        if isinstance(results, Exception):
+            if not self.spoil(generation):
+                raise results
+        elif not generation.broken:
+            if not generation.stale:
+                generation.free.append(slot)
+            return results
+        slot = self.take()
+        try:
+            results = slot.run(arrays, shapes)
+        except Exception:
+            self.spoil(slot.generation)
+            raise
+        slot.generation.free.append(slot)
+        return results
 
     def close(self) -> None:
         """Drop the free slots; those in use are dropped with the model."""
-        self._compiled = None
-        self.free.clear()
+        with self._lock:
+            self._reopen = None
+            self._generation.stale = True
+            self._generation.free.clear()
+            self._generation = Generation(None)
+            self.free = self._generation.free
 
 
 def _sizes(port: Any) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xpuruntime.engines.onnxruntime.cpu import CpuModel
+from xpuruntime.engines.onnxruntime.cpu import CopyingBinding, CpuModel
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.qnn.worker import WorkerFailed
 from xpuruntime.errors import InputError, XpuRuntimeError
@@ -77,7 +77,7 @@ class Apart:
             np.copyto(room, results[name], casting="no")
 
 
-class _Buffers:
+class _Buffers(CopyingBinding):
     """What ONNX Runtime's binding is for a session here: the buffers by name."""
 
     def __init__(self) -> None:
