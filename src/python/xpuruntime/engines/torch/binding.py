@@ -26,6 +26,7 @@ class TorchBinding(Binding):
     """Buffers bound to one `TorchModel`: NumPy views on the CPU, tensors of torch on CUDA and where one was given.
 
     Each run copies the results into the output buffers, since PyTorch makes new ones; a captured graph does so inside.
+    Where a buffer of an output shares memory with an input, results that are views are copied first.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TorchBinding(Binding):
                 name: self._output(name, result, outputs.get(name))
                 for name, result in zip(model.outputs, results, strict=True)
             }
+        self._overlaps = _overlaps(self._inputs, self._outputs)
         self.inputs = {n: inputs[n] if _is_array(inputs.get(n)) else _shown(t, numpy) for n, t in self._inputs.items()}
         self.outputs = {n: outputs[n] if n in outputs else _shown(t, numpy) for n, t in self._outputs.items()}
         self.graph = "off"
@@ -62,7 +64,8 @@ class TorchBinding(Binding):
 
     def _runner(self) -> Callable[[], None]:
         model, torch, around = self._model, self._torch, self._stream
-        call, ins, outs = model.call, list(self._inputs.values()), list(self._outputs.values())
+        ins, outs = list(self._inputs.values()), list(self._outputs.values())
+        call = model.guard.call if self._overlaps else model.call
         failed, no_grad = model.failed, torch.no_grad
 
         def compute() -> None:
@@ -157,6 +160,32 @@ class TorchBinding(Binding):
         self.run = closed_binding
         self._inputs, self._outputs = {}, {}
         self.inputs, self.outputs = {}, {}
+
+
+def _overlaps(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> bool:
+    """Say whether an output shares memory with an input.
+
+    Raises
+    ------
+    InputError
+        Two outputs share memory.
+    """
+    spans = {name: _span(tensor) for name, tensor in outputs.items() if tensor.is_contiguous()}
+    for name, (start, end) in spans.items():
+        for other, (least, most) in spans.items():
+            if other != name and start < most and least < end:
+                raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory; give each its own")
+    places = [_span(tensor) for tensor in outputs.values()]
+    return any(start < most and least < end for start, end in map(_span, inputs.values()) for least, most in places)
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Return the addresses between which the elements of a tensor lie."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _is_array(value: Any) -> bool:

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.torch.aliasing import GuardedCall
 from xpuruntime.engines.torch.compiling import compiled, compiling_apart
 from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.failures import translate
@@ -49,7 +50,9 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
         if settings.mode == "compile":
             call = compiling_apart(call, pins)
         call = _pinned(call, pins)
-        model = TorchModel(request, settings, module=module, call=call, switches=switches, pins=pins, log=log)
+        names = [info.name for info in request.model.outputs]
+        guard = GuardedCall(call, source, module, names, converted=settings.convert is not None, log=log)
+        model = TorchModel(request, settings, module=module, guard=guard, switches=switches, pins=pins, log=log)
         if settings.mode == "compile":
             _compile_now(model, request)
         return model

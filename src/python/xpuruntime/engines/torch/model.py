@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.torch.aliasing import GuardedCall
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
@@ -35,7 +36,7 @@ class TorchModel(LoadedModel):
     settings : Settings
     module : torch.nn.Module
         As placed, uncompiled.
-    call : callable
+    guard : GuardedCall
         Flat tensors in, flat tensors out.
     switches : HeldSwitches
     pins : Pins
@@ -48,7 +49,7 @@ class TorchModel(LoadedModel):
         settings: Settings,
         *,
         module: Any,
-        call: Call,
+        guard: GuardedCall,
         switches: HeldSwitches,
         pins: Pins,
         log: ConversionLog,
@@ -64,14 +65,16 @@ class TorchModel(LoadedModel):
         self.check = FeedCheck(request.model.inputs)
         self.names = tuple(info.name for info in request.model.inputs)
         self.outputs = tuple(info.name for info in request.model.outputs)
-        self._call: Call | None = call
+        #: Of results that belong to the caller.
+        self._call: Call | None = guard.call
+        self.guard = guard
         self._switches = switches
         self._torch = torch
         self._where = torch.device(self.device)
 
     @property
     def call(self) -> Call:
-        """The program, for flat tensors on the device.
+        """The program, for flat tensors on the device; its results may share memory with inputs and weights.
 
         Raises
         ------
@@ -80,7 +83,7 @@ class TorchModel(LoadedModel):
         """
         if self._call is None:
             closed()
-        return self._call
+        return self.guard.unowned
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with a short way for tensors of torch in shapes that were checked before."""
@@ -116,7 +119,9 @@ class TorchModel(LoadedModel):
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind; see `InferenceSession`."""
-        call = self.call
+        call = self._call
+        if call is None:
+            closed()
         self.check.names(feeds)
         kinds = {name: kind_of(name, array) for name, array in feeds.items()}
         host = all(device_of(name, array, kinds[name]) == "cpu" for name, array in feeds.items())

@@ -29,7 +29,7 @@ def step(model: TorchModel, tensors: Sequence[Any], around: Around) -> dict[str,
         What ran of a module, by name; empty for an exported program, whose nodes are known.
     """
     source: Any = model.request.model.source
-    given = _inside(model, tensors)
+    given = _inside(model, model.guard.protected(tensors))
     with model.pins.hold():
         if model.request.model.format == "pt2":
             source.call(_interpreted(model.module, source.names, around))(given)
