@@ -95,14 +95,6 @@ class TestRanges:
             (pair(), {"a": []}, "execution.shapes.a: 0 dimensions are stated"),
             (pair(), {"a": [1, 5]}, "execution.shapes.a[1]: 5 contradicts the model, which fixes it to 4"),
             (pair(), {"a": [1, "1..4"]}, "execution.shapes.a[1]: 1..4 contradicts the model, which fixes it to 4"),
-            (
-                pair(),
-                {"a": [1, 4], "b": [2, 4]},
-                "execution.shapes.b[0]: 2, but this is the dimension 'N' of the model, which is 1 in "
-                "execution.shapes.a[0]; give it the same size in both",
-            ),
-            (pair(("N", "N")), {"a": [1, 2]}, "execution.shapes.a[1]: 2, but this is the dimension 'N' of the model"),
-            (pair(), {"a": ["1..4", 4], "b": ["1..2..4", 4]}, "execution.shapes.b[0]: 1..2..4, but this is the dim"),
         ],
     )
     def test_what_does_not_fit_the_model_is_refused(self, model, shapes, message):
@@ -111,6 +103,19 @@ class TestRanges:
             with pytest.raises(PolicyError) as error:
                 refuse(info, policy(shapes))
             assert str(error.value).startswith(message), str(error.value)
+
+    def test_one_name_may_have_several_sizes(self):
+        """A name is no promise in ONNX: such a model broadcasts. What is not stated then stays open."""
+        info = inspect_bytes(pair())
+        stated = policy({"a": [2, 4], "b": [1, 4]})
+        assert {name: ranges[0].min for name, ranges in shape_ranges(info, stated).items()} == {"a": 2, "b": 1}
+        fixed = with_shapes(info, stated)
+        assert [tensor.shape for tensor in (*fixed.inputs, *fixed.outputs)] == [(2, 4), (1, 4), ("N", 4)]
+        proto = fixed.named_proto()
+        assert [value.type.tensor_type.shape.dim[0].dim_value for value in proto.graph.input] == [2, 1]
+        assert proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "N"
+        square = inspect_bytes(pair(("N", "N"), ("N", "N")))
+        assert shape_ranges(square, policy({"a": [1, 2]})) == {"a": (ShapeRange(1, 1, 1), ShapeRange(2, 2, 2))}
 
     def test_a_sequence_is_refused(self):
         sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"])

@@ -53,6 +53,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
         ``NAME=@file.npy``, ``NAME=@file.npz``, ``NAME=JSON``, ``@file.npy`` (a model with one input) or ``@file.npz``.
     dims : sequence of str
         ``NAME=SIZE`` of symbolic dimensions, for probe inputs; ``past + rows`` follows from ``past`` and ``rows``.
+        ``x.0=SIZE`` for the first dimension of the input ``x``, where it has no name.
 
     Raises
     ------
@@ -78,11 +79,18 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
 
 
 def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:
-    """Read ``NAME=SIZE`` values. Raises `InputError` for a name the model does not have."""
-    from xpuruntime.engines.precision import names_in
+    """Read ``NAME=SIZE`` values; a dimension without a name is ``INPUT.INDEX``.
+
+    Raises
+    ------
+    InputError
+        The model has no such dimension.
+    """
+    from xpuruntime.engines.precision import names_in, unnamed_dimensions
 
     open_sizes = {size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)}
-    symbols = sorted(open_sizes.union(*map(names_in, open_sizes)))
+    unnamed = [name for tensor in model.inputs for name in unnamed_dimensions(tensor).values()]
+    symbols = [*sorted(open_sizes.union(*map(names_in, open_sizes))), *unnamed]
     sizes: dict[str, int] = {}
     for value in values or ():
         name, equals, size = value.partition("=")

@@ -77,7 +77,10 @@ InputOption = Annotated[
 DimOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension, for probe inputs.", show_default=False
+        "--dim",
+        metavar="NAME=SIZE",
+        help="Size of a symbolic dimension, or x.0 without a name, for probe inputs.",
+        show_default=False,
     ),
 ]
 

@@ -174,9 +174,13 @@ class FeedCheck:
         The model's inputs.
     optional : iterable of str
         Inputs that have a default and may be left out.
+    equal : bool
+        Whether a symbolic dimension has one size wherever it stands: in programs of PyTorch, and for TensorRT. In other
+        models its name is no promise, and the engine says what it cannot run.
     """
 
-    def __init__(self, inputs: Sequence[TensorInfo], optional: Iterable[str] = ()) -> None:
+    def __init__(self, inputs: Sequence[TensorInfo], optional: Iterable[str] = (), *, equal: bool = False) -> None:
+        self._equal = equal
         self.infos = {info.name: info for info in inputs}
         self.required = tuple(info.name for info in inputs if info.name not in set(optional))
         self._seen: set[tuple[Any, ...]] = set()
@@ -240,31 +244,37 @@ class FeedCheck:
                 raise InputError(msg)
 
     def symbols(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return symbolic dimension to size; refuse two sizes for one symbol.
+        """Return symbolic dimension to size, without those that have several.
 
         Raises
         ------
         InputError
+            One has several, and must not.
         """
         bound: dict[str, tuple[int, str]] = {}
+        several: set[str] = set()
         for name, shape in shapes.items():
             info = self.infos[name]
             for got, want in zip(shape, info.shape or (), strict=False):
                 if not isinstance(want, str):
                     continue
                 size, by = bound.setdefault(want, (got, name))
-                if size != got:
+                if size == got:
+                    continue
+                if self._equal:
                     msg = (
                         f"dimension {want!r} is {size} in input {by!r} but {got} in input {name!r}; they must be equal"
                     )
                     raise InputError(msg)
-        return {symbol: size for symbol, (size, _) in bound.items()}
+                several.add(want)
+        return {symbol: size for symbol, (size, _) in bound.items() if symbol not in several}
 
     def full(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Check every array given as name to ``(dtype, shape)``, then the symbols they share."""
         for name, (dtype, shape) in described.items():
             self.check(name, dtype, shape)
-        self.symbols({name: shape for name, (_, shape) in described.items()})
+        if self._equal:
+            self.symbols({name: shape for name, (_, shape) in described.items()})
 
     def admit(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Check every array as `full` does, unless arrays of just these types and shapes have passed before."""

@@ -90,6 +90,10 @@ def dtype_name(elem_type: int) -> str:
     return _DTYPES[elem_type] if 0 <= elem_type < len(_DTYPES) else "unknown"
 
 
+#: What exporters write in place of the name of a dimension.
+_NO_NAMES = frozenset({"", "?", "-1", "*", "none", "null"})
+
+
 def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     """Return name, dtype and shape of a graph's input or output."""
     kind = value.type.WhichOneof("value")
@@ -110,9 +114,13 @@ def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 def _tensor(proto: onnx.TypeProto.Tensor) -> tuple[str, tuple[int | str | None, ...] | None]:
     shape: tuple[int | str | None, ...] | None = None
     if proto.HasField("shape"):
-        # Some exporters write a negative number for a size that is not known.
+        # Some exporters write a negative number, or a word, for a size that is not known.
         shape = tuple(
-            (int(dim.dim_value) if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
+            (int(dim.dim_value) if dim.dim_value >= 0 else None)
+            if dim.HasField("dim_value")
+            else None
+            if dim.dim_param.strip().lower() in _NO_NAMES
+            else dim.dim_param
             for dim in proto.shape.dim
         )
     return dtype_name(proto.elem_type), shape

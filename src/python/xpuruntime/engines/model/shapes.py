@@ -13,7 +13,7 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies.input_shapes import split_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import onnx
 
@@ -51,8 +51,9 @@ _Ranges = dict[str, tuple["ShapeRange | None", ...]]
 def shape_ranges(info: ModelInfo, policy: Policy) -> dict[str, tuple[ShapeRange, ...]]:
     """Return the sizes of every input that is known in all dimensions, from the model and from the policy.
 
-    A dimension that the model names has one size in all its inputs, so that an input which the policy does not name
-    may be known through another one. Inputs with a dimension that stays open are left out; see `open_dimensions`.
+    A dimension that the policy states has its size in all inputs where the model gives it the same name, so that an
+    input which the policy does not name may be known through another one; unless the policy states several. Inputs
+    with a dimension that stays open are left out; see `open_dimensions`.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def shape_ranges(info: ModelInfo, policy: Policy) -> dict[str, tuple[ShapeRange,
     ------
     PolicyError
         The policy names an input that the model has not, gives another number of dimensions, contradicts a size that
-        the model fixes, or gives one named dimension two sizes.
+        the model fixes, or gives one named dimension of a program of PyTorch two sizes.
     """
     known = {}
     for name, ranges in _settle(info, policy.execution.shapes).items():
@@ -106,12 +107,11 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
     stated = policy.execution.shapes
     if stated:
         settled = _settle(info, stated)
-        symbols = {
-            size: one.min
-            for tensor in info.inputs
+        symbols = _agreed(
+            (size, None if one is None or not one.fixed else one.min)
+            for tensor in _all_inputs(info)
             for size, one in zip(tensor.shape or (), settled.get(tensor.name, ()), strict=False)
-            if isinstance(size, str) and one is not None and one.fixed
-        }
+        )
         fixed = {tensor.name: _changed(tensor, settled.get(tensor.name, ())) for tensor in _all_inputs(info)}
         info = msgspec.structs.replace(
             info,
@@ -165,7 +165,7 @@ def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...
     fixed : mapping of str to tuple of int or None
         Input name to sizes; ``None`` leaves a dimension as it is.
     """
-    symbols: dict[str, int] = {}
+    found: list[tuple[str, int]] = []
     for value in proto.graph.input:
         sizes = fixed.get(value.name)
         if sizes is None:
@@ -179,8 +179,9 @@ def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...
             if size is None:
                 continue
             if dim.dim_param:
-                symbols[dim.dim_param] = size
+                found.append((dim.dim_param, size))
             dim.dim_value = size
+    symbols = _agreed(found)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if dim.dim_param in symbols:
@@ -196,27 +197,41 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise PolicyError(f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}")
     symbols: dict[str, tuple[ShapeRange, str]] = {}
+    several: set[str] = set()
     for name, sizes in stated.items():
         for axis, (size, one) in enumerate(_pairs(tensors[name], sizes)):
             if isinstance(size, int) and not (one.fixed and one.min == size):
                 raise PolicyError(f"{_KEY}.{name}[{axis}]: {one} contradicts the model, which fixes it to {size}")
             if isinstance(size, str):
                 first, by = symbols.setdefault(size, (one, f"{_KEY}.{name}[{axis}]"))
-                if first != one:
+                if first == one:
+                    continue
+                several.add(size)
+                if info.format != "onnx":  # elsewhere a name is no promise
                     raise PolicyError(
                         f"{_KEY}.{name}[{axis}]: {one}, but this is the dimension {size!r} of the model, which is "
                         f"{first} in {by}; give it the same size in both"
                     )
     settled: _Ranges = {}
+    ranges = {size: one for size, (one, _) in symbols.items() if size not in several}
     for tensor in info.inputs:
         if tensor.name not in stated and tensor.kind == "tensor" and tensor.shape is not None:
             settled[tensor.name] = tuple(
-                ShapeRange(size, size, size) if isinstance(size, int) else symbols.get(size or "", (None,))[0]
+                ShapeRange(size, size, size) if isinstance(size, int) else ranges.get(size or "")
                 for size in tensor.shape
             )
     for name, sizes in stated.items():
         settled[name] = tuple(ShapeRange(*split_size(size)) for size in sizes)
     return settled
+
+
+def _agreed(sizes: Iterable[tuple[int | str | None, int | None]]) -> dict[str, int]:
+    """Return the name of each dimension with its one size, without those that have several or none."""
+    found: dict[str, set[int | None]] = {}
+    for name, size in sizes:
+        if isinstance(name, str):
+            found.setdefault(name, set()).add(size)
+    return {name: one for name, (one, *more) in found.items() if one is not None and not more}
 
 
 def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[int | str | None, ShapeRange]]:

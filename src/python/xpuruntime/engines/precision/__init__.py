@@ -15,7 +15,7 @@ from xpuruntime.engines.precision.compare import (
 )
 from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
 from xpuruntime.engines.precision.probe import probe_feeds, probe_shape
-from xpuruntime.engines.precision.probe_sizes import names_in
+from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
     "TOLERANCES",
@@ -30,5 +30,6 @@ __all__ = [
     "names_in",
     "probe_feeds",
     "probe_shape",
+    "unnamed_dimensions",
     "verify",
 ]

@@ -8,11 +8,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.limits import shown_dims
-from xpuruntime.engines.precision.probe_sizes import inside, probe_size, probe_sizes
+from xpuruntime.engines.precision.probe_sizes import inside, probe_size, probe_sizes, unnamed_dimensions
 from xpuruntime.errors import InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
@@ -23,10 +23,12 @@ _FIX = "give an array for it"
 MAX_DRAWN = 4 << 30
 #: Dimensions of an array that every version of NumPy has.
 MAX_RANK = 32
+#: Largest fixed first dimension that is taken for a batch.
+MAX_BATCH = 64
 
 
 def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
-    """Return a concrete shape: fixed dimensions as they are, `dims` by name, others small.
+    """Return a concrete shape: fixed dimensions as they are, `dims` by name (``"x.0"`` if it has none), else small.
 
     The first dimension becomes 1; the last two of a rank-4 or rank-5 input 64 (images); any other 8. A dimension whose
     name speaks of a batch, sequence, or image side takes the size that suits it. Limits of the policy are kept.
@@ -34,11 +36,13 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
     if tensor.shape is None:
         raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
     sizes = probe_sizes([tensor], dims)
+    unnamed = unnamed_dimensions(tensor)
     limits = tensor.limits or (None,) * len(tensor.shape)
     shape: list[int] = []
     for index, dim in enumerate(tensor.shape):
         if dim is None:
-            shape.append(inside(probe_size(None, index, len(tensor.shape)), limits[index]))
+            size = sizes.get(unnamed[index], probe_size(None, index, len(tensor.shape)))
+            shape.append(inside(size, limits[index]))
         else:
             shape.append(dim if isinstance(dim, int) else sizes[dim])
     return tuple(shape)
@@ -54,7 +58,8 @@ def probe_feeds(
     """Make inputs for a model.
 
     Floats are drawn from N(0, 1). Integers are 0 or 1, since they are often indices; masks are all 1, and 8-bit
-    integers span their positive range, since they are often pixels. The same seed gives the same inputs.
+    integers span their positive range, since they are often pixels. The same seed gives the same inputs. Where the
+    first dimensions that are stated or fixed agree, those without a name have the same size: they are batches too.
 
     Parameters
     ----------
@@ -63,7 +68,7 @@ def probe_feeds(
     overrides : mapping of str to array, optional
         Inputs that are given; they are used as they are.
     dims : mapping of str to int, optional
-        Sizes of symbolic dimensions; see `probe_sizes`.
+        Sizes of symbolic dimensions, see `probe_sizes`, and of those without a name, see `unnamed_dimensions`.
 
     Returns
     -------
@@ -94,7 +99,14 @@ def probe_feeds(
         for dim, size in zip(tensor.shape or (), getattr(given.get(tensor.name), "shape", ()), strict=False)
         if isinstance(dim, str)
     }
-    sizes = probe_sizes([tensor for tensor in model.inputs if tensor.name not in given], {**stated, **(dims or {})})
+    stated.update(dims or {})
+    made = [tensor for tensor in model.inputs if tensor.name not in given]
+    batch = _batch(model.inputs, given, stated)
+    for tensor in made:
+        first = unnamed_dimensions(tensor).get(0)
+        if first is not None and batch is not None:
+            stated.setdefault(first, batch)
+    sizes = probe_sizes(made, stated)
     for index, tensor in enumerate(model.inputs):
         if tensor.name in given:
             feeds[tensor.name] = given[tensor.name]
@@ -103,6 +115,23 @@ def probe_feeds(
             feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), sizes))
     feeds.update((name, value) for name, value in given.items() if name not in feeds)
     return feeds
+
+
+def _batch(inputs: Sequence[TensorInfo], given: Mapping[str, Any], stated: Mapping[str, int]) -> int | None:
+    """Return the one size of all first dimensions that are stated, else of those that are fixed and small."""
+    told: set[int] = set()
+    fixed: set[int] = set()
+    for tensor in inputs:
+        first = tensor.shape[0] if tensor.shape else None
+        if tensor.name in given:
+            told.update(tuple(getattr(given[tensor.name], "shape", ()))[:1])
+        elif isinstance(first, int):
+            fixed.update({first} if len(tensor.shape or ()) > 1 and first <= MAX_BATCH else ())
+        elif tensor.shape:
+            name = first if isinstance(first, str) else unnamed_dimensions(tensor)[0]
+            told.update({stated[name]} if name in stated else ())
+    sizes = told or fixed
+    return int(next(iter(sizes))) if len(sizes) == 1 else None
 
 
 def _values(tensor: TensorInfo, random: Any, sizes: Mapping[str, int]) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = ["inside", "names_in", "probe_size", "probe_sizes"]
+__all__ = ["inside", "names_in", "probe_size", "probe_sizes", "unnamed_dimensions"]
 
 # What a dimension's name says about a small, sensible size.
 _SIZES = (("batch", 1), ("past", 0), ("height", 64), ("width", 64), ("seq", 8), ("len", 8), ("time", 8), ("token", 8))
@@ -57,6 +57,11 @@ def names_in(dim: str) -> tuple[str, ...]:
     """Return the names of which a dimension is made: itself, or those in ``"past + 2*rows"``."""
     parsed = _parsed(dim)
     return (dim,) if parsed is None else tuple(dict.fromkeys(parsed[1].values()))
+
+
+def unnamed_dimensions(tensor: TensorInfo) -> dict[int, str]:
+    """Return what open dimensions without a name go by, by position: ``"x.0"`` for the first of the input ``x``."""
+    return {index: f"{tensor.name}.{index}" for index, dim in enumerate(tensor.shape or ()) if dim is None}
 
 
 def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = None) -> dict[str, int]:

@@ -78,7 +78,7 @@ class TensorRtModel(LoadedModel):
         self._info = info
         self._request = request
         self._log = log
-        self.check = FeedCheck(info.inputs)
+        self.check = FeedCheck(info.inputs, equal=True)
         self.borders = handle.borders()
         self.output_names = [output.name for output in info.outputs]
         on_host = [name for name, border in self.borders.items() if border.host]

@@ -62,7 +62,7 @@ class TorchModel(LoadedModel):
         self.device = request.device
         self.pins = pins
         self.log = log
-        self.check = FeedCheck(request.model.inputs)
+        self.check = FeedCheck(request.model.inputs, equal=True)
         self.names = tuple(info.name for info in request.model.inputs)
         self.outputs = tuple(info.name for info in request.model.outputs)
         #: Of results that belong to the caller.
