@@ -206,6 +206,10 @@ class LoadedModel(ABC):
         found = self._threads
         return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
 
+    def why_not_in_child(self) -> str | None:
+        """Return why the model cannot run in a child of the process that loaded it, and what to do, or ``None``."""
+        return None
+
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""
         threads = self.__dict__.pop("_threads", None)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.runtime.exiting import interpreter_ends
 from xpuruntime.runtime.forking import reset_in_child
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class RunThreads:
         """
         if not self._open:
             raise XpuRuntimeError("this session is closed; open a new InferenceSession")
+        if interpreter_ends():
+            raise XpuRuntimeError("the interpreter ends, so no run is started any more; wait for runs before it does")
         job = _Job(call, arguments)
         self._jobs.put(job)
         if self._lacks_threads():

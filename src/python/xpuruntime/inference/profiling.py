@@ -165,6 +165,8 @@ class profile:  # noqa: N801 - used like a function
     def _abandon(self) -> None:
         if self._run is not None:
             self._run.abandon()
+            if self._loss is not None:
+                self._loss.disarm()
             self._run = self._loss = None
 
     def _exit(

@@ -12,9 +12,10 @@ from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.feeds import check_mapping
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plans import Asked, plan_asked, warn_of
-from xpuruntime.runtime.open_sessions import note_bound, note_open
+from xpuruntime.runtime.forking import reset_in_child
+from xpuruntime.runtime.open_sessions import note_bound, note_open, open_bindings
 from xpuruntime.runtime.watched_calls import seen
 
 if TYPE_CHECKING:
@@ -142,6 +143,22 @@ class InferenceSession:
         self._loaded = ready.loaded
         self.run = self._loaded.runner()
         note_open(self)
+        reset_in_child(self)
+
+    def in_child(self) -> None:
+        """Begin anew in a child of a fork; see `xpuruntime.runtime.forking`."""
+        loaded = self._loaded
+        if loaded is None or loaded.why_not_in_child() is None:
+            return
+        for owner in (self, *(binding for session, binding in open_bindings() if session is self)):
+            owner.run = self._checked_in_child(owner.run)
+
+    def _checked_in_child(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any, **keywords: Any) -> Any:
+            self._open()
+            return run(*args, **keywords)
+
+        return checked
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -335,9 +352,12 @@ class InferenceSession:
                 loaded.close()
 
     def _open(self) -> LoadedModel:
-        if self._loaded is None:
+        loaded = self._loaded
+        if loaded is None:
             closed()
-        return self._loaded
+        if loaded.forked and (reason := loaded.why_not_in_child()) is not None:
+            raise EngineError(reason, engine=self.plan.engine)
+        return loaded
 
     def __enter__(self) -> InferenceSession:
         return self

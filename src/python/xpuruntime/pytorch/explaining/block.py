@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,8 @@ class explain:  # noqa: N801 - used like a function
 
     def _enter(self) -> Explanation:
         self._found = Explanation()
-        self._recorder = CallRecorder(_range)
+        ranges = _Ranges([])
+        self._recorder = CallRecorder(ranges.of_call)
         self._recorder.note_policy()
         held = current()
         self._policy = None if held is None else held.policy.to_dict()
@@ -93,6 +95,7 @@ class explain:  # noqa: N801 - used like a function
             self._recorder,
             Profiler(record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)),
             self._root,
+            ranges,
         )
         self._loss = _core.OnLoss(self._watch.abandon)
         self._before = decisions()
@@ -102,6 +105,8 @@ class explain:  # noqa: N801 - used like a function
     def _abandon(self) -> None:
         if self._watch is not None:
             self._watch.abandon()
+            if self._loss is not None:
+                self._loss.disarm()
             self._watch = self._loss = None
 
     def _exit(
@@ -151,8 +156,14 @@ class explain:  # noqa: N801 - used like a function
 class Watch:
     """What is put into PyTorch for a block, and taken away again; `abandon` does it at any point."""
 
-    def __init__(self, recorder: CallRecorder, profiler: Profiler, root: torch.nn.Module | None = None) -> None:
-        self._recorder, self.profiler, self._root = recorder, profiler, root
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        profiler: Profiler,
+        root: torch.nn.Module | None = None,
+        ranges: _Ranges | None = None,
+    ) -> None:
+        self._recorder, self.profiler, self._root, self._ranges = recorder, profiler, root, ranges
         self._undo: list[Callable[[], Any]] = []
 
     def start(self) -> None:
@@ -163,13 +174,20 @@ class Watch:
 
     def stop(self) -> None:
         """Take it away, and keep what the profiler has recorded."""
-        _core.call_aside(self._uninstall)
+        self._take_away()
         self.profiler.stop()
 
     def abandon(self) -> None:
         """Take away whatever of it is there. Idempotent."""
+        try:
+            self._take_away()
+        finally:
+            self.profiler.abandon()
+
+    def _take_away(self) -> None:
         _core.call_aside(self._uninstall)
-        self.profiler.abandon()
+        if self._ranges is not None:
+            self._ranges.end()
 
     def _install(self) -> None:
         undo = self._undo
@@ -177,7 +195,8 @@ class Watch:
         undo.append(lambda: registry.give_back(ops))
         module_paths.require(self._root, first=False)
         undo.append(lambda: module_paths.give_back(self._root, first=False))
-        undo += [handle.remove for handle in _module_ranges()]
+        if self._ranges is not None:
+            undo += [handle.remove for handle in _module_ranges(self._ranges)]
 
     def _record(self) -> None:
         before = calls.watch(self._recorder)
@@ -197,41 +216,59 @@ def served_since(before: tuple[Decision, ...]) -> list[Decision]:
     return [*served, *now[len(before) :]]
 
 
-class _Open(threading.local):
-    def __init__(self) -> None:
-        #: Each with how many modules run inside of it.
-        self.ranges: list[tuple[int, Any]] = []
+class _Ranges(threading.local):
+    """Ranges of the profiler around forwards of modules.
+
+    A range that ends under another profiler than it began under writes into memory of the first, which is freed.
+    """
+
+    def __init__(self, threads: list[list[tuple[int, Any]]]) -> None:
+        #: Of this thread, each with how many modules run inside of it.
+        self._open: list[tuple[int, Any]] = []
+        threads.append(self._open)
+        self._threads = threads
+
+    def enter(self) -> None:
+        """Begin the range of the module whose forward begins."""
+        path, number = module_paths.running(), _core.running_modules()
+        self.close(number - 1)
+        opened = _RecordFunctionFast(f"{MODULE}{path}")
+        self._open.append((number, opened))  # before it begins, so that it is ended wherever an interruption comes
+        opened.__enter__()
 
     def close(self, most: int) -> None:
-        """Leave ranges of modules that have ended: PyTorch calls no hook after an interruption."""
-        while self.ranges and self.ranges[-1][0] > most:
-            self.ranges.pop()[1].__exit__(None, None, None)
+        """End ranges of modules that have ended: PyTorch calls no hook after an interruption."""
+        while self._open and self._open[-1][0] > most:
+            # PyTorch refuses to end one that did not begin, or that has ended: an interruption came in between.
+            with contextlib.suppress(RuntimeError):
+                self._open[-1][1].__exit__(None, None, None)
+            self._open.pop()
+
+    def of_call(self, seen: Seen) -> Any:
+        """Return a range for a call."""
+        self.close(_core.running_modules())
+        return _RecordFunctionFast(f"{RANGE}{seen.number}")
+
+    def end(self) -> None:
+        """End all of this thread before the profiler stops, and never those that other threads are still inside of."""
+        self.close(-1)
+        for ranges in self._threads:
+            if ranges:
+                _core.keep_forever(ranges.copy())
+                ranges.clear()
 
 
-_open = _Open()
-
-
-def _range(seen: Seen) -> Any:
-    _open.close(_core.running_modules())
-    return _RecordFunctionFast(f"{RANGE}{seen.number}")
-
-
-def _module_ranges() -> list[Any]:
+def _module_ranges(ranges: _Ranges) -> list[Any]:
     """Put a range with its path around each module's forward; returns what takes the hooks away."""
 
     # Arguments are left untouched; see the hooks of module_paths.
     def enter(_module: Any, _args: Any) -> None:
-        if module_paths.is_traced():
-            return
-        path, number = module_paths.running(), _core.running_modules()
-        _open.close(number - 1)
-        opened = _RecordFunctionFast(f"{MODULE}{path}")
-        opened.__enter__()
-        _open.ranges.append((number, opened))
+        if not module_paths.is_traced():
+            ranges.enter()
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
         if not module_paths.is_traced():
-            _open.close(_core.running_modules())
+            ranges.close(_core.running_modules())
 
     return [
         torch_module.register_module_forward_pre_hook(enter),

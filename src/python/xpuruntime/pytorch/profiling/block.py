@@ -109,6 +109,8 @@ class profile:  # noqa: N801 - used like a function
     def _abandon(self) -> None:
         if self._watch is not None:
             self._watch.abandon()
+            if self._loss is not None:
+                self._loss.disarm()
             self._watch = self._loss = None
 
     def _exit(
