@@ -71,6 +71,37 @@ assert wait(pid) == 0, {name!r}"""
     _run(f"{_OPENED}\n{work}\ncheck(session.run_async(x).result(30)); session.close()", engine)
 
 
+def test_a_child_refuses_a_session_of_pytorch_with_threads_at_once() -> None:
+    _run("""
+import os, numpy as np, torch, xpuruntime as xrt
+torch.set_num_threads(2)
+net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).eval()
+x = torch.ones(512, 512)
+session = xrt.InferenceSession(net, device="cpu", engine="torch", example_inputs=(x,))
+feeds = {session.inputs[0].name: x}
+bound = session.bind(feeds)
+want = session.run_async(feeds).result(60)
+with torch.no_grad():
+    torch.testing.assert_close(next(iter(want.values())), net(x))
+pid = os.fork()
+if pid == 0:
+    refused = 0
+    for call in (
+        lambda: session.run(feeds), lambda: session.run_async(feeds), bound.run, lambda: session.explain(feeds)
+    ):
+        try:
+            call()
+        except xrt.EngineError as error:
+            refused += "set_num_threads(1)" in str(error)
+    torch.set_num_threads(1)
+    found = session.run(feeds)
+    torch.testing.assert_close(next(iter(found.values())), next(iter(want.values())))
+    session.close()
+    os._exit(0 if refused == 4 else 5)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+""")
+
+
 def test_runs_that_were_under_way_fail_in_the_child_and_end_in_the_parent() -> None:
     _run(
         _OPENED
@@ -126,16 +157,9 @@ finally:
 
 _THREADS = """
 import sys, threading, time, numpy as np, xpuruntime as xrt
-from xpuruntime import _core
 a = np.ones((300, 300), "f")
-pool = xrt.MemoryPool(device="cpu") if hasattr(xrt, "MemoryPool") else None
 session = xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="null")
 x = {"image": np.ones((8, 1, 8, 8), np.float32)}
-def forms():
-    import torch, xpuruntime.pytorch as xt
-    xt.set_kernel_policy(matmul="cpu.reference", rules=[{"match": {"module": "a"}, "use": "torch"}])
-    t = torch.ones(100, 100)
-    return lambda: torch.mm(t, t)
 calls = {
     "matmul": lambda: xrt.ops.matmul(a, a),
     "norm": lambda: xrt.ops.rms_norm(a),
@@ -143,7 +167,7 @@ calls = {
     "run": lambda: session.run(x),
     "run_async": lambda: session.run_async(x).result(),
 }
-call = forms() if sys.argv[1] == "torch" else calls[sys.argv[1]]
+call = calls[sys.argv[1]]
 def loop():
     while True:
         call()
@@ -153,10 +177,37 @@ time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize("what", ["matmul", "norm", "copy", "run", "torch"])
+@pytest.mark.parametrize("what", ["matmul", "norm", "copy", "run"])
 def test_daemon_threads_inside_of_operations_do_not_abort_the_end(what: str) -> None:
     for _ in range(2):
         _run(_THREADS, what)
+
+
+@pytest.mark.parametrize("what", ["run", "run_async", "bound"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_daemon_threads_inside_of_an_engine_do_not_abort_the_end(engine: str, what: str) -> None:
+    _run(
+        _OPENED
+        + """
+bound = session.bind(x)
+call = {
+    "run": lambda: session.run(x),
+    "run_async": lambda: session.run_async(x).result(),
+    "bound": lambda: bound.run(),
+}[sys.argv[2]]
+def loop():
+    try:
+        while True:
+            call()
+    except xrt.XpuRuntimeError as error:
+        assert "interpreter ends" in str(error)
+for _ in range(1 if sys.argv[2] == "bound" else 4):
+    threading.Thread(target=loop, daemon=True).start()
+time.sleep(0.2)
+""",
+        engine,
+        what,
+    )
 
 
 def test_a_daemon_thread_inside_of_a_kernel_in_python() -> None:
