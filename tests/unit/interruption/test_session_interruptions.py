@@ -69,8 +69,8 @@ def test_run_and_run_async(session: xrt.InferenceSession, want: np.ndarray[Any, 
     sweep(way, work, _good(session, want), 500)
 
 
-# Of a folder whose constructor was interrupted, which Python removes by itself.
-@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
+# Of the standard library's folders and iterators that were interrupted: Python ends them by itself.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_explain(session: xrt.InferenceSession, want: np.ndarray[Any, Any], way: str) -> None:
     sweep(way, lambda: session.explain(FEEDS, runs=1), _good(session, want), 15)
