@@ -11,12 +11,42 @@ from pathlib import Path
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skip-logged", metavar="FILE", help="leave out tests named in FILE whose folder knows no engine")
+
+
+#: Folders whose tests give the same result whichever engines are installed.
+_WITHOUT_ENGINES = tuple(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "tools"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if log := config.getoption("--skip-logged"):
+        passed = set(Path(log).read_text().splitlines())
+        done = [item for item in items if item.nodeid in passed and item.nodeid.startswith(_WITHOUT_ENGINES)]
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item not in set(done)]
+
+
+class _PassedLog:
+    """Log of passed tests, written by the process that collects the reports."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            with self.path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # These tests tell what happens without a GPU, where a session takes the CPU by itself.
     if any({"unit", "conformance"}.intersection(Path(one.partition("::")[0]).parts) for one in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (log := os.environ.get("XPURUNTIME_LOG_PASSED_TESTS")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PassedLog(log))
 
 
 #: What a core may be built without, and how to build it with that.
