@@ -12,7 +12,7 @@ import msgspec
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
-from xpuruntime.engines.model.graph import name_nodes, normal_domain, tensors
+from xpuruntime.engines.model.graph import graphs, name_nodes, normal_domain, tensors
 from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.quantisation.style import HEAVY
 
@@ -94,6 +94,7 @@ def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
 
     prepared = onnx.load(str(path))
     _keep_used_opsets(prepared)
+    _give_rows_of_bias(prepared)
     _name(prepared)
     path.write_bytes(prepared.SerializeToString(deterministic=True))
     return Prepared(path=path, proto=prepared, regions=_regions(proto, prepared), notes=tuple(notes))
@@ -145,6 +146,68 @@ def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: 
 def _name(proto: onnx.ModelProto) -> None:
     for place in name_nodes(proto):
         place.node.name = place.name
+
+
+def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
+    """Give each constant bias of a Gemm the shape [N] and the factor 1 that the quantisers take.
+
+    The bias of a Gemm may be anything that broadcasts to [M, N]; ONNX Runtime's quantiser has scales for [N] alone. What
+    has another shape is added after the product.
+    """
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    taken = {name for graph in graphs(proto) for node in graph.node for name in (*node.input, *node.output)}
+    taken |= weights.keys()
+    nodes: list[onnx.NodeProto] = []
+    for node in proto.graph.node:
+        nodes.append(node)
+        if node.op_type != "Gemm" or normal_domain(node.domain) or len(node.input) < 3:
+            continue
+        weight, bias = weights.get(node.input[1]), weights.get(node.input[2])
+        if weight is None or bias is None:
+            continue
+        facts = {one.name: one for one in node.attribute}
+        columns = weight.dims[0 if "transB" in facts and facts["transB"].i else 1]
+        beta = facts["beta"].f if "beta" in facts else 1.0
+        if list(bias.dims) == [columns] and beta == 1.0:
+            continue
+        value = numpy_helper.to_array(bias)
+        value = np.asarray(value * value.dtype.type(beta))
+        if "beta" in facts:  # the quantisers leave it on a bias that has no scale for it
+            facts["beta"].f = 1.0
+        fresh = _fresh(f"{bias.name}_row", taken)
+        if value.size in (1, columns) and value.shape[-1:] in ((), (1,), (columns,)):
+            row = np.ascontiguousarray(np.broadcast_to(value.reshape(-1), (columns,)))
+            proto.graph.initializer.append(numpy_helper.from_array(row, fresh))
+            node.input[2] = fresh
+            continue
+        proto.graph.initializer.append(numpy_helper.from_array(value, fresh))
+        product = _fresh(f"{node.output[0]}_product", taken)
+        nodes.append(onnx.helper.make_node("Add", [product, fresh], [node.output[0]], name=f"{node.name}_bias"))
+        node.output[0] = product
+        del node.input[2:]
+    copies = [type(node)() for node in nodes]
+    for copy, node in zip(copies, nodes, strict=True):
+        copy.CopyFrom(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(copies)
+    used = {name for graph in graphs(proto) for node in graph.node for name in node.input}
+    used |= {value.name for graph in graphs(proto) for value in graph.output}
+    for index in reversed(range(len(proto.graph.initializer))):
+        if proto.graph.initializer[index].name not in used:
+            del proto.graph.initializer[index]
+
+
+def _fresh(base: str, taken: set[str]) -> str:
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}#{count}"
+    taken.add(name)
+    return name
 
 
 def _keep_used_opsets(proto: onnx.ModelProto) -> None:

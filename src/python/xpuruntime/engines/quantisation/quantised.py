@@ -13,7 +13,7 @@ import msgspec
 
 from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.engines.model.graph import graphs, name_nodes
+from xpuruntime.engines.model.graph import graphs, name_nodes, sort_nodes
 from xpuruntime.engines.quantisation.quiet import quiet
 from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu
 from xpuruntime.errors import EngineError, XpuRuntimeError
@@ -145,14 +145,14 @@ def _quantise(
         proto = quantise_nncf(prepared, calibration, style, leave, folder)
     else:
         proto = quantise_qdq(prepared, calibration, style, leave, folder)
+    sort_nodes(proto.graph)  # quantisers append what they insert, behind subgraphs that read it
     _tidy(proto)
     quantised, left = _account(prepared, proto, leave)
     if not quantised:
         raise refuse(
             model.path,
-            "nothing in it can be quantised: "
-            + ("rules keep every node in floats" if leave else f"it has no {', '.join(HEAVY)} with constant weights"),
-            "use precision: fp32",
+            f"nothing in it can be quantised: {_why_nothing(prepared, leave)}",
+            "use precision: fp32, or fp16, which also converts what is inside of If, Loop and Scan",
         )
     _check(proto, model.path)
     notes = [
@@ -191,6 +191,34 @@ def _regions(prepared: Prepared, proto: onnx.ModelProto) -> dict[str, tuple[str,
             holder = makers[holder.input[0]]
         found.setdefault(holder.name, []).extend(prepared.regions[node.name])
     return {name: tuple(dict.fromkeys(sources)) for name, sources in found.items() if sources}
+
+
+def _why_nothing(prepared: Prepared, leave: Sequence[str]) -> str:
+    """Say why no node became quantised: rules, operands, or control flow, with the numbers of each."""
+    inside = Counter(
+        node.op_type
+        for graph in graphs(prepared.proto)
+        if graph is not prepared.proto.graph
+        for node in graph.node
+        if node.op_type in HEAVY
+    )
+    outside = [node for node in prepared.proto.graph.node if node.op_type in HEAVY]
+    reasons = []
+    ruled = sum(node.name in leave for node in outside)
+    if ruled and ruled == len(outside) and not inside:
+        return "rules keep every node in floats"
+    if ruled:
+        reasons.append(f"rules keep {ruled} of its products in floats")
+    if len(outside) > ruled:
+        counted = Counter(node.op_type for node in outside if node.name not in leave)
+        reasons.append(f"{_counted(counted)} of the outer graph cannot be, such as products of two activations")
+    if inside:
+        reasons.append(f"{_counted(inside)} are inside of If, Loop or Scan, whose nodes the quantisers leave in floats")
+    return ", and ".join(reasons) or f"it has no {', '.join(HEAVY)} with constant weights"
+
+
+def _counted(ops: Counter[str]) -> str:
+    return ", ".join(f"{count} {op}" for op, count in ops.most_common())
 
 
 def _tidy(proto: onnx.ModelProto) -> None:
