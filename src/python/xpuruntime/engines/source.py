@@ -39,6 +39,8 @@ class Source:
         What was quantised in it, where it was quantised here.
     operators : str, optional
         Path of the library with the operators that the engine needs for it.
+    converted : bool
+        Whether its precision was converted here.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Source:
         keep: object = None,
         quantised: QuantisedModel | None = None,
         operators: str | None = None,
+        converted: bool = False,
     ) -> None:
         self.model = model
         self.folder = folder
@@ -56,6 +59,7 @@ class Source:
         self.keep = keep
         self.quantised = quantised
         self.operators = operators
+        self.converted = converted
 
 
 def prepare_source(
@@ -104,9 +108,9 @@ def prepare_source(
         for note in converted.notes:
             log.add(f"graph converted to {convert}", note)
         if converted.fits_in_memory():
-            return Source(converted.serialized(), None, label)
+            return Source(converted.serialized(), None, label, converted=converted.changed)
         folder = ScratchFolder("converted")
-        return Source(str(converted.write(folder.name)), None, label, keep=folder)
+        return Source(str(converted.write(folder.name)), None, label, keep=folder, converted=converted.changed)
     if info.needs_renaming or info.data is not None:
         for name in info.renamed[:1]:
             count = len(info.renamed)

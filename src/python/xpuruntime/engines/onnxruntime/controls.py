@@ -19,6 +19,7 @@ from xpuruntime.engines.onnxruntime.options import (
     SESSION_OPTIONS,
 )
 from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.trial import CONFUSED_BY_CASTS, DISABLED, SAFE_LEVEL
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.quantisation.judge import quantises
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
@@ -75,7 +76,11 @@ def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bo
     provider = CUDA_OPTIONS if cuda else CPU_OPTIONS
     settings.options.update(check_options(given, provider, where, also=SESSION_OPTIONS))
     settings.session.update(check_options(session, SESSION_OPTIONS, where, also=provider))
-    settings.level = settings.session.pop("graph_optimization_level", "all")
+    converts = not cuda and request.policy.execution.precision in ("fp16", "bf16")
+    settings.level_stated = "graph_optimization_level" in settings.session
+    settings.level = settings.session.pop("graph_optimization_level", SAFE_LEVEL if converts else "all")
+    if converts and not settings.level_stated:
+        settings.session.setdefault(DISABLED, ";".join(CONFUSED_BY_CASTS))
     for name in [] if cuda else [name for name in settings.session if name.startswith("ep.")]:
         del settings.session[name]  # ONNX Runtime would keep it, and nobody reads it
         reason = "it is for a provider that does not run here: ONNX Runtime would take it without a word"
@@ -118,7 +123,9 @@ def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) 
                 "execution.precision",
                 f"graph converted to {precision}",
                 "advisory",
-                "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts",
+                "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
+                f"is optimised at level {settings.level}"
+                + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
                 "use device cuda:0, or precision fp32",
             )
     elif precision == "int8":

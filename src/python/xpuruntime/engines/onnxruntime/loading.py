@@ -12,10 +12,11 @@ import msgspec
 
 from xpuruntime.engines.feeds import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
-from xpuruntime.engines.onnxruntime.opening import open_session, session_options
+from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
+from xpuruntime.engines.onnxruntime.trial import DISABLED, LAYER_FUSIONS
 from xpuruntime.engines.source import Source, prepare_source
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,11 +46,36 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
 
         refuse_shared_caches(settings)
         rewriting = rewritten(request, settings, source, log)
-        opened = open_session(settings, as_it_runs(source, rewriting), request.device)
+        opened = _open(settings, as_it_runs(source, rewriting), request.device, log)
         check(rewriting, request, settings, opened.session, log)
         observer = _observer(request, settings, source, rewriting)
         return CpuModel(opened, request.model, strict=settings.strict, observer=observer, log=log)
     return _load_cuda(request, settings, source, log)
+
+
+def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -> Opened:
+    """Open a session. A converted graph that an optimiser makes invalid is opened with fewer optimisers.
+
+    `settings` have what it was opened with. A level that the policy states is kept.
+    """
+    try:
+        return open_session(settings, source, device)
+    except (EngineError, ModelError) as error:
+        if not source.converted or settings.level_stated or settings.level == "disable":
+            raise
+        before, reason = (settings.level, dict(settings.session)), error
+    without = {**before[1], DISABLED: ";".join(LAYER_FUSIONS)}
+    for level, session in ((before[0], without), ("disable", before[1])):
+        settings.level, settings.session = level, session
+        try:
+            opened = open_session(settings, source, device)
+        except XpuRuntimeError:
+            continue
+        less = f"without {', '.join(LAYER_FUSIONS)}" if session is without else "at level disable"
+        log.add(f"graph optimised {less}", f"at level {before[0]} the converted graph is refused: {reason}")
+        return opened
+    settings.level, settings.session = before  # the optimisers are not what it was refused for
+    raise reason
 
 
 def _load_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
@@ -74,13 +100,13 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
         settings.options["user_compute_stream"] = str(stream.handle)
     graph_refused = None
     try:
-        opened = open_session(settings, runs, request.device)
+        opened = _open(settings, runs, request.device, log)
     except XpuRuntimeError as error:
         if settings.graph != "prefer" or "graph" not in str(error).lower():
             raise _with_reason(error, allocator) from None
         graph_refused = str(error)
         settings.options.pop("enable_cuda_graph", None)
-        opened = open_session(settings, runs, request.device)
+        opened = _open(settings, runs, request.device, log)
         log.add("CUDA graphs are off in this session", graph_refused)
     check(rewriting, request, settings, opened.session, log)
     return CudaModel(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.observing import assignment
+from xpuruntime.engines.onnxruntime.trial import refuse_crash
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -70,12 +71,13 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
     UnsupportedOperationError
         Nodes would run on the CPU provider of a CUDA session; they are named.
     EngineError
-        The provider is not the one asked for, or ONNX Runtime refused the model.
+        The provider is not the one asked for, ONNX Runtime refused the model, or opening it would end the process.
     ModelError, OutOfMemoryError, CudaError
     """
     if options is None:
         options = session_options(settings, source)
         options.add_session_config_entry(_ASSIGNMENT, "1")
+    refuse_crash(settings, source, _LEVELS[settings.level], device)
     cuda = settings.provider != "CPUExecutionProvider"
     if cuda and not settings.allow_cpu_ops:
         options.add_session_config_entry(_NO_CPU, "1")

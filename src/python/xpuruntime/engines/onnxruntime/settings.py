@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, kw_only=True):
         Session configuration entries.
     level : str
         Graph optimisation level.
+    level_stated : bool
+        Whether the policy states it.
     threads : int or None
         Threads inside one op; ``None`` leaves ONNX Runtime's choice.
     deterministic : bool
@@ -55,6 +57,7 @@ class Settings(msgspec.Struct, kw_only=True):
     options: dict[str, str] = {}
     session: dict[str, str] = {}
     level: str = "all"
+    level_stated: bool = False
     threads: int | None = None
     deterministic: bool = False
     convert: Literal["fp16", "bf16"] | None = None

@@ -118,7 +118,14 @@ class Rewriting:
         before, folder = self.before, self.folder
         ours = any(domain.domain == DOMAIN for domain in model.opset_import)
         library = str(_core.__file__) if ours else None
-        return Source(model.SerializeToString(), folder, before.label, keep=before.keep, operators=library)
+        return Source(
+            model.SerializeToString(),
+            folder,
+            before.label,
+            keep=before.keep,
+            operators=library,
+            converted=before.converted,
+        )
 
 
 def arch_of(settings: Settings) -> str | None:
