@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
-from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
+from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Check",
+    "ProbeRefusedError",
     "Reference",
     "check_accuracy",
     "check_due",
@@ -34,6 +35,7 @@ __all__ = [
     "write_reference",
 ]
 
+_MADE_UP = "made up"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
 
@@ -44,6 +46,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     feeds: dict[str, Any]
     outputs: dict[str, Any]
     origin: str = "made up"
+
+
+class ProbeRefusedError(InputError):
+    """No input can be made up for a model, or the model itself refuses the one that was."""
 
 
 class Check(NamedTuple):
@@ -83,8 +89,9 @@ def limits_of(request: Request, computes: str | None = None) -> Tolerance:
     `computes` is the precision of the arithmetic, where that is not the one asked for.
     """
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
-    quantised = request.model.quantisation.scheme != "none"
-    row = TOLERANCES.get(precision) or TOLERANCES["int8" if quantised else "fp32"]
+    if request.model.quantisation.scheme != "none":  # one step of its own quantisers is more than any float rounds
+        precision = "int8"
+    row = TOLERANCES.get(precision) or TOLERANCES["fp32"]
     if wanted is None:
         return row
     limits = {name: getattr(wanted, name) for name in ("rtol", "atol", "cosine")}
@@ -116,26 +123,45 @@ def make_reference(
 
     Raises
     ------
-    InputError
-        No probe input can be made up, as for strings.
+    ProbeRefusedError
+        No probe input can be made up, as for strings, or the model refuses it, as for a sequence that is too short.
     XpuRuntimeError
         The model does not run there.
     """
-    feeds, origin = _feeds(request) if feeds is None else (dict(feeds), "given")
+    try:
+        feeds, origin = _feeds(request) if feeds is None else (dict(feeds), "given")
+    except InputError as error:
+        raise ProbeRefusedError(str(error)) from None
     try:
         loaded = _plain(request, engine, machine)
         try:
             outputs = loaded.run(feeds)
+        except XpuRuntimeError as error:
+            if origin != _MADE_UP:
+                raise
+            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the input that was made up: {error}"
+            raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
         finally:
             loaded.close()
+    except ProbeRefusedError:
+        raise
     except XpuRuntimeError as error:
         msg = (
             f"{request.model.path} cannot be held against fp32 on the CPU, which does not run it: {error} "
-            f"{'Or' if 'Fix: ' in str(error) else 'Fix:'} leave `accuracy` out of the policy and keep the model's own "
-            "precision"
+            f"{'Or' if 'Fix: ' in str(error) else 'Fix:'} {_without_probe(request)}"
         )
         raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None
     return Reference(feeds=feeds, outputs=dict(outputs), origin=origin)
+
+
+def _without_probe(request: Request) -> str:
+    """Say what makes a session need no probe."""
+    changes = []
+    if request.policy.accuracy is not None:
+        changes.append("leave `accuracy` out of the policy")
+    if request.policy.execution.precision in (*_CONVERTED, "int8"):
+        changes.append("use precision: fp32")
+    return " and ".join(changes) or "use another engine"
 
 
 def _feeds(request: Request) -> tuple[dict[str, Any], str]:
@@ -143,7 +169,7 @@ def _feeds(request: Request) -> tuple[dict[str, Any], str]:
 
     if request.calibration is not None:
         return dict(next(iter(request.calibration))), "the first calibration input"
-    return probe_feeds(with_shapes(request.model, request.policy)), "made up"
+    return probe_feeds(with_shapes(request.model, request.policy)), _MADE_UP
 
 
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:

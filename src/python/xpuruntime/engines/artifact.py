@@ -177,6 +177,6 @@ def _remembered(path: str, size: int, mtime_ns: int) -> str:
 
 def calibration_digest(request: Request) -> str | None:
     """Return a digest of the inputs that a request quantises with, or ``None`` where it has none."""
-    if request.calibration is None:
+    if request.calibration is None or request.policy.execution.precision != "int8":  # else it is for the probe alone
         return None
     return str(request.calibration.digest)

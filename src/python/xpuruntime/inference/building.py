@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
+from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.artifact import (
     MANIFEST,
     PROBE,
@@ -305,8 +305,8 @@ def _reference(request: Request, engine: Engine, machine: Machine, check: Check 
         return None
     try:
         return make_reference(request, engine, machine)
-    except XpuRuntimeError:
-        if check.refuses:
+    except XpuRuntimeError as error:
+        if check.refuses and not isinstance(error, ProbeRefusedError):
             raise
         return None
 

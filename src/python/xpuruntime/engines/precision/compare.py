@@ -79,18 +79,24 @@ class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of all outputs. `first_failing` names the first output out of tolerance."""
+    """The comparison of all outputs.
+
+    `first_failing` names the first output out of tolerance; `not_run` says why nothing could be run.
+    """
 
     passed: bool
     outputs: tuple[OutputFigures, ...]
     tolerance: Tolerance
     first_failing: str | None = None
+    not_run: str | None = None
 
     @property
     def inconclusive(self) -> str | None:
         """Why a comparison that passed says nothing of some outputs, or ``None``."""
         if self.first_failing is not None:
             return None
+        if self.not_run is not None:
+            return self.not_run
         if not self.outputs:
             return "there is no output to compare"
         idle = [o.name for o in self.outputs if o.compared == 0]

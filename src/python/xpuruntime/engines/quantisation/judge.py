@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["quantises", "refuse_int8"]
 
+#: Precisions whose sessions are probed, which a calibration gives the input for.
+CONVERTED = ("fp16", "bf16")
 _PASS = (
     "pass calibration= (on the command line: --calibration PATH), an .npz file, a folder, or an iterable of inputs "
     "like those the model will get, some tens to some hundreds; or load a model that is quantised already"
@@ -34,8 +36,9 @@ def refuse_int8(request: Request) -> Refusal | None:
     Every engine that has int8 calls it from `judge`. Pure.
 
     * int8 is asked for, the model is in floats and there is no calibration: ``calibration_missing``.
-    * There is a calibration, and nothing to use it for: another precision is asked for, or the model is quantised
-      already: ``calibration_unused``. Nothing that was given is ignored.
+    * There is a calibration, and nothing to use it for: nothing is converted and no accuracy is stated, or the model is
+      quantised already: ``calibration_unused``. Nothing that was given is ignored: where nothing is quantised, the
+      first input is that of the accuracy probe.
     """
     precision = request.policy.execution.precision
     scheme = request.model.quantisation.scheme
@@ -47,11 +50,13 @@ def refuse_int8(request: Request) -> Refusal | None:
         return None
     if request.artifact is not None:  # the artifact is tied to the calibration by its digest
         return None
+    if precision in CONVERTED or request.policy.accuracy is not None:  # its first input is that of the accuracy probe
+        return None
     if precision != "int8":
         return Refusal(
             "calibration_unused",
-            f"a calibration was given, and precision is {precision}: nothing is quantised",
-            "state precision int8, or leave calibration= out",
+            f"a calibration was given, and precision is {precision}: nothing is quantised or probed",
+            "state precision int8, fp16 or bf16, or an accuracy, or leave calibration= out",
         )
     if scheme != "none":
         return Refusal(
