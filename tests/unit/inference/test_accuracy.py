@@ -202,12 +202,13 @@ def test_an_engine_that_computes_nothing_is_not_asked() -> None:
 
 def test_a_model_without_a_probe_input_says_so(tmp_path: Path) -> None:
     model = models.save(models.identity("string"), tmp_path)
-    with pytest.raises(xrt.InputError, match="no probe can be made"):
-        xrt.InferenceSession(model, policy={"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}})
+    policy = {"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}}
+    with pytest.warns(xrt.XpuRuntimeWarning, match=r"inconclusive: no probe can be made .* of type string\. Fix: pass"):
+        session = xrt.InferenceSession(model, policy=policy)
+    session.close()
 
 
-def test_a_model_that_only_the_engine_runs_cannot_be_checked(tmp_path: Path) -> None:
-    """The reference runs the model too; what it refuses is told as that."""
+def test_a_model_that_refuses_a_made_up_input_opens(tmp_path: Path) -> None:
     from onnx import TensorProto, helper
 
     node = helper.make_node("Gather", ["x", "i"], ["y"], name="pick")
@@ -217,8 +218,12 @@ def test_a_model_that_only_the_engine_runs_cannot_be_checked(tmp_path: Path) -> 
     ]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])])
     path = models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path)
-    with pytest.raises(xrt.XpuRuntimeError, match="cannot be held against fp32 on the CPU, which does not run it"):
-        xrt.InferenceSession(path, policy={"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}})
+    policy = {"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}}
+    with pytest.warns(xrt.XpuRuntimeWarning, match="inconclusive: .* refuses the input that was made up"):
+        session = xrt.InferenceSession(path, policy=policy)
+    with session:
+        feeds = {"x": np.ones(1, np.float32), "i": np.zeros(4, np.int64)}
+        assert session.run(feeds)["y"].tolist() == [1.0] * 4
 
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -340,5 +345,5 @@ def test_a_reference_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     machine = machine_snapshot([NullEngine()])
     monkeypatch.setattr(OnnxRuntimeEngine, "probe", gone)
-    with pytest.raises(xrt.EngineError, match=r"onnxruntime refuses it: .*Fix: pip install onnxruntime-gpu\. Or leave"):
+    with pytest.raises(xrt.EngineError, match=r"onnxruntime refuses it: .*Fix: pip install onnxruntime-gpu\.$"):
         xrt.compare_engines(MODEL, ["null"], device="cpu", machine=machine)

@@ -131,7 +131,7 @@ def make_reference(
     try:
         feeds, origin = _feeds(request) if feeds is None else (dict(feeds), "given")
     except InputError as error:
-        raise ProbeRefusedError(str(error)) from None
+        raise ProbeRefusedError(_bare(error)) from None
     try:
         loaded = _plain(request, engine, machine)
         try:
@@ -139,7 +139,7 @@ def make_reference(
         except XpuRuntimeError as error:
             if origin != _MADE_UP:
                 raise
-            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the input that was made up: {error}"
+            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the input that was made up: {_bare(error)}"
             raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
         finally:
             loaded.close()
@@ -147,21 +147,28 @@ def make_reference(
         raise
     except XpuRuntimeError as error:
         msg = (
-            f"{request.model.path} cannot be held against fp32 on the CPU, which does not run it: {error} "
-            f"{'Or' if 'Fix: ' in str(error) else 'Fix:'} {_without_probe(request)}"
+            f"{request.model.path} cannot be held against fp32 on the CPU, which does not run it: {error}"
+            f"{_without_probe(request, str(error))}"
         )
         raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None
     return Reference(feeds=feeds, outputs=dict(outputs), origin=origin)
 
 
-def _without_probe(request: Request) -> str:
-    """Say what makes a session need no probe."""
+def _bare(error: XpuRuntimeError) -> str:
+    """Return what is wrong, without a fix and a full stop."""
+    return str(error).partition(" Fix: ")[0].rstrip(".")
+
+
+def _without_probe(request: Request, text: str) -> str:
+    """Return a sentence on what makes a session need no probe, to go on after an error's text."""
     changes = []
     if request.policy.accuracy is not None:
         changes.append("leave `accuracy` out of the policy")
     if request.policy.execution.precision in (*_CONVERTED, "int8"):
         changes.append("use precision: fp32")
-    return " and ".join(changes) or "use another engine"
+    if "Fix: " in text:
+        return f" Or {' and '.join(changes)}" if changes else ""
+    return f" Fix: {' and '.join(changes) or 'run it with precision: fp32 on the CPU first, which names the fault'}"
 
 
 def _feeds(request: Request) -> tuple[dict[str, Any], str]:

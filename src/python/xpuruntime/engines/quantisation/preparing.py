@@ -151,7 +151,7 @@ def _name(proto: onnx.ModelProto) -> None:
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
     """Give each constant bias of a Gemm the shape [N] and the factor 1 that the quantisers take.
 
-    The bias of a Gemm may be anything that broadcasts to [M, N]; ONNX Runtime's quantiser has scales for [N] alone. What
+    The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantiser has scales for [N]. What
     has another shape is added after the product.
     """
     import numpy as np
