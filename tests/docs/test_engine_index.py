@@ -40,6 +40,7 @@ def units(engine: str, **more: Any) -> tuple[xrt.Report, set[str]]:
     return report, {TIMES[unit.time.unit, unit.time.kind] for unit in report.units if unit.time}
 
 
+@pytest.mark.needs_build("cuda", "cublas", "cudnn")
 def test_the_tables_of_the_code_are_up_to_date():
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "engine_tables.py"), "--check"],
