@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from xpuruntime.engines.model.external import resolve_links
 from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.files.paths import is_utf8
 from xpuruntime.files.scratch import ScratchFolder
@@ -53,6 +55,8 @@ class Source:
         operators: str | None = None,
         converted: bool = False,
     ) -> None:
+        if isinstance(model, bytes) and folder is not None:
+            model, folder = _without_links(model, folder)
         self.model = model
         self.folder = folder
         self.label = label
@@ -60,6 +64,17 @@ class Source:
         self.quantised = quantised
         self.operators = operators
         self.converted = converted
+
+
+def _without_links(model: bytes, folder: str) -> tuple[bytes, str]:
+    """Return a model and its folder with the real files of its data; see `resolve_links`."""
+    if b"location" not in model:
+        return model, folder
+    import onnx
+
+    proto = onnx.load_model_from_string(model)
+    real = resolve_links(tensors(proto), folder)
+    return (model, folder) if real == folder else (proto.SerializeToString(deterministic=True), real)
 
 
 def prepare_source(

@@ -64,7 +64,7 @@ class Inside:
         """Return the model with these tensors as further outputs."""
         from onnx import helper
 
-        from xpuruntime.engines.model import inspect_bytes
+        from xpuruntime.engines.model import inspect_edited
 
         proto = self._copy()
         fixed = all(isinstance(size, int) for tensor in self.info.inputs for size in tensor.shape or ("?",))
@@ -77,7 +77,7 @@ class Inside:
             shape = list(array.shape) if fixed else [f"{name}.{axis}" for axis in range(array.ndim)]
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             proto.graph.output.append(helper.make_tensor_value_info(name, kind, shape))
-        return inspect_bytes(proto, self.info.base_dir)
+        return inspect_edited(self.info, proto)
 
     def _copy(self) -> Any:
         proto = type(self.proto)()

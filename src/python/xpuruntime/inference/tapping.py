@@ -58,14 +58,14 @@ def tap(
 
 def _with_outputs(info: ModelInfo, names: Sequence[str]) -> ModelInfo:
     """Return the model with these tensors as further outputs."""
-    from xpuruntime.engines.model import inspect_bytes
+    from xpuruntime.engines.model import inspect_edited
 
     proto = info.named_proto()
     already = {value.name for value in proto.graph.output}
     wanted = [name for name in dict.fromkeys(names) if name not in already]
     types = _types(info, proto, wanted)
     proto.graph.output.extend(types[name] for name in wanted)
-    more = inspect_bytes(proto, info.base_dir)
+    more = inspect_edited(info, proto)
     return msgspec.structs.replace(more, path=info.path, inputs=info.inputs)
 
 

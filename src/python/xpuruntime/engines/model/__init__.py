@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo
-from xpuruntime.engines.model.info import ModelInfo, inspect_bytes, inspect_model
+from xpuruntime.engines.model.info import ModelInfo, inspect_bytes, inspect_edited, inspect_model
 from xpuruntime.engines.model.reading import read_model
 from xpuruntime.engines.model.shapes import ShapeRange, open_dimensions, shape_ranges, with_shapes
 
@@ -18,6 +18,7 @@ __all__ = [
     "ShapeRange",
     "TensorInfo",
     "inspect_bytes",
+    "inspect_edited",
     "inspect_model",
     "open_dimensions",
     "read_model",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["ExternalFile", "check", "is_external", "load", "nbytes"]
+__all__ = ["ExternalFile", "check", "is_external", "load", "nbytes", "real_files", "resolve_links"]
 
 # Bits of one element, by TensorProto.DataType; strings have no fixed size.
 _BITS = {
@@ -125,6 +125,39 @@ def load(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str, *,
             raise refuse(where, what, "check the file") from None
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
+
+
+def resolve_links(tensors: Iterable[onnx.TensorProto], folder: str) -> str:
+    """Let tensors name the real files of their data where these are links, in place; return the folder they are in.
+
+    A download cache keeps files under other names and links them into the folder of a model. Engines that are given a
+    model as bytes refuse such links, and so do some that are given the file.
+
+    Parameters
+    ----------
+    tensors : iterable of onnx.TensorProto
+        All tensors of a model that was checked.
+    folder : str
+        Where their locations start from.
+    """
+    entries = [
+        entry for tensor in tensors if is_external(tensor) for entry in tensor.external_data if entry.key == "location"
+    ]
+    real = real_files([entry.value for entry in entries], folder)
+    if not real:
+        return folder
+    common = os.path.commonpath([os.path.dirname(path) for path in real.values()])  # noqa: PTH120 - as text
+    for entry in entries:
+        entry.value = Path(os.path.relpath(real[entry.value], common)).as_posix()
+    return common
+
+
+def real_files(locations: Iterable[str], folder: str) -> dict[str, str]:
+    """Return the real path of each file of data by its location; nothing where none of them is a link."""
+    home = os.path.realpath(folder)
+    plain = {name: os.path.normpath(os.path.join(home, name)) for name in locations}  # noqa: PTH118 - as text
+    real = {name: os.path.realpath(path) for name, path in plain.items()}
+    return {} if real == plain else real
 
 
 def _place(tensor: onnx.TensorProto, where: str) -> _Place:

@@ -28,7 +28,7 @@ from xpuruntime.files.reading import open_regular
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ModelInfo", "inspect_bytes", "inspect_model"]
+__all__ = ["ModelInfo", "inspect_bytes", "inspect_edited", "inspect_model"]
 
 _BYTES = "<bytes>"
 
@@ -251,6 +251,14 @@ def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str
         data = bytes(data)
     folder = None if base_dir is None else str(base_dir)
     return _inspect(_BYTES, data, folder, 0, data)
+
+
+def inspect_edited(info: ModelInfo, proto: onnx.ModelProto) -> ModelInfo:
+    """Check an edited copy of a model, whose external data is where that of the model is; raises as `inspect_bytes`."""
+    folder = info.base_dir
+    if folder is not None:
+        folder = model_external.resolve_links(tensors(proto), folder)
+    return inspect_bytes(proto, folder)
 
 
 def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: bytes | None) -> ModelInfo:

@@ -13,6 +13,8 @@ import msgspec
 
 from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.model.external import is_external, load, real_files
+from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.flattening import flatten_softmax
@@ -156,7 +158,7 @@ class _Opener:
         source = self._source()
         try:
             with contextlib.ExitStack() as kept:  # of a folder, where one is needed
-                model = _with_data(source, lambda: kept.enter_context(ScratchFolder("openvino")))
+                model = _with_data(source, self.info, lambda: kept.enter_context(ScratchFolder("openvino")))
                 graph = self.core.read_model(model)
                 del model
         except Exception as error:
@@ -262,34 +264,31 @@ def _there(core: Any, word_: str, device: str) -> None:
         raise EngineError(msg, engine="openvino", device=device)
 
 
-def _with_data(source: Source, folder: Callable[[], str]) -> Any:
+def _with_data(source: Source, info: ModelInfo, folder: Callable[[], str]) -> Any:
     """Return a model as OpenVINO reads it: a path, or bytes that hold their weights.
 
-    OpenVINO looks external data up beside a file only, so that bytes with such data are given their weights; where
-    these are too large for that, the model is written to the folder that `folder` makes.
+    OpenVINO looks external data up beside a file only, and follows no links out of that folder, so that bytes with such
+    data and files with such links are given their weights; where these are too large for that, the model is written to
+    the folder that `folder` makes.
     """
-    if isinstance(source.model, str):
-        return source.model
-    if source.folder is None:
-        return source.model
+    model, base = source.model, source.folder
+    if isinstance(model, str):
+        if model != info.path or not real_files([file.location for file in info.external_files], info.base_dir or "."):
+            return model
+        model, base = info.serialized_named(), info.base_dir
+    if base is None:
+        return model
     import onnx
-    from onnx.external_data_helper import load_external_data_for_model
 
-    proto = onnx.load_from_string(source.model)
-    if not any(onnx.external_data_helper.uses_external_data(t) for t in _tensors(proto)):
-        return source.model
-    load_external_data_for_model(proto, source.folder)
+    proto = onnx.load_from_string(model)
+    if not any(map(is_external, tensors(proto))):
+        return model
+    load(tensors(proto), base, source.label)
     if proto.ByteSize() < _LARGEST:
         return proto.SerializeToString()
     path = Path(folder()) / "model.onnx"
     onnx.save_model(proto, str(path), save_as_external_data=True, location="model.weights", convert_attribute=True)
     return str(path)
-
-
-def _tensors(proto: Any) -> Any:
-    from xpuruntime.engines.model.graph import tensors
-
-    return tensors(proto)
 
 
 def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable[[Mapping[str, Any], int], Observed]:
