@@ -314,6 +314,10 @@ def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts:
     return lines
 
 
+#: Notes on a model file in a plan.
+_NOTED = 8
+
+
 def _notes(
     request: PlanRequest, policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]
 ) -> list[str]:
@@ -322,6 +326,7 @@ def _notes(
     lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
     if request.artifact is not None:
         lines.append(f"loaded from artifact {request.artifact.folder}")
+    lines.extend(f"the file is not as the ONNX standard wants it: {note}" for note in request.model.notes[:_NOTED])
     if before:
         lines.append("rejected before it: " + ", ".join(f"{v.candidate} ({v.code})" for v in before))
     if policy.mode == "auto":

@@ -5,24 +5,50 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.model.external import is_external, nbytes
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
-from xpuruntime.engines.model.limits import shown_dims
+from xpuruntime.engines.model.limits import element_count, shown_dims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import onnx
 
-__all__ = ["check_graph", "check_text", "complaint", "complaint_about"]
+__all__ = ["Checked", "check_graph", "check_text", "complaint", "complaint_about"]
 
+_NEVER = 1 << 30
 #: Operators that ONNX Runtime registers in the default domain although ONNX does not (any opset before the one given).
-_ENGINE_OPS = {"SimplifiedLayerNormalization": 1 << 30, "LayerNormalization": 17}
+_ENGINE_OPS = {
+    "Affine": _NEVER,
+    "Crop": _NEVER,
+    "DynamicSlice": _NEVER,
+    "GivenTensorFill": _NEVER,
+    "ImageScaler": _NEVER,
+    "LayerNormalization": 17,
+    "MeanVarianceNormalization": 9,
+    "ParametricSoftplus": _NEVER,
+    "Scale": _NEVER,
+    "ScaledTanh": _NEVER,
+    "SimplifiedLayerNormalization": _NEVER,
+    "ThresholdedRelu": 10,
+}
 
 _FOREIGN = "xpuruntime.foreign"
+#: Fields of a tensor that hold its data by type.
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+#: Types with several elements in one value of such a field, and with one in two.
+_PACKED, _COMPLEX = frozenset({21, 22, 23, 25, 26}), frozenset({14, 15})
+_OFFICIAL = frozenset({"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"})
+#: Signs of what no engine runs in a text of the ONNX checker: a node against its schema, reading what is not there, a
+#: tensor without its data.
+_FATAL = (
+    "Bad node spec", "topologically sorted", "single static assignment", "ir_version", "opset_import", "data_type",
+    "TensorProto (", "tensor name:",
+)  # fmt: skip
 
 # Tensors of more bytes than this are checked here, and left out of what the ONNX checker is given.
 _LARGE = 64 * 1024
@@ -65,32 +91,53 @@ def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
         yield from (attribute.name for attribute in node.attribute)
 
 
-def check_graph(model: onnx.ModelProto, where: str) -> tuple[dict[str, tuple[str, ...]], bool]:
-    """Check a parsed model. The model is changed: large tensors are emptied, nodes may be sorted.
+class Checked(NamedTuple):
+    """What a check of a graph found.
 
-    Returns
-    -------
+    Attributes
+    ----------
     custom : dict of str to tuple of str
         Operators outside the ONNX standard by domain; whether an engine has them is for the engine to say.
+    unknown : dict of str to str
+        Operators in a domain of the standard that the standard has not, with the reason; for engines likewise.
     resorted : bool
         Whether the nodes stood in an order that ONNX does not allow.
+    notes : tuple of str
+        What the standard does not allow, and engines may run.
+    """
+
+    custom: dict[str, tuple[str, ...]]
+    unknown: dict[str, str]
+    resorted: bool
+    notes: tuple[str, ...]
+
+
+def check_graph(model: onnx.ModelProto, where: str) -> Checked:
+    """Check a parsed model. The model is changed: large tensors are emptied, nodes may be sorted.
+
+    Refused is only what no engine runs; anything else that the ONNX checker has against the model is a note.
 
     Raises
     ------
     ModelError
-        The IR or opset version is not known here, an operator of the standard does not exist, a tensor is made twice,
-        a tensor's data does not fit its shape, or the ONNX checker refuses the graph.
+        The IR or opset version is not known here, a tensor is made twice, a tensor's data does not fit its shape, or
+        the ONNX checker refuses a node or what it reads.
     """
     _check_versions(model, where)
-    _check_single_assignment(model.graph, where)
+    notes: list[str] = []
+    _check_single_assignment(model.graph, where, notes)
     resorted = sort_nodes(model.graph)
-    custom = _check_ops(model, where)
+    custom, unknown = _check_ops(model)
     for tensor in tensors(model):
         _check_data(tensor, where)
-    reason = complaint(model)
+    allowed, small = _allowed(model)
+    reason = _asked(allowed)
+    if reason is not None and any(sign in reason for sign in _FATAL):
+        raise refuse(where, f"the graph is invalid: {reason}", "correct the exporter, or export the model again")
+    notes += small
     if reason is not None:
-        raise refuse(where, f"the graph is invalid: {reason}", "mend the exporter, or export the model again")
-    return custom, resorted
+        notes.append(f"the ONNX checker refuses it: {reason}")
+    return Checked(custom, unknown, resorted, tuple(notes))
 
 
 def complaint_about(model: onnx.ModelProto) -> str | None:
@@ -112,37 +159,86 @@ def complaint_about(model: onnx.ModelProto) -> str | None:
 def complaint(model: onnx.ModelProto) -> str | None:
     """Return what the ONNX checker has against a model without large or external weights; None when nothing.
 
-    The checker is stricter than engines in two points, which are hidden from it: an operator that an engine adds to
-    the default domain, and an input or output without a rank.
+    Points in which it is stricter than engines are hidden from it, such as an operator that an engine adds to the
+    default domain, or an output without a type.
     """
+    return _asked(_allowed(model)[0])
+
+
+def _asked(model: onnx.ModelProto) -> str | None:
     import onnx
 
-    versions = {normal_domain(o.domain): o.version for o in model.opset_import}
-    added = [(n, n.domain) for g in graphs(model) for n in g.node if _is_engine_op(n, versions)]
-    unranked = [
-        value.type.tensor_type
-        for graph in graphs(model)
-        for value in (*graph.input, *graph.output)
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
-    ]
     try:
-        for node, _ in added:
-            node.domain = _FOREIGN
-        if added:
-            model.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
-        for kind in unranked:
-            kind.shape.SetInParent()
         onnx.checker.check_model(model.SerializeToString())
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         return " ".join(str(error).split()).rstrip(".")
-    finally:
-        for node, domain in added:
-            node.domain = domain
-        if added:
-            model.opset_import.pop()
-        for kind in unranked:
-            kind.ClearField("shape")
     return None
+
+
+def _allowed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    """Return a copy in which what engines run is as the ONNX checker wants it, and notes on that."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    notes = []
+    if copy.ir_version < 4 and copy.HasField("ir_version"):
+        listed = {value.name for value in copy.graph.input}
+        apart = [tensor.name for tensor in copy.graph.initializer if tensor.name not in listed]
+        if apart:
+            notes.append(f"weights such as {apart[0]!r} are not among the inputs, which IR version 3 asks for")
+            copy.ir_version = 4
+    keys = [entry.key for entry in copy.metadata_props]
+    if len(set(keys)) < len(keys):
+        notes.append("the metadata has one key twice")
+        del copy.metadata_props[:]
+    if not copy.graph.name:
+        notes.append("the graph has no name")
+        copy.graph.name = "graph"
+    _known_domains(copy, notes)
+    for tensor in tensors(copy):
+        if tensor.HasField("raw_data") and any(len(getattr(tensor, field)) for field in _TYPED):
+            notes.append(f"tensor {tensor.name!r} has its data twice; engines take the raw data")
+            for field in _TYPED:
+                tensor.ClearField(field)
+    for graph in graphs(copy):
+        seen: set[str] = set()
+        for index in reversed(range(len(graph.initializer))):  # the last of one name counts
+            name = graph.initializer[index].name
+            if name in seen:
+                del graph.initializer[index]
+            seen.add(name)
+        for value in (*graph.input, *graph.output):
+            if not value.type.WhichOneof("value"):
+                notes.append(f"{value.name!r} has no type")
+                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+    return copy, notes
+
+
+def _known_domains(model: onnx.ModelProto, notes: list[str]) -> None:
+    """Give operators that ONNX has no schema of a domain that the checker does not look into."""
+    import onnx
+
+    for opset in model.opset_import:
+        opset.domain = normal_domain(opset.domain)
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    functions = {(normal_domain(f.domain), f.name) for f in model.functions}
+    missing: set[str] = set()
+    for graph in graphs(model):
+        for node in graph.node:
+            node.domain = normal_domain(node.domain)
+            version = versions.get(node.domain)
+            if version is None and node.domain:
+                missing.add(node.domain)
+            known = version is not None or not node.domain
+            if (node.domain, node.op_type) in functions and known:
+                continue
+            if not known or _is_engine_op(node, versions) or _unknown(node.op_type, node.domain, version) is not None:
+                node.domain = _FOREIGN
+    notes += [f"the domain {domain!r} is used and not imported" for domain in sorted(missing)]
+    model.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
 
 
 def _is_engine_op(node: onnx.NodeProto, versions: dict[str, int]) -> bool:
@@ -162,6 +258,10 @@ def _check_versions(model: onnx.ModelProto, where: str) -> None:
         )
     known = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
+        if not 0 <= opset.version <= _NEVER:
+            raise refuse(
+                where, f"its opset {opset.version} of {opset.domain!r} is no version", "export the model again"
+            )
         if normal_domain(opset.domain) == "" and not 1 <= opset.version <= known:
             raise refuse(
                 where,
@@ -170,11 +270,10 @@ def _check_versions(model: onnx.ModelProto, where: str) -> None:
             )
 
 
-def _check_ops(model: onnx.ModelProto, where: str) -> dict[str, tuple[str, ...]]:
-    """Return the operators outside the standard, by domain."""
+def _check_ops(model: onnx.ModelProto) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return the operators outside the standard by domain, and those that its domains have not, with the reason."""
     versions = {normal_domain(o.domain): o.version for o in model.opset_import}
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
-    official = {"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"}
     custom: dict[str, set[str]] = {}
     unknown: dict[str, str] = {}
     judged: dict[tuple[str, str], str | None] = {}
@@ -184,33 +283,26 @@ def _check_ops(model: onnx.ModelProto, where: str) -> dict[str, tuple[str, ...]]
             domain, op = key
             if key in functions:
                 continue
-            if domain not in official:
+            if domain not in _OFFICIAL or _is_engine_op(node, versions):
                 custom.setdefault(domain, set()).add(op)
                 continue
-            version = versions.get(domain)
-            if _is_engine_op(node, versions):
-                custom.setdefault("", set()).add(op)
-                continue
             if key not in judged:
-                judged[key] = None if version is None else _unknown(op, domain, version)
+                judged[key] = _unknown(op, domain, versions.get(domain))
             if judged[key] is not None:
+                custom.setdefault(domain, set()).add(op)
                 unknown.setdefault(
                     f"{domain or 'ai.onnx'}:{op}", f"{judged[key]}, at node {node.name or '(unnamed)'!r}"
                 )
-    if unknown:
-        listed = "; ".join(f"{name} ({why})" for name, why in sorted(unknown.items()))
-        raise refuse(
-            where,
-            f"unknown operator{'s' if len(unknown) > 1 else ''}: {listed}",
-            "correct the name or raise the opset; an engine's own operator has its own domain ('com.microsoft')",
-        )
-    return {domain: tuple(sorted(ops)) for domain, ops in sorted(custom.items())}
+    return {domain: tuple(sorted(ops)) for domain, ops in sorted(custom.items())}, dict(sorted(unknown.items()))
 
 
-def _unknown(op: str, domain: str, version: int) -> str | None:
-    """Return why the standard has no such operator at this version; None when it has."""
+@functools.lru_cache(maxsize=4096)
+def _unknown(op: str, domain: str, version: int | None) -> str | None:
+    """Return why the standard has no such operator at this version; None when it has, or it is not of the standard."""
     from onnx import defs
 
+    if domain not in _OFFICIAL or version is None:
+        return None
     if defs.has(op, max_inclusive_version=version, domain=domain):
         return None
     schemas = [s for s in defs.get_all_schemas_with_history() if s.domain == domain]
@@ -221,11 +313,11 @@ def _unknown(op: str, domain: str, version: int) -> str | None:
     return f"not in opset {version}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _check_single_assignment(graph: onnx.GraphProto, where: str, outer: str = "") -> None:
+def _check_single_assignment(graph: onnx.GraphProto, where: str, notes: list[str], outer: str = "") -> None:
     made: dict[str, str] = {value.name: "a graph input" for value in graph.input}
     for tensor in graph.initializer:
         if made.get(tensor.name) == "an initializer":
-            raise refuse(where, f"tensor {tensor.name!r} is defined by two initializers{outer}", "rename one of them")
+            notes.append(f"tensor {tensor.name!r} is defined by two initializers{outer}; engines take the last")
         made[tensor.name] = "an initializer"
     for node in graph.node:
         maker = f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
@@ -240,7 +332,7 @@ def _check_single_assignment(graph: onnx.GraphProto, where: str, outer: str = ""
                 )
             made[output] = maker
         for name, inner in subgraphs(node):
-            _check_single_assignment(inner, where, f" in {name!r} of {maker}")
+            _check_single_assignment(inner, where, notes, f" in {name!r} of {maker}")
 
 
 def _check_data(tensor: onnx.TensorProto, where: str) -> None:
@@ -251,7 +343,10 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
         tensor.ClearField("data_location")
         _empty(tensor)
         return
-    if needed is None or not tensor.HasField("raw_data"):
+    if needed is None:
+        return
+    if not tensor.HasField("raw_data"):
+        _check_values(tensor, where)
         return
     size = len(tensor.raw_data)
     if size != needed:
@@ -265,6 +360,20 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
         )
     if size > _LARGE:
         _empty(tensor)
+
+
+def _check_values(tensor: onnx.TensorProto, where: str) -> None:
+    """Check that data in a field of its type has as many values as dims say."""
+    many = next((len(getattr(tensor, field)) for field in _TYPED if len(getattr(tensor, field))), 0)
+    if not many or tensor.data_type in _PACKED:
+        return
+    count = element_count(tensor.dims) * (2 if tensor.data_type in _COMPLEX else 1)
+    if many != count:
+        raise refuse(
+            where,
+            f"tensor {tensor.name!r} of shape {shown_dims(tensor.dims)} holds {many} values, and needs {count}",
+            "copy, download or export the model again",
+        )
 
 
 def _empty(tensor: onnx.TensorProto) -> None:

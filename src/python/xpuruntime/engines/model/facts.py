@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.engines.model.graph import graphs, tensors
+from xpuruntime.engines.model.graph import subgraphs, tensors
 from xpuruntime.engines.model.limits import element_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import onnx
 
 __all__ = ["NodeInfo", "Quantisation", "TensorInfo", "dtype_name", "quantisation", "tensor_info", "weights"]
@@ -147,25 +149,21 @@ def quantisation(model: onnx.ModelProto) -> Quantisation:
     ops: set[str] = set()
     activations: set[str] = set()
     stored: set[str] = set()
-    for graph in graphs(model):
-        constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                constants.update((node.output[0], a.t.data_type) for a in node.attribute if a.name == "value")
-        for node in graph.node:
-            ops.add(node.op_type)
-            if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
+    for node, constants in _nodes_with_constants(model.graph, {}):
+        ops.add(node.op_type)
+        inputs: dict[int, str] = dict(enumerate(node.input))
+        if node.op_type == "QuantizeLinear" and inputs.get(0, "") not in constants:
+            activations.add(_zero_point(node, constants))
+        elif node.op_type == "DequantizeLinear" and inputs.get(0, "") in constants:
+            stored.add(dtype_name(constants[inputs[0]]))
+        elif node.op_type == "DynamicQuantizeLinear":
+            activations.add("uint8")
+        elif node.op_type in _INTEGER_OPS:
+            weight = inputs.get(_INTEGER_OPS[node.op_type], "")
+            if weight in constants:
+                stored.add(dtype_name(constants[weight]))
+            if node.op_type.startswith("QLinear"):
                 activations.add(_zero_point(node, constants))
-            elif node.op_type == "DequantizeLinear" and node.input[0] in constants:
-                stored.add(dtype_name(constants[node.input[0]]))
-            elif node.op_type == "DynamicQuantizeLinear":
-                activations.add("uint8")
-            elif node.op_type in _INTEGER_OPS:
-                weight = node.input[_INTEGER_OPS[node.op_type]]
-                if weight in constants:
-                    stored.add(dtype_name(constants[weight]))
-                if node.op_type.startswith("QLinear"):
-                    activations.add(_zero_point(node, constants))
     scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
     if ops & _DYNAMIC_OPS:
         scheme = "dynamic"
@@ -178,7 +176,21 @@ def quantisation(model: onnx.ModelProto) -> Quantisation:
     return Quantisation(scheme=scheme, activations=tuple(sorted(activations)), weights=tuple(sorted(stored)))
 
 
-def _zero_point(node: onnx.NodeProto, constants: dict[str, int]) -> str:
+def _nodes_with_constants(
+    graph: onnx.GraphProto, outer: Mapping[str, int]
+) -> Iterator[tuple[onnx.NodeProto, Mapping[str, int]]]:
+    """Yield the nodes of a graph and of those inside, with the types of all constants that they can read."""
+    constants = {**outer, **{tensor.name: tensor.data_type for tensor in graph.initializer}}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update((name, a.t.data_type) for a in node.attribute if a.name == "value" for name in node.output)
+    for node in graph.node:
+        yield node, constants
+        for _, inner in subgraphs(node):
+            yield from _nodes_with_constants(inner, constants)
+
+
+def _zero_point(node: onnx.NodeProto, constants: Mapping[str, int]) -> str:
     if len(node.input) > 2 and node.input[2] in constants:
         return dtype_name(constants[node.input[2]])
     given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)

@@ -53,6 +53,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         Domain to version; ``""`` is the ONNX standard.
     custom_domains : dict of str to tuple of str
         Operators outside the standard, by domain. Whether an engine has them is for the engine to say.
+    unknown_ops : dict of str to str
+        Those of them in domains of the standard, such as ``"ai.onnx:Softmx"``, with the reason.
+    notes : tuple of str
+        What the ONNX standard does not allow in the file; engines may run it.
     producer, graph_name : str
     ir_version : int
     functions : tuple of str
@@ -93,6 +97,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, int]
     opsets: dict[str, int]
     custom_domains: dict[str, tuple[str, ...]] = {}
+    unknown_ops: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
     producer: str = ""
     graph_name: str = ""
     ir_version: int
@@ -271,7 +277,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     elements = weights(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     digest = onnx_digest(proto.graph) if LOCK_KEY in metadata else None
-    custom, resorted = check_graph(proto, where)  # empties large tensors
+    checked = check_graph(proto, where)  # empties large tensors
     places = name_nodes(proto)
     nodes = tuple(_node(place) for place in places)
     initial = {tensor.name for tensor in proto.graph.initializer}
@@ -289,7 +295,9 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         nodes=nodes,
         ops=dict(sorted(ops.items())),
         opsets={normal_domain(o.domain): o.version for o in proto.opset_import},
-        custom_domains=custom,
+        custom_domains=checked.custom,
+        unknown_ops=checked.unknown,
+        notes=checked.notes,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         graph_name=proto.graph.name,
         ir_version=proto.ir_version,
@@ -298,7 +306,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         weights=elements,
         quantisation=quantisation(proto),
         renamed=tuple(place.name for place in places if place.renamed),
-        resorted=resorted,
+        resorted=checked.resorted,
         base_dir=folder,
         data=keep,
         metadata=metadata,

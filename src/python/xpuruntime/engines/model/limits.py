@@ -81,11 +81,12 @@ def inline_functions(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     ModelError
         A call does not fit its function.
     """
+    import onnx
     from onnx.inliner import inline_local_functions
 
     try:
         return inline_local_functions(model)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise refuse(where, f"its model-local functions cannot be written out: {reason}", _FIX) from None
 

@@ -239,6 +239,13 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
                     "it in Python",
                     f"put a Cast at this {role} into the model, for example to float32",
                 )
+    if request.model.unknown_ops:
+        listed = "; ".join(f"{name} ({why})" for name, why in request.model.unknown_ops.items())
+        return Refusal(
+            "op_unsupported",
+            f"unknown operator{'s' if len(request.model.unknown_ops) > 1 else ''}: {listed}",
+            "correct the name or raise the opset; ONNX Runtime's own operators have the domain 'com.microsoft'",
+        )
     foreign = {d: ops for d, ops in request.model.custom_domains.items() if d not in _DOMAINS}
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())

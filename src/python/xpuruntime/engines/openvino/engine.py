@@ -155,6 +155,8 @@ def _refuse_model(request: Request) -> Refusal | None:
     model = request.model
     for role, tensors in (("input", model.inputs), ("output", model.outputs)):
         for tensor in tensors:
+            if role == "output" and tensor.kind == "unknown":  # the file gives it no type, and OpenVINO infers it
+                continue
             if tensor.kind != "tensor" or tensor.dtype not in _ARRAYS:
                 what = tensor.dtype if tensor.kind == "tensor" else f"{tensor.kind} of {tensor.dtype}"
                 return Refusal(
