@@ -112,6 +112,7 @@ def test_fp64_has_no_kernel_on_the_cpu(tmp_path: Path) -> None:
     assert controls(path, {"matmul": "cpu.reference"})["kernels.matmul"].enforceability == "enforced"
 
 
+@pytest.mark.needs_build("cublas")
 def test_cudnn_has_one_for_all_of_them(tmp_path: Path) -> None:
     for layer in (torch.nn.LSTM(8, 8, proj_size=4), torch.nn.GRU(8, 8), torch.nn.RNN(8, 8)):
         path = saved(tmp_path, Net(layer, torch.nn.Linear(layer.proj_size or 8, 4)))

@@ -196,7 +196,7 @@ def test_a_stale_or_damaged_cache_is_told(tmp_path: Path) -> None:
     assert any("stale entry" in note and name in note for note in stale["notes"]), stale["notes"]
     assert len(times_of(stale)) > 1
     assert run(path)["notes"] == [], "it was measured anew"
-    path.write_bytes(b"{ nonsense")
+    path.write_bytes(path.read_bytes()[:60] + b"nonsense")
     damaged = run(path)
     assert any("not used" in note for note in damaged["notes"])
     assert any("begun anew" in note for note in damaged["notes"])

@@ -79,8 +79,8 @@ def test_flash_is_what_runs(operands):
     ("word", "why"),
     [
         ("cpu.reference", NO_FORM),
-        ("cuda_raw.flash_attention_v2", NO_FORM),
-        ("cudnn.sdpa", NO_FORM),
+        pytest.param("cuda_raw.flash_attention_v2", NO_FORM, marks=pytest.mark.needs_build("cuda")),
+        pytest.param("cudnn.sdpa", NO_FORM, marks=pytest.mark.needs_build("cudnn")),
         ("torch.cudnn", "torch.cudnn: this PyTorch has cuDNN turned off for varlen_attn"),
         ("torch.math", "it is a kernel of scaled_dot_product_attention and flex_attention, and this is varlen_attn"),
         ("torch.efficient", "it is a kernel of scaled_dot_product_attention, and this is varlen_attn"),

@@ -250,7 +250,11 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Idempotent; running afterwards raises."""
+        """Release everything. Idempotent; running afterwards raises. Called in a thread of its own."""
+
+    def restore_thread(self) -> None:
+        """Undo, after `close`, what opening the model changed in the calling thread alone. Nothing by default."""
+        return
 
 
 def _on_device(feeds: Mapping[str, Any]) -> bool:

@@ -341,7 +341,12 @@ class InferenceSession:
 
     def close(self) -> None:
         """Release the model. Idempotent; running afterwards raises."""
-        _core.call_aside(self._close)
+        loaded = self._loaded
+        try:
+            _core.call_aside(self._close)
+        finally:
+            if loaded is not None:
+                loaded.restore_thread()
 
     def _close(self) -> None:
         loaded, self._loaded = self._loaded, None

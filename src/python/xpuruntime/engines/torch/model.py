@@ -69,6 +69,7 @@ class TorchModel(LoadedModel):
         self._call: Call | None = guard.call
         self.guard = guard
         self._switches = switches
+        self._threads_after: int | None = None
         self._torch = torch
         self._where = torch.device(self.device)
 
@@ -270,7 +271,16 @@ class TorchModel(LoadedModel):
         self._call = None
         self.check.forget()
         self.pins.release()
+        threads = "num_threads" in self._switches.values()
         self._switches.release()
+        if threads:
+            self._threads_after = self._torch.get_num_threads()
+
+    def restore_thread(self) -> None:
+        """Give the calling thread the number of threads of the process, which OpenMP keeps for each thread."""
+        threads, self._threads_after = self._threads_after, None
+        if threads is not None:
+            self._torch.set_num_threads(threads)
 
 
 class _Nothing:
