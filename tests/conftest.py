@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ _BUILDS = {
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from xpuruntime import _core
 
+    for mark in item.iter_markers("needs_module"):
+        for name in mark.args:
+            if find_spec(name) is None:
+                pytest.skip(f"needs {name}: make engines installs the engines, pip PyTorch")
     for mark in item.iter_markers("needs_build"):
         for part in mark.args:
             if not _core.build_info()[part]:

@@ -138,7 +138,8 @@ class TestOperators:
         assert deviating(found) == {"kernels.attention"}
         refused = xrt("plan", model, "-p", policy(tmp_path, mode="strict", kernels={"attention": "flash_v2"}))
         assert refused.code not in (0, 70)
-        assert "the model writes attention out" in refused.err
+        # A core with CUDA has the kernel, for another device.
+        assert "the model writes attention out" in refused.err or "serves another kind of device" in refused.err
 
 
 class TestNoDeviation:

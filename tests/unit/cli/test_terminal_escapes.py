@@ -43,7 +43,8 @@ def test_errors_and_warnings() -> None:
     assert ModelError("plain", engine="null").engine == "null"
 
 
-def test_consoles_keep_their_own_colours() -> None:
+def test_consoles_keep_their_own_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

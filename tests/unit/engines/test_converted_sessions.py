@@ -187,7 +187,9 @@ for _ in range(2):
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (1,), (), (2, 4), (2, 1)])
 @pytest.mark.parametrize("op", ["Add", "Gemm"])
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    "engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))]
+)
 def test_biases_of_every_shape_quantise(engine, op, shape, tmp_path):
     nodes = [N("MatMul", ["x", "w"], ["m"]), N("Add", ["m", "bias"], ["y"])]
     if op == "Gemm":

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+OPENVINO = pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))
 _OPENED = """
 import os, sys, time, threading, warnings
 import numpy as np, onnxruntime, xpuruntime as xrt
@@ -53,7 +54,7 @@ def _run(code: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("engine", ["null", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["null", "onnxruntime", OPENVINO])
 def test_a_child_of_a_fork_works_with_a_session_of_its_parent(engine: str) -> None:
     work = "\n".join(
         f"""
@@ -71,6 +72,8 @@ assert wait(pid) == 0, {name!r}"""
     _run(f"{_OPENED}\n{work}\ncheck(session.run_async(x).result(30)); session.close()", engine)
 
 
+@pytest.mark.torch
+@pytest.mark.needs_module("torch")
 def test_a_child_refuses_a_session_of_pytorch_with_threads_at_once() -> None:
     _run("""
 import os, numpy as np, torch, xpuruntime as xrt
@@ -125,6 +128,8 @@ for future in futures:
     )
 
 
+@pytest.mark.torch
+@pytest.mark.needs_module("torch")
 def test_a_fork_while_other_threads_run_and_set_policies() -> None:
     _run(
         _OPENED
@@ -184,7 +189,7 @@ def test_daemon_threads_inside_of_operations_do_not_abort_the_end(what: str) -> 
 
 
 @pytest.mark.parametrize("what", ["run", "run_async", "bound"])
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["onnxruntime", OPENVINO])
 def test_daemon_threads_inside_of_an_engine_do_not_abort_the_end(engine: str, what: str) -> None:
     _run(
         _OPENED

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 IMAGE = np.random.default_rng(7).random((8, 1, 8, 8), np.float32)
 FEEDS = {"image": IMAGE}
-ENGINES = ["onnxruntime", "openvino"]
+ENGINES = ["onnxruntime", pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))]
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from interrupting import WAYS, Stop, sweep
-from torch.nn.modules import module as torch_module
 
-import xpuruntime as xrt
-import xpuruntime.pytorch as xt
-from xpuruntime import _core
-from xpuruntime.pytorch import calls, held, module_paths, switch_board
-from xpuruntime.pytorch.overriding import gates, registry
+torch = pytest.importorskip("torch")
+
+from torch.nn.modules import module as torch_module  # noqa: E402 - it needs PyTorch
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime import _core  # noqa: E402
+from xpuruntime.pytorch import calls, held, module_paths, switch_board  # noqa: E402
+from xpuruntime.pytorch.overriding import gates, registry  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -96,7 +96,7 @@ class ReferenceModel(LoadedModel):
         self._log = log
         self._lock = threading.Lock()
         defaults = info.overridable_inputs
-        self.check = FeedCheck((*info.inputs, *defaults), [tensor.name for tensor in defaults])
+        self.check = FeedCheck((*info.inputs, *defaults), [tensor.name for tensor in defaults], equal=True)
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind."""

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.files.paths import reason_of
-from xpuruntime.files.reading import read_regular
-from xpuruntime.files.writing import replace_file
 from xpuruntime.policies.document import Mapping, Node
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
@@ -85,6 +82,9 @@ def load(path: str | os.PathLike[str]) -> Document:
     """Read a file. Raises `PolicyError` when it is missing, too large, not text, or not YAML or JSON."""
     from pathlib import Path
 
+    from xpuruntime.files.paths import reason_of
+    from xpuruntime.files.reading import read_regular
+
     name = name_of(path)
     format = _format_of(name)
     try:
@@ -115,6 +115,9 @@ def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     A new file gets the permissions the process gives to new files; a file that exists keeps its own. A symbolic link
     stays and the file it points to is replaced.
     """
+    from xpuruntime.files.paths import reason_of
+    from xpuruntime.files.writing import replace_file
+
     name = name_of(path)
     data = dumps(document, _format_of(name)).encode()
     try:

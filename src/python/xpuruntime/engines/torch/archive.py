@@ -86,7 +86,9 @@ def check_archive(path: str) -> None:
 
     def size(name: str) -> int:
         with _whole(path):
-            return int(reader.get_record_size(name))
+            if hasattr(reader, "get_record_size"):
+                return int(reader.get_record_size(name))
+            return len(reader.get_record(name))  # PyTorch 2.11
 
     for name in records:
         if name.startswith("models/"):
