@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import dis
 import functools
+import gc
 import os
 import random
 import signal
@@ -46,15 +47,21 @@ def sweep(way: str, call: Callable[[], Any], check: Callable[[], Any], times: in
     chance = random.Random(way)
     bytecodes = _run_to(call, sys.maxsize) if way == "bytecode" else 0
     hits = 0
-    for _ in range(int(times * _MORE)):
-        try:
-            if way == "bytecode":
-                _run_to(call, chance.randrange(1, bytecodes + 1))
-            else:
-                _run_for(call, way, chance.uniform(0, 1.1) * seconds)
-        except Stop:
-            hits += 1
-        check()
+    # An interruption inside of a callback of the garbage collector, such as those of hypothesis, is lost.
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        for _ in range(int(times * _MORE)):
+            try:
+                if way == "bytecode":
+                    _run_to(call, chance.randrange(1, bytecodes + 1))
+                else:
+                    _run_for(call, way, chance.uniform(0, 1.1) * seconds)
+            except Stop:
+                hits += 1
+            check()
+    finally:
+        gc.callbacks[:] = callbacks
     return hits
 
 
