@@ -22,6 +22,8 @@ from xpuruntime.runtime import marks, open_sessions, watched_calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# An interruption inside of a destructor is lost: Python writes it to stderr, and pytest warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 IMAGE = np.random.default_rng(7).random((8, 1, 8, 8), np.float32)
 FEEDS = {"image": IMAGE}
 ENGINES = ["onnxruntime", pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))]

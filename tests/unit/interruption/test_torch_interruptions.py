@@ -29,6 +29,8 @@ from xpuruntime.pytorch.overriding import gates, registry  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# An interruption inside of a destructor is lost: Python writes it to stderr, and pytest warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 RULES = xrt.KernelPolicy(
     matmul="cpu.blas",
     attention="torch.math",
