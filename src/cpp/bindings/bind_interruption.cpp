@@ -48,6 +48,7 @@ class AsideCall {
     if (!context_) throw py::error_already_set();
   }
 
+  // NOLINTNEXTLINE(bugprone-exception-escape): where an error cannot be kept, the program is over
   void run() noexcept {
     const AcquireGil locked;
     is_helper = true;
@@ -124,6 +125,7 @@ py::object as_method(const py::cpp_function& function) {
 }
 
 py::object shielded(const py::object& function) {
+  // NOLINTNEXTLINE(bugprone-exception-escape): copying references to objects throws nothing
   return as_method(py::cpp_function([function](const py::args& args, const py::kwargs& kwargs) {
     return call_aside(function, args, kwargs);
   }));
@@ -149,6 +151,7 @@ void finish(const py::object& what, const Undo& undo) {
 
 py::object guarded(const py::object& function, const py::object& undo, const py::object& check) {
   return as_method(
+      // NOLINTNEXTLINE(bugprone-exception-escape): copying references to objects throws nothing
       py::cpp_function([function, undo, check](const py::args& args, const py::kwargs& kwargs) {
         if (!check.is_none()) check(args[0]);
         try {
@@ -165,6 +168,7 @@ py::object guarded(const py::object& function, const py::object& undo, const py:
 class OnLoss {
  public:
   explicit OnLoss(py::object function) : function_(std::move(function)) {}
+  // NOLINTNEXTLINE(bugprone-exception-escape): `finish` keeps what is raised
   ~OnLoss() {
     if (!function_ || interpreter_ends()) return;
     const py::error_scope kept;
@@ -220,11 +224,13 @@ bool leave_block(const py::object& variable, const py::object& owner) {
 // What a block of `with` is entered and left by, as two methods.
 py::tuple context_block(const py::object& variable, const std::string& value,
                         const std::string& given, const std::string& stranger) {
+  // NOLINTNEXTLINE(bugprone-exception-escape): copying references to objects throws nothing
   const py::object enter = as_method(py::cpp_function([=](const py::object& self) {
     py::object answer = self.attr(given.c_str());
     enter_block(variable, self.attr(value.c_str()), self);
     return answer;
   }));
+  // NOLINTNEXTLINE(bugprone-exception-escape): copying references to objects throws nothing
   const py::object leave = as_method(py::cpp_function([=](const py::args& args) {
     if (!leave_block(variable, args[0])) throw std::runtime_error(stranger);
   }));

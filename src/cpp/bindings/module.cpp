@@ -33,6 +33,7 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_profiler(module);
 }
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks up
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   if (!is_main_interpreter()) {
     PyErr_SetString(

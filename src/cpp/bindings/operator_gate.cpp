@@ -95,7 +95,7 @@ bool OperatorGate::decide(OperatorCall& call, const CallFacts& facts,
                           std::span<const py::object> given) {
   const bool has_ours = kind_.run_ours != nullptr;
   auto place = py::reinterpret_borrow<py::object>(quick_place(facts.words()));
-  if (place) return kind_.run_ours(place.ptr(), given, call);
+  if (place && has_ours) return kind_.run_ours(place.ptr(), given, call);
   const std::uint64_t number = state_number();
   SdpaWish wish = kAsSet;
   Verdict verdict = judge_call(call, given, has_ours ? &place : nullptr, &wish);

@@ -45,6 +45,9 @@ class Kineto:
     def stop(self) -> None:
         type(self).stopped += 1
 
+    def abandon(self) -> None:
+        type(self).stopped += 1
+
     def added_to(self, recording: Recording) -> Recording:
         return Recording(source="kineto", ranges=recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),))
 

@@ -29,9 +29,15 @@ _ENGINES = str(Path(__file__).parents[1] / "engines")
 _PATIENCE = 5.0
 
 
+_ended = threading.Event()
+# Called when the main thread has ended, before Python waits for the other threads. `Thread.is_alive` cannot be asked: one
+# interruption inside of it has CPython 3.11 take the main thread for ended from then on.
+threading._register_atexit(_ended.set)  # type: ignore[attr-defined]
+
+
 def interpreter_ends() -> bool:
     """Say whether the main thread has ended, so that no new work may be given to threads."""
-    return not threading.main_thread().is_alive()
+    return _ended.is_set()
 
 
 def _kept_out(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -256,7 +256,7 @@ def reason_against_ours(word: str, call: AttentionCall, exact: bool) -> str:
             continue
         ids = registry.find("attention", word.partition("@")[0])
         if not ids:
-            return ""
+            return _core.why_not_built(word)
         try:
             answers = registry.supports(_description(op, call, exact))
         except ValueError:

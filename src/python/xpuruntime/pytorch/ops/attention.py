@@ -52,7 +52,7 @@ def _fused_attention(
 
     held = held_of_ours(kernel)
     given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return attend(held, natively, given, kernel)
+    return attend(held, natively, given, kernel, explicit=True)
 
 
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -77,7 +77,9 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | Kernel
     return operator_gate(native, scaled_dot_product_attention)
 
 
-def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel: str = "") -> Tensor:
+def attend(
+    held: Held, natively: Callable[[], Tensor], given: Arguments, kernel: str = "", *, explicit: bool = False
+) -> Tensor:
     """Return scaled dot product attention by the kernel that a policy gives it.
 
     Parameters
@@ -89,6 +91,9 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
         Of ``scaled_dot_product_attention``.
     kernel : str
         What the call itself asks for, as for ``xpuruntime::attention``; `held` is the policy that says so.
+
+    explicit : bool
+        Whether the program calls `fused_attention`, which stays its own operator in a graph that it exports.
 
     Raises
     ------
@@ -103,7 +108,7 @@ def attend(held: Held, natively: Callable[[], Tensor], given: Arguments, kernel:
     query, key, value, mask, dropout_p, is_causal, scale, _ = given
     if query.is_meta or min(query.dim(), key.dim(), value.dim()) < 2:
         return natively()  # which computes nothing, or refuses it
-    if not plain and is_traced_for_a_program():
+    if not plain and not explicit and is_traced_for_a_program():
         return natively()
     route = held.routes.get(known)
     call: AttentionCall | None = None
