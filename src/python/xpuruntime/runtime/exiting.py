@@ -30,8 +30,8 @@ _PATIENCE = 5.0
 
 
 _ended = threading.Event()
-# Called when the main thread has ended, before Python waits for the other threads. `Thread.is_alive` cannot be asked: one
-# interruption inside of it has CPython 3.11 take the main thread for ended from then on.
+# Called when the main thread has ended, before Python waits for the other threads. `Thread.is_alive` cannot be asked:
+# after one interruption inside of it, CPython 3.11 takes the main thread for ended.
 threading._register_atexit(_ended.set)  # type: ignore[attr-defined]
 
 

@@ -87,7 +87,7 @@ class CompileSuite:
         assert open_artifact(artifact.folder).manifest == made
         known = {node.name for node in made.model.nodes}
         assert {name for names in made.node_map.values() for name in names} <= known
-        assert [path.name for path in tmp_path.iterdir() if path.suffix in (".part", ".old")] == []
+        assert [path.name for path in tmp_path.iterdir() if path.suffix in (".new", ".part", ".old")] == []
 
     def test_the_same_twice(self, tmp_path: Path) -> None:
         """Two compilations of one model are tied to the same."""

@@ -288,7 +288,7 @@ def test_ctrl_c_ends_a_build_and_leaves_nothing(tmp_path: Any) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     deadline = time.monotonic() + 30
-    while not list((tmp_path / "out").glob(".m.xrt.*.part")) and time.monotonic() < deadline:
+    while not list((tmp_path / "out").glob(".xpuruntime-*.new")) and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -304,7 +304,7 @@ def test_a_builder_that_is_killed_leaves_no_artifact(tmp_path: Any) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     deadline = time.monotonic() + 30
-    while not list((tmp_path / "out").glob(".m.xrt.*.part")) and time.monotonic() < deadline:
+    while not list((tmp_path / "out").glob(".xpuruntime-*.new")) and time.monotonic() < deadline:
         time.sleep(0.002)
     process.kill()
     out, _ = process.communicate(timeout=60)
