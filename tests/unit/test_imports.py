@@ -27,7 +27,7 @@ ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"errors", "printable", "_core", "_version"}
+SHARED = {"errors", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {
     "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",

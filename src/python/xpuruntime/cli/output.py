@@ -113,7 +113,7 @@ def console(*, stderr: bool = False, markup: bool = False) -> Console:
     """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data."""
     from rich.console import Console
 
-    return escape_console(Console(stderr=stderr, markup=markup, highlight=False, emoji=False))
+    return escape_console(Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False))
 
 
 def error_line(text: str, *, label: str = "error") -> None:

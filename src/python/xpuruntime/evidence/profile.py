@@ -150,9 +150,9 @@ class Profile:
         return plain(self.__rich__(), 120)
 
     def _repr_html_(self) -> str:
-        from xpuruntime.evidence.text.tables import preformatted
+        from xpuruntime.notebook import rich_fragment
 
-        return preformatted(self.__rich__())
+        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

@@ -345,9 +345,9 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         return plain(render(self))
 
     def _repr_html_(self) -> str:
-        from xpuruntime.evidence.text.tables import preformatted
+        from xpuruntime.notebook import rich_fragment
 
-        return preformatted(self.__rich__())
+        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from xpuruntime.evidence.text.changes import render

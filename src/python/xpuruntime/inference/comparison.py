@@ -12,6 +12,7 @@ from xpuruntime.engines.precision import OutputFigures, Tolerance
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.bisecting import Divergence
 from xpuruntime.inference.drifting import Drift
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
@@ -146,12 +147,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"    {row.divergence}")
             if row.drift is not None:
                 lines.append(f"    {row.drift}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        from xpuruntime.evidence.text.tables import preformatted
+        from xpuruntime.notebook import rich_fragment
 
-        return preformatted(self.__rich__())
+        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         """Return it as a table, and the divergences below."""

@@ -192,8 +192,13 @@ class profile:  # noqa: N801 - used like a function
     __enter__ = _core.guarded(_enter, _abandon, _check)
     __exit__ = _core.guarded(_exit, _abandon)
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
     def __rich__(self) -> RenderableType:
-        return self.result.__rich__()
+        return self.result.__rich__() if self._result is not None else repr(self)
 
     def __str__(self) -> str:
         return str(self.result) if self._result is not None else repr(self)

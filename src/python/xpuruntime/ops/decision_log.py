@@ -122,6 +122,11 @@ class Decisions(tuple[Decision, ...]):
 
         return plain(self.__rich__()).lstrip("\n")
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text

@@ -239,6 +239,11 @@ class Plan(_Value, frozen=True, kw_only=True):
 
         return plan_text(self)
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
     def __rich__(self) -> RenderableType:
         """Return the plan as rich tables."""
         from xpuruntime.planning.render import plan_tables

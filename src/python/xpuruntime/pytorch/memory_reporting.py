@@ -11,6 +11,7 @@ import torch
 
 from xpuruntime._core import DeviceManager, Dispatcher, MemoryManager
 from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.printable import printable
 from xpuruntime.pytorch.allocating.pools import all_lenders
 from xpuruntime.pytorch.allocator import allocator_stats
 from xpuruntime.runtime.open_sessions import open_sessions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceMemory", "Holder", "MemoryReport", "Part", "SessionMemory", "memory_report"]
 
+_COLUMNS = ("device", "holder", "kind", "held", "in use")
 _NO_CONTEXT = "and asking would create a CUDA context there"
 
 
@@ -132,7 +134,18 @@ class MemoryReport:
         }
 
     def __str__(self) -> str:
-        rows = [("device", "holder", "kind", "held", "in use")]
+        rows = [_COLUMNS, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return printable("\n".join([*lines, *self._remarks()]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines, fragment_table
+
+        return fragment((fragment_table("memory", _COLUMNS, self._rows()), fragment_lines(self._remarks())))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
         for one in self.devices:
             for holder in one.holders:
                 rows.append((one.device, holder.owner, holder.kind, _mib(holder.held), _mib(holder.in_use)))
@@ -141,13 +154,15 @@ class MemoryReport:
                 rows.append((one.device, "unexplained", "", _mib(one.unexplained), ""))
             if one.total is not None and one.free is not None:
                 rows.append((one.device, "free", f"of {_mib(one.total)}", _mib(one.free), ""))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return rows
+
+    def _remarks(self) -> list[str]:
+        lines = []
         for session in self.sessions:
             held = ", ".join(f"{owner} {_mib(size)}" for owner, size in session.memory.items())
             lines.append(f"session {session.session}: {held or 'its engine does not tell'}")
         lines.append(f"workspaces of our kernels, within the pools: {_mib(self.workspaces)}")
-        return "\n".join(lines + [f"absent: {reason}" for reason in self.absent])
+        return lines + [f"absent: {reason}" for reason in self.absent]
 
 
 def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | None = None) -> MemoryReport:

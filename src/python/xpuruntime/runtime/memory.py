@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from xpuruntime._core import Buffer, MemoryManager, MemoryPool, MemoryStats
+from xpuruntime.printable import printable
 from xpuruntime.runtime.device import DeviceLike
 
 __all__ = ["Buffer", "MemoryPool", "MemoryReport", "MemoryStats", "PoolReport", "memory_report"]
+
+_COLUMNS = ("pool", "kind", "device", "in use", "cached", "peak", "limit", "buffers")
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,25 @@ class MemoryReport:
     def __str__(self) -> str:
         if not self.pools:
             return "no memory pool is live"
-        rows = [("pool", "kind", "device", "in use", "cached", "peak", "limit", "buffers")]
+        rows = [_COLUMNS, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return printable("\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines, fragment_table
+
+        if not self.pools:
+            return fragment((fragment_lines([str(self)]),))
+        return fragment((fragment_table("memory pools", _COLUMNS, self._rows()),))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
         for pool in self.pools:
             stats = pool.stats
             limit = "none" if pool.limit is None else _mib(pool.limit)
             sizes = (_mib(stats.current), _mib(stats.cached), _mib(stats.peak), limit, str(stats.allocations))
             rows.append((pool.name, pool.kind, pool.device, *sizes))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return rows
 
 
 def memory_report(device: DeviceLike | None = None) -> MemoryReport:

@@ -114,7 +114,7 @@ def test_an_empty_report():
     )
 
 
-def test_what_prints_as_tables_is_shown_in_notebooks_as_text() -> None:
+def test_what_prints_as_tables_is_shown_in_notebooks_as_tables() -> None:
     """Everything in it is text, whatever is in the names."""
     hostile = "<img src=x onerror=alert(1)>"
     report = build_report({}, [], Observed(units=(unit(hostile, op="Conv", time=80.0),)))
@@ -124,6 +124,7 @@ def test_what_prints_as_tables_is_shown_in_notebooks_as_text() -> None:
     compared = xrt.Comparison(model=hostile, reference="onnxruntime", inputs="given", rows=())
     for shown in (xrt.compare_reports(report, other), prof.result, compared):
         text = shown._repr_html_()
-        assert text.startswith("<pre")
+        assert text.startswith("<div class='xrt-report'>")
+        assert "<table>" in text
         assert "<img" not in text
         assert "&lt;img" in text

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.evidence.page.fragment import fragment_style, fragment_table
 from xpuruntime.evidence.text.changes import change_text, units_text
 from xpuruntime.evidence.text.decision_tables import call_at
 from xpuruntime.evidence.text.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
 from xpuruntime.evidence.text.tables import arrow_text, bytes_text
+from xpuruntime.notebook import escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison
@@ -114,7 +113,7 @@ def _size(count: int, size: int | None) -> str:
 def _fragment(comparison: ReportComparison, data: dict[str, Any]) -> str:
     """Return headline, speed and keys, for browsers without scripts."""
     kind = "honoured" if comparison.same else "substituted"
-    parts = [f"<p class='xrt-headline xrt-{kind}'>{html.escape(comparison.headline)}</p>"]
+    parts = [f"<p class='xrt-headline xrt-{kind}'>{escaped(comparison.headline)}</p>"]
     if data["speeds"]:
         parts.append(fragment_table("Speed", ("what", "change", "verdict"), [tuple(one) for one in data["speeds"]]))
     rows = [
@@ -129,4 +128,4 @@ def _fragment(comparison: ReportComparison, data: dict[str, Any]) -> str:
     if rows:
         title = f"Nodes ({len(rows)} of {len(data['groups'])} groups)"
         parts.append(fragment_table(title, ("nodes", "what", "before", "after"), rows))
-    return f"<div class='xrt-report'><style>{fragment_style()}</style>{''.join(parts)}</div>"
+    return fragment(parts)

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.evidence.page.fragment import fragment_style, fragment_table
+from xpuruntime.notebook import escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,8 +157,5 @@ def _fragment(plain: Mapping[str, Any], data: dict[str, Any]) -> str:
     ]
     columns = ("engine", "verdict", "max abs", "max rel", "cosine", "reason")
     title = f"{plain['model']} against {plain['reference']}, input {plain['inputs']}"
-    return (
-        f"<div class='xrt-report'><style>{fragment_style()}</style>"
-        f"<p class='xrt-headline xrt-{kind}'>{html.escape(plain['headline'])}</p>"
-        f"{fragment_table(title, columns, rows)}</div>"
-    )
+    headline = f"<p class='xrt-headline xrt-{kind}'>{escaped(plain['headline'])}</p>"
+    return fragment((headline, fragment_table(title, columns, rows)))

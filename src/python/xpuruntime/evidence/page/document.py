@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, page_data
-from xpuruntime.evidence.page.fragment import fragment_style, render_fragment
+from xpuruntime.evidence.page.fragment import render_fragment
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.notebook import fragment_style
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:

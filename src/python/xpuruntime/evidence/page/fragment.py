@@ -4,56 +4,39 @@
 
 from __future__ import annotations
 
-import functools
-import html
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
 from xpuruntime.evidence.text.section_tables import graph_rows, live_text, memory_rows, shape_rows
-from xpuruntime.printable import printable
+from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report
 
-__all__ = ["fragment_style", "fragment_table", "render_fragment"]
+__all__ = ["render_fragment"]
 
 _TOP = 8
 
 
-@functools.cache
-def fragment_style() -> str:
-    """Return the style of a fragment, which takes colours and fonts of the page around it."""
-    return (Path(__file__).parent / "fragment.css").read_text(encoding="utf-8")
-
-
 def render_fragment(report: Report) -> str:
     """Return headline, policy keys, the units that took most of the time, graph, memory, shapes, and notes."""
-    parts = [f"<style>{fragment_style()}</style>", _headline(report)]
+    parts = [_headline(report)]
     if report.observations:
         rows = [
-            (o.key, o.requested, o.resolved, o.observed, _Badge(o.status), o.reason)
+            (o.key, o.requested, o.resolved, o.observed, Badge(o.status), o.reason)
             for o in ordered(report.observations)
         ]
         parts.append(fragment_table("Policy", ("key", "requested", "resolved", "observed", "status", "reason"), rows))
     parts += _hot(report)
     parts += _sections(report)
     if report.notes:
-        parts.append(f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in report.notes)}</ul>")
+        parts.append(f"<ul>{''.join(f'<li>{escaped(note)}</li>' for note in report.notes)}</ul>")
     parts.append(
         "<p class='xrt-dim'>The whole report: <code>report.save_html('report.html')</code> or "
         "<code>print(report)</code></p>"
     )
-    return f"<div class='xrt-report'>{''.join(parts)}</div>"
-
-
-class _Badge(str):
-    """A status, to be shown as such."""
-
-    __slots__ = ()
+    return fragment(parts)
 
 
 def _headline(report: Report) -> str:
@@ -68,8 +51,8 @@ def _headline(report: Report) -> str:
     if report.partial:
         facts.append("incomplete: the observing pass broke off or a source was missing")
     return (
-        f"<p class='xrt-headline xrt-{kind}'>{_text(report.headline)}</p>"
-        f"<p class='xrt-dim'>{' · '.join(_text(fact) for fact in facts)}</p>"
+        f"<p class='xrt-headline xrt-{kind}'>{escaped(report.headline)}</p>"
+        f"<p class='xrt-dim'>{' · '.join(escaped(fact) for fact in facts)}</p>"
     )
 
 
@@ -98,7 +81,7 @@ def _sections(report: Report) -> list[str]:
     parts = []
     status = report.cuda_graph
     if status is not None:
-        parts.append(f"<p class='xrt-dim'>CUDA graph: {_text(status.reason)}</p>")
+        parts.append(f"<p class='xrt-dim'>CUDA graph: {escaped(status.reason)}</p>")
         if status.blockers:
             title = "In the way of a CUDA graph"
             parts.append(fragment_table(title, ("node", "op", "what", "why"), graph_rows(status)[:_TOP]))
@@ -108,25 +91,8 @@ def _sections(report: Report) -> list[str]:
         parts.append(fragment_table("Memory over time (owners overlap)", owners, rows))
     live = live_text(report)
     if live is not None:
-        parts.append(f"<p class='xrt-dim'>{_text(live)}</p>")
+        parts.append(f"<p class='xrt-dim'>{escaped(live)}</p>")
     if report.shapes is not None and report.shapes.inputs:
         columns = ("input", "in the model", "allowed", "observed", "all of them", "why")
         parts.append(fragment_table("Shapes that this report speaks of", columns, shape_rows(report.shapes)[:_TOP]))
     return parts
-
-
-def fragment_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table of text, with its caption."""
-    head = "".join(f"<th scope='col'>{_text(name)}</th>" for name in columns)
-    body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
-    return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: str) -> str:
-    if isinstance(value, _Badge):
-        return f"<td><span class='xrt-badge xrt-{_text(value)}'>{_text(value)}</span></td>"
-    return f"<td>{_text(value)}</td>"
-
-
-def _text(value: object) -> str:
-    return html.escape(printable(str(value)))

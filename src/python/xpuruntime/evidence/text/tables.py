@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["arrow_text", "bytes_text", "outside_text", "plain", "preformatted", "table", "time_text"]
+__all__ = ["arrow_text", "bytes_text", "outside_text", "plain", "table", "time_text"]
 
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
@@ -37,14 +36,10 @@ def plain(shown: RenderableType, width: int = 80) -> str:
         highlight=False,
         markup=False,
         emoji=False,
+        force_jupyter=False,  # it would show the text as the result of the cell, and leave the stream empty
     )
     escape_console(console).print(shown)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
-
-
-def preformatted(shown: RenderableType, width: int = 120) -> str:
-    """Return what rich shows for a notebook: the same text, as a block of HTML."""
-    return f"<pre style='overflow-x: auto; line-height: 1.3'>{html.escape(plain(shown, width))}</pre>"
 
 
 def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xpuruntime.printable import printable
+
 __all__ = ["CaptureReport", "GraphInfo"]
 
 
@@ -67,12 +69,25 @@ class CaptureReport:
         return self.captured and "after each replay" not in (self.optimizer, self.scaler)
 
     def __str__(self) -> str:
-        lines = [
+        lines = [self._headline()]
+        lines += [f"  graph {graph.key}: {graph.bytes / 2**20:.1f} MiB, {graph.hits} calls" for graph in self.graphs]
+        return printable("\n".join([*lines, *(f"  {line}" for line in self._remarks())]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines, fragment_table
+
+        rows = [(graph.key, f"{graph.bytes / 2**20:.1f} MiB", str(graph.hits)) for graph in self.graphs]
+        parts = [fragment_lines([self._headline()])]
+        if rows:
+            parts.append(fragment_table("graphs", ("captured for", ">size", ">calls"), rows))
+        return fragment([*parts, fragment_lines(self._remarks())])
+
+    def _headline(self) -> str:
+        return (
             f"step on {self.device}: {'captured' if self.captured else 'eager'}; "
             f"optimizer {self.optimizer}, scaler {self.scaler}; "
             f"{self.captures} captured, {self.replays} replayed, {self.eager_calls} eager"
-        ]
-        lines += [f"  graph {graph.key}: {graph.bytes / 2**20:.1f} MiB, {graph.hits} calls" for graph in self.graphs]
-        lines += [f"  because {reason}" for reason in self.reasons]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        )
+
+    def _remarks(self) -> list[str]:
+        return [*(f"because {reason}" for reason in self.reasons), *(f"note: {note}" for note in self.notes)]

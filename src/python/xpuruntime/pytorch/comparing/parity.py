@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpuruntime.errors import InputError, ModelError
+from xpuruntime.printable import printable
 from xpuruntime.pytorch.comparing.inputs import feeds_and_call, for_session
 from xpuruntime.pytorch.comparing.module_outputs import ModuleOutputs
 
@@ -133,22 +134,40 @@ class Parity:
 
     def __str__(self) -> str:
         """Return it as a table in plain text, one layer a line."""
+        rows = [("layer", "kind", "max abs", "max rel", "cosine", ""), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            self._compared(),
+            self._verdict(),
+            *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+        ]
+        return printable("\n".join([*lines, *self._missing()]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import Badge, fragment, fragment_lines, fragment_table
+
+        rows = [(*row[:-1], Badge(row[-1] or "agrees")) for row in self._rows()]
+        columns = ("layer", "kind", ">max abs", ">max rel", ">cosine", "verdict")
+        table = fragment_table(self._compared(), columns, rows)
+        return fragment((fragment_lines([self._verdict()]), table, fragment_lines(self._missing())))
+
+    def _compared(self) -> str:
+        return f"{self.model} against {self.session} (rtol {self.rtol:g}, atol {self.atol:g}, cosine {self.cosine:g})"
+
+    def _verdict(self) -> str:
         first = self.first_diverging
-        verdict = f"{len(self.layers)} results of modules agree"
         if first is not None:
-            verdict = f"first diverging layer: {first.name} ({first.kind}): {first.reason}"
-        rows = [("layer", "kind", "max abs", "max rel", "cosine", "")]
-        rows += [
+            return f"first diverging layer: {first.name} ({first.kind}): {first.reason}"
+        return f"{len(self.layers)} results of modules agree"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
             (o.name, o.kind, f"{o.max_abs:.3g}", f"{o.max_rel:.3g}", f"{o.cosine:.6f}", "" if o.passed else "differs")
             for o in self.layers
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            f"{self.model} against {self.session} (rtol {self.rtol:g}, atol {self.atol:g}, cosine {self.cosine:g})",
-            verdict,
-            *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
-        ]
-        return "\n".join([*lines, *(f"not compared: {name}: {reason}" for name, reason in self.skipped.items())])
+
+    def _missing(self) -> list[str]:
+        return [f"not compared: {name}: {reason}" for name, reason in self.skipped.items()]
 
 
 def parity(

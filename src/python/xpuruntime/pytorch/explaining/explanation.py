@@ -126,12 +126,17 @@ class Explanation:
     def __str__(self) -> str:
         from xpuruntime.pytorch.explaining.table import plain_text
 
-        return plain_text(self)
+        return repr(self) if self._found is None else plain_text(self)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from xpuruntime.pytorch.explaining.table import render
 
-        return render(self)
+        return repr(self) if self._found is None else render(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, and scalars."""

@@ -18,6 +18,7 @@ from xpuruntime.evidence.carried.export_lock import ExportLock
 from xpuruntime.files.conflicts import refuse_overwriting
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.printable import printable
 from xpuruntime.pytorch.exporting.carrying import in_force, training_mode
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ class Exported:
             f"  policy: {'none' if self.policy is None else json.dumps(self.policy.to_dict())}",
         ]
         lines += [f"  {node}: {', '.join(kernels)}" for node, kernels in self.pinned.items()]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        return printable("\n".join([*lines, *(f"  note: {note}" for note in self.notes)]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines
+
+        return fragment((fragment_lines(str(self).splitlines()),))
 
 
 def export(

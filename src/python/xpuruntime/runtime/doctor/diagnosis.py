@@ -73,6 +73,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
         return printable("\n".join(lines))
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
     def __rich__(self) -> RenderableType:
         """Return tables: the engines, the findings, the libraries that are loaded."""
         from rich.console import Group

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""HTML representation of records for Jupyter: tables and lines in one style, without a script.
+
+All text is escaped, and the style holds for the fragment alone, so that names from a model cannot become markup.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xpuruntime.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+__all__ = ["Badge", "escaped", "fragment", "fragment_lines", "fragment_style", "fragment_table", "rich_fragment"]
+
+#: Colour of the terminal to the class that says the same.
+_CLASSES = {"green": "xrt-honoured", "red": "xrt-substituted", "yellow": "xrt-unobservable"}
+#: Longer text is coloured, but is no badge, which does not wrap.
+_BADGE = 24
+
+
+class Badge(str):
+    """A status, to be shown as such."""
+
+    __slots__ = ()
+
+
+@functools.cache
+def fragment_style() -> str:
+    """Return the style of a fragment, which takes colours and fonts of the page around it."""
+    return (Path(__file__).parent / "notebook.css").read_text(encoding="utf-8")
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """Return parts of HTML as one fragment, with its style."""
+    return f"<div class='xrt-report'><style>{fragment_style()}</style>{''.join(parts)}</div>"
+
+
+def fragment_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of text, with its caption. A leading ``>`` sets a column to the right."""
+    head = "".join(f"<th scope='col'{_side(name)}>{escaped(name.removeprefix('>'))}</th>" for name in columns)
+    body = "".join(
+        f"<tr>{''.join(_cell(value, name) for value, name in zip(row, columns, strict=True))}</tr>" for row in rows
+    )
+    return f"<table><caption>{escaped(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def fragment_lines(lines: Iterable[str]) -> str:
+    """Return lines of text, each a paragraph."""
+    return "".join(f"<p class='xrt-line'>{escaped(line)}</p>" for line in lines)
+
+
+def escaped(text: object) -> str:
+    """Return text as HTML, with control characters as escapes."""
+    return html.escape(printable(str(text)))
+
+
+def rich_fragment(shown: RenderableType) -> str:
+    """Return what rich shows in a terminal as a fragment: groups, tables and text."""
+    return fragment(_parts(shown, _console()))
+
+
+def _side(name: str) -> str:
+    return " class='xrt-number'" if name.startswith(">") else ""
+
+
+def _cell(value: str, column: str) -> str:
+    if isinstance(value, Badge):
+        return f"<td><span class='xrt-badge xrt-{escaped(value)}'>{escaped(value)}</span></td>"
+    return f"<td{_side(column)}>{escaped(value)}</td>"
+
+
+def _console() -> Console:
+    import io
+
+    from rich.console import Console
+
+    return Console(file=io.StringIO(), width=120, markup=False, highlight=False, emoji=False, force_jupyter=False)
+
+
+def _parts(shown: RenderableType, console: Console) -> list[str]:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(shown, Group):
+        return [part for one in shown.renderables for part in _parts(one, console)]
+    if isinstance(shown, Table):
+        return [_table(shown, console)]
+    if isinstance(shown, str):
+        shown = Text(shown)
+    if not isinstance(shown, Text):
+        msg = f"no HTML for {type(shown).__name__}: records are groups, tables and text"
+        raise TypeError(msg)
+    colour = next((cls for name, cls in _CLASSES.items() if shown.style == f"bold {name}"), None)
+    if colour is not None:
+        return [f"<p class='xrt-headline {colour}'>{escaped(shown.plain.strip())}</p>"]
+    return [f"<p class='xrt-line'>{_text(shown, console)}</p>"]
+
+
+def _table(shown: Table, console: Console) -> str:
+    sides = [" class='xrt-number'" if column.justify == "right" else "" for column in shown.columns]
+    parts = []
+    if shown.title:
+        parts.append(f"<caption>{escaped(shown.title).strip()}</caption>")
+    if shown.show_header:
+        cells = (
+            f"<th scope='col'{side}>{escaped(one.header)}</th>" for one, side in zip(shown.columns, sides, strict=True)
+        )
+        parts.append(f"<thead><tr>{''.join(cells)}</tr></thead>")
+    body = []
+    for row in zip(*(column.cells for column in shown.columns), strict=True):
+        cells = (f"<td{side}>{_text(cell, console, badges=True)}</td>" for cell, side in zip(row, sides, strict=True))
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table>{''.join(parts)}<tbody>{''.join(body)}</tbody></table>"
+
+
+def _text(shown: RenderableType, console: Console, *, badges: bool = False) -> str:
+    """Return text with its colours; those of a table's cell as badges where they are short."""
+    from rich.text import Text
+
+    text = shown if isinstance(shown, Text) else Text(str(shown))
+    parts = []
+    for segment in text.render(console):
+        style = segment.style
+        classes = []
+        if style is not None and style.color is not None and style.color.name in _CLASSES:
+            classes.append(_CLASSES[style.color.name])
+            if badges and len(segment.text) <= _BADGE:
+                classes.append("xrt-badge")
+        if style is not None and style.dim:
+            classes.append("xrt-dim")
+        said = escaped(segment.text)
+        if style is not None and style.bold:
+            said = f"<b>{said}</b>"
+        parts.append(f"<span class='{' '.join(classes)}'>{said}</span>" if classes else said)
+    return "".join(parts).strip("\n")
