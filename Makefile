@@ -122,6 +122,7 @@ lint-repo: ## The repository's own rules: lengths, headers, paths, generated pag
 	$(PY) tools/option_tables.py --check
 	$(PY) tools/engine_tables.py --check
 	$(PY) tools/report_schema.py --check
+	$(PY) tools/diagrams.py --check
 	$(PY) benchmarks/report.py --check
 
 lint-ruff: ## ruff

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_blocks import NEEDS, Block, blocks, pages
+from docs_blocks import NEEDS, ROOT, Block, blocks, pages
 
 
 def lines_of(block: Block) -> list[str]:
@@ -84,6 +84,16 @@ def test_policies_load(block: Block):
 
 def test_both_readmes_show_the_same_commands_and_code():
     english, korean = ([(b.language, re.sub(r"#.*|f\".*\"", "", b.body)) for b in blocks(page)] for page in pages()[:2])
+    assert english == korean
+
+
+TRANSLATED = sorted(page.name for page in (ROOT / "docs" / "ko").glob("*.md") if (ROOT / "docs" / page.name).is_file())
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_korean_pages_show_the_same_code_as_the_english_ones(name: str):
+    pair = (ROOT / "docs" / name, ROOT / "docs" / "ko" / name)
+    english, korean = ([(b.language, re.sub(r"#.*", "", b.body)) for b in blocks(page)] for page in pair)
     assert english == korean
 
 

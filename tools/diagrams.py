@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Write the diagrams of the documentation, ``docs/assets/*.svg``, from boxes on a grid and arrows between them.
+
+``python tools/diagrams.py`` writes; ``--check`` only says whether the files are up to date (``make lint``).
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "assets"
+GAP_X, GAP_Y, MARGIN, LINE = 46, 44, 16, 21
+#: Fill and border of each kind of box.
+KINDS = {
+    "data": ("#e8eaf6", "#3f51b5"),
+    "step": ("#e0f2f1", "#00796b"),
+    "stop": ("#fdecea", "#b3261e"),
+    "later": ("#ffffff", "#757575"),
+}
+STYLE = (
+    "text{font-family:system-ui,'Noto Sans','Noto Sans KR',sans-serif;fill:#1a1c2b;text-anchor:middle}"
+    ".h{font-size:19px;font-weight:600}.s{font-size:15px;fill:#43465a}.a{font-size:14px;fill:#43465a}"
+    ".f{fill:none;stroke:#43465a;stroke-width:2;marker-end:url(#end)}.d{stroke-dasharray:6 5}"
+)
+
+
+class Box(NamedTuple):
+    """A box at a place of the grid: a heading, and lines below it."""
+
+    column: int
+    row: int
+    head: str
+    lines: tuple[str, ...] = ()
+    kind: str = "step"
+
+
+class Arrow(NamedTuple):
+    """An arrow between two boxes."""
+
+    start: str
+    end: str
+    label: str = ""
+    dashed: bool = False
+
+
+class Diagram(NamedTuple):
+    """A drawing, and the sentence that a screen reader reads in its place."""
+
+    title: str
+    width: int
+    boxes: dict[str, Box]
+    arrows: tuple[Arrow, ...]
+
+
+def loop(texts: dict[str, tuple[str, str, str]], later: str, title: str) -> Diagram:
+    """Return the loop of the product: three boxes to the right, three back."""
+    places = {"policy": (0, 0), "plan": (1, 0), "run": (2, 0), "evidence": (2, 1), "lock": (1, 1), "verify": (0, 1)}
+    boxes = {}
+    for name, (column, row) in places.items():
+        kind = "later" if name in ("lock", "verify") else "step" if name == "run" else "data"
+        head, *lines = texts[name]
+        boxes[name] = Box(column, row, head, (*lines, later) if kind == "later" else tuple(lines), kind)
+    names = list(places)
+    arrows = [Arrow(a, b, dashed=b in ("lock", "verify")) for a, b in pairwise(names)]
+    return Diagram(title, 208, boxes, (*arrows, Arrow("verify", "policy", dashed=True)))
+
+
+DIAGRAMS = {
+    "loop": loop(
+        {
+            "policy": ("policy", "what you ask:", "one file"),
+            "plan": ("plan", "what was decided,", "and why not the rest"),
+            "run": ("run", "by the plan,", "or an error"),
+            "evidence": ("evidence", "what really ran,", "beside what you asked"),
+            "lock": ("lock", "what ran, pinned", "to be run again"),
+            "verify": ("verify", "fails where", "it would differ"),
+        },
+        "not there yet",
+        "policy, plan, run, evidence; then lock and verify, which are not there yet",
+    ),
+    "loop.ko": loop(
+        {
+            "policy": ("정책 policy", "무엇을 요청하는가:", "파일 하나"),
+            "plan": ("계획 plan", "무엇으로 정했는가,", "나머지는 왜 아닌가"),
+            "run": ("실행 run", "계획대로 실행하거나", "오류를 낸다"),
+            "evidence": ("증거 evidence", "실제로 실행된 것을", "요청한 것과 나란히"),
+            "lock": ("잠금 lock", "실행된 것을 고정해", "다시 실행한다"),
+            "verify": ("검증 verify", "달라지면", "실패한다"),
+        },
+        "아직 없음",
+        "정책, 계획, 실행, 증거. 그다음 잠금과 검증은 아직 없다",
+    ),
+}
+
+
+def height_of(diagram: Diagram, row: int) -> int:
+    """Return the height of a row: that of its tallest box."""
+    return max(22 + LINE * (1 + len(box.lines)) for box in diagram.boxes.values() if box.row == row)
+
+
+def frame(diagram: Diagram, box: Box) -> tuple[int, int, int, int]:
+    """Return left, top, width and height of a box."""
+    top = MARGIN + sum(height_of(diagram, row) + GAP_Y for row in range(box.row))
+    return MARGIN + box.column * (diagram.width + GAP_X), top, diagram.width, height_of(diagram, box.row)
+
+
+def draw_box(diagram: Diagram, box: Box) -> str:
+    """Return a rectangle with its lines of text."""
+    left, top, width, height = frame(diagram, box)
+    fill, border = KINDS[box.kind]
+    dashes = ' stroke-dasharray="6 5"' if box.kind == "later" else ""
+    parts = [
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="9" fill="{fill}" stroke="{border}" '
+        f'stroke-width="2"{dashes}/>'
+    ]
+    middle, y = left + width // 2, top + (height - LINE * (1 + len(box.lines))) // 2 + 16
+    parts.append(f'<text class="h" x="{middle}" y="{y}">{escape(box.head)}</text>')
+    for index, line in enumerate(box.lines, 1):
+        italic = ' font-style="italic"' if box.kind == "later" and index == len(box.lines) else ""
+        parts.append(f'<text class="s" x="{middle}" y="{y + index * LINE}"{italic}>{escape(line)}</text>')
+    return "\n".join(parts)
+
+
+def draw_arrow(diagram: Diagram, arrow: Arrow) -> str:
+    """Return a straight line, or one with a corner where neither row nor column is shared."""
+    one, two = diagram.boxes[arrow.start], diagram.boxes[arrow.end]
+    left, top, width, height = frame(diagram, one)
+    left2, top2, width2, height2 = frame(diagram, two)
+    if one.row == two.row:
+        y = y2 = top + height // 2
+        x, x2 = (left + width, left2) if left < left2 else (left, left2 + width2)
+        text = ((x + x2) // 2, y - 8)
+    elif one.column == two.column:
+        x = x2 = left + width // 2
+        y, y2 = (top + height, top2) if top < top2 else (top, top2 + height2)
+        text = (x + 8, (y + y2) // 2 + 5)
+    else:
+        # From the side of the first to the top or bottom of the second.
+        y, x2 = top + height // 2, left2 + width2 // 2
+        x, y2 = (left + width if left < left2 else left), (top2 if top < top2 else top2 + height2)
+        text = ((x + x2) // 2, y - 8)
+    corner = f" L{x2},{y}" if x != x2 and y != y2 else ""
+    dashes = " d" if arrow.dashed else ""
+    line = f'<path class="f{dashes}" d="M{x},{y}{corner} L{x2},{y2}"/>'
+    anchor = ' style="text-anchor:start"' if one.column == two.column else ""
+    label = f'<text class="a" x="{text[0]}" y="{text[1]}"{anchor}>{escape(arrow.label)}</text>' if arrow.label else ""
+    return f"{line}\n{label}" if label else line
+
+
+def drawing(diagram: Diagram) -> str:
+    """Return the SVG."""
+    rows = 1 + max(box.row for box in diagram.boxes.values())
+    columns = 1 + max(box.column for box in diagram.boxes.values())
+    width = 2 * MARGIN + columns * diagram.width + (columns - 1) * GAP_X
+    height = 2 * MARGIN + sum(height_of(diagram, row) for row in range(rows)) + (rows - 1) * GAP_Y
+    body = [draw_box(diagram, box) for box in diagram.boxes.values()]
+    body += [draw_arrow(diagram, arrow) for arrow in diagram.arrows]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img">',
+            "<!-- Written by tools/diagrams.py. -->",
+            f"<title>{escape(diagram.title)}</title>",
+            f"<style>{STYLE}</style>",
+            '<defs><marker id="end" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            'orient="auto"><path d="M0,0 L10,5 L0,10 z" fill="#43465a"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="12" fill="#fbfbfe"/>',
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    """Write or check the files."""
+    check, stale = "--check" in sys.argv[1:], []
+    FOLDER.mkdir(exist_ok=True)
+    for name, diagram in DIAGRAMS.items():
+        path, fresh = FOLDER / f"{name}.svg", drawing(diagram)
+        if path.is_file() and path.read_text(encoding="utf-8") == fresh:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not check:
+            path.write_text(fresh, encoding="utf-8")
+    if check and stale:
+        print(f"error: not up to date: {', '.join(map(str, stale))}; run python tools/diagrams.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
