@@ -139,7 +139,7 @@ lint-clang-format: ## clang-format
 
 lint-clang-tidy: ## clang-tidy over the C++ that builds without CUDA
 	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DSKBUILD=ON \
-	  -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
+	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
 	@$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -extra-arg=-Wno-unknown-warning-option -p build/tidy "src/cpp/.*\.cpp" \
 	  >build/tidy/log 2>&1 && echo "clang-tidy: no findings" || { grep -E 'error:|warning:' build/tidy/log | sort -u; exit 1; }
 
