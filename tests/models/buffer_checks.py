@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import xpuruntime as xrt
 
-__all__ = ["check_bound", "check_runs", "layouts"]
+__all__ = ["check_bound", "check_runs", "layouts", "on_device"]
 
 Array = np.ndarray[Any, Any]
 
@@ -52,21 +52,36 @@ layouts: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def on_device(array: Array) -> Any:
+    """Return a tensor of PyTorch on the CUDA device with the values of `array`."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to("cuda:0")
+
+
+def _host(value: Any) -> Array:
+    return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
+
+
+def _writable(value: Any) -> bool:
+    return not isinstance(value, np.ndarray) or bool(value.flags.writeable)
+
+
 def _equal(got: Any, want: Array, what: str) -> None:
-    got = np.asarray(got)
+    got = _host(got)
     assert got.shape == want.shape, what
     assert got.dtype == want.dtype, what
     np.testing.assert_allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)
 
 
-def _scribble(array: Array) -> None:
-    if array.flags.writeable:
-        array[...] = np.ones((), array.dtype) if array.dtype == bool else np.asarray(77, array.dtype)
+def _scribble(array: Any) -> None:
+    if _writable(array):
+        array[...] = 1 if str(array.dtype).endswith("bool") else 77
 
 
-def _same(arrays: Mapping[str, Array], kept: Mapping[str, Array], what: str) -> None:
+def _same(arrays: Mapping[str, Any], kept: Mapping[str, Array], what: str) -> None:
     for name, array in arrays.items():
-        np.testing.assert_array_equal(array, kept[name], err_msg=f"{what}: input {name}")
+        np.testing.assert_array_equal(_host(array), kept[name], err_msg=f"{what}: input {name}")
 
 
 def check_runs(
@@ -74,7 +89,7 @@ def check_runs(
     case: BufferCase,
     rows: tuple[int, ...],
     *,
-    layout: Callable[[Array], Array] = layouts["contiguous"],
+    layout: Callable[[Array], Any] = layouts["contiguous"],
     zeros: bool = False,
 ) -> list[tuple[dict[str, Any], dict[str, Array]]]:
     """Run `case` with one number of rows after another, and look at all arrays after each run and at the end.
@@ -85,8 +100,8 @@ def check_runs(
     for step, count in enumerate(rows):
         what = f"{case.name}, run {step} of {count} rows"
         feeds = {name: layout(array) for name, array in case.feeds(step, count).items()}
-        flags = {name: array.flags.writeable for name, array in feeds.items()}
-        kept = {name: array.copy() for name, array in feeds.items()}
+        flags = {name: _writable(array) for name, array in feeds.items()}
+        kept = {name: _host(array).copy() for name, array in feeds.items()}
         want = {name: np.array(array) for name, array in case.compute(kept).items()}
         if zeros:
             want = {name: np.zeros_like(array) for name, array in want.items()}
@@ -95,27 +110,28 @@ def check_runs(
         for name, array in want.items():
             _equal(results[name], array, f"{what}: output {name}")
         _same(feeds, kept, what)
-        assert {name: array.flags.writeable for name, array in feeds.items()} == flags, what
+        assert {name: _writable(array) for name, array in feeds.items()} == flags, what
         for array in feeds.values():  # the caller uses its arrays again
             _scribble(array)
         all_results.append((results, want))
         for number, (earlier, values) in enumerate(all_results):
             for name, array in values.items():
                 _equal(earlier[name], array, f"{what}: output {name} of run {number}, later")
-    _check_apart(call, case, rows[-1], zeros)
+    move = on_device if layout is on_device else layouts["contiguous"]
+    _check_apart(call, case, {name: move(array) for name, array in case.feeds(99, rows[-1]).items()}, zeros)
     return all_results
 
 
-def _check_apart(call: Callable[..., Mapping[str, Any]], case: BufferCase, rows: int, zeros: bool) -> None:
+def _check_apart(call: Callable[..., Mapping[str, Any]], case: BufferCase, feeds: dict[str, Any], zeros: bool) -> None:
     """Write into each result: no other result, no input and no later run may change."""
-    feeds = case.feeds(99, rows)
-    kept = {name: array.copy() for name, array in feeds.items()}
+    kept = {name: _host(array).copy() for name, array in feeds.items()}
     want = {name: np.array(array) for name, array in case.compute(kept).items()}
     if zeros:
         want = {name: np.zeros_like(array) for name, array in want.items()}
     for victim in want:
         results = dict(call(feeds))
-        _scribble(np.asarray(results[victim]))
+        victims = results[victim]
+        _scribble(victims if hasattr(victims, "cpu") else np.asarray(victims))
         for name, array in want.items():
             if name != victim:
                 _equal(results[name], array, f"{case.name}: output {name} after output {victim} was written")
@@ -125,22 +141,30 @@ def _check_apart(call: Callable[..., Mapping[str, Any]], case: BufferCase, rows:
         _equal(results[name], array, f"{case.name}: output {name} after results were written")
 
 
-def check_bound(session: xrt.InferenceSession, case: BufferCase, rows: int, *, zeros: bool = False) -> None:
+def check_bound(
+    session: xrt.InferenceSession,
+    case: BufferCase,
+    rows: int,
+    *,
+    zeros: bool = False,
+    move: Callable[[Array], Any] = layouts["contiguous"],
+) -> None:
     """Bind arrays of the caller's and check several runs."""
 
-    def expected(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        want = {name: np.array(array) for name, array in case.compute({n: a.copy() for n, a in arrays.items()}).items()}
+    def expected(arrays: Mapping[str, Any]) -> dict[str, Array]:
+        feeds = {name: _host(array).copy() for name, array in arrays.items()}
+        want = {name: np.array(array) for name, array in case.compute(feeds).items()}
         return {name: np.zeros_like(array) for name, array in want.items()} if zeros else want
 
-    arrays = case.feeds(0, rows)
-    buffers = {name: np.full(array.shape, 1, array.dtype) for name, array in expected(arrays).items()}
+    arrays = {name: move(array) for name, array in case.feeds(0, rows).items()}
+    buffers = {name: move(np.full(array.shape, 1, array.dtype)) for name, array in expected(arrays).items()}
     given = session.bind(dict(arrays), dict(buffers))
     made = session.bind(dict(arrays))
     for step in range(3):
         what = f"{case.name}, bound run {step}"
         for name, array in case.feeds(step, rows).items():
-            arrays[name][...] = array[tuple(slice(size) for size in arrays[name].shape)]
-        kept = {name: array.copy() for name, array in arrays.items()}
+            arrays[name][...] = move(array[tuple(slice(size) for size in arrays[name].shape)])
+        kept = {name: _host(array).copy() for name, array in arrays.items()}
         want = expected(arrays)
         for binding in (given, made):
             binding.run()
@@ -149,7 +173,7 @@ def check_bound(session: xrt.InferenceSession, case: BufferCase, rows: int, *, z
                 _equal(binding.outputs[name], array, f"{what}: output {name}")
         for name, array in buffers.items():
             _equal(array, want[name], f"{what}: buffer {name}")
-    earlier = {name: np.array(array) for name, array in made.outputs.items()}
+    earlier = {name: _host(array).copy() for name, array in made.outputs.items()}
     session.run(case.feeds(50, rows))
     for name, array in earlier.items():
         _equal(made.outputs[name], array, f"{case.name}: bound output {name} after another run")
