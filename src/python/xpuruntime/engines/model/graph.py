@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["Place", "graphs", "name_nodes", "normal_domain", "reads", "sort_nodes", "subgraphs", "tensors"]
+__all__ = ["Place", "fresh_name", "graphs", "name_nodes", "normal_domain", "reads", "sort_nodes", "subgraphs", "tensors"]
 
 
 class Place(NamedTuple):
@@ -146,3 +146,13 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from (name for name in reads(inner) if name not in inside)
         yield from (value.name for value in graph.output if value.name not in inside)
+
+
+def fresh_name(base: str, taken: set[str]) -> str:
+    """Return `base`, numbered where it is taken, and note it as taken."""
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}#{count}"
+    taken.add(name)
+    return name

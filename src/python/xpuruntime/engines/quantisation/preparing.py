@@ -12,7 +12,7 @@ import msgspec
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
-from xpuruntime.engines.model.graph import graphs, name_nodes, normal_domain, tensors
+from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, tensors
 from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.quantisation.style import HEAVY
 
@@ -178,14 +178,14 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
         value = np.asarray(value * value.dtype.type(beta))
         if "beta" in facts:  # the quantisers leave it on a bias that has no scale for it
             facts["beta"].f = 1.0
-        fresh = _fresh(f"{bias.name}_row", taken)
+        fresh = fresh_name(f"{bias.name}_row", taken)
         if value.size in (1, columns) and value.shape[-1:] in ((), (1,), (columns,)):
             row = np.ascontiguousarray(np.broadcast_to(value.reshape(-1), (columns,)))
             proto.graph.initializer.append(numpy_helper.from_array(row, fresh))
             node.input[2] = fresh
             continue
         proto.graph.initializer.append(numpy_helper.from_array(value, fresh))
-        product = _fresh(f"{node.output[0]}_product", taken)
+        product = fresh_name(f"{node.output[0]}_product", taken)
         nodes.append(onnx.helper.make_node("Add", [product, fresh], [node.output[0]], name=f"{node.name}_bias"))
         node.output[0] = product
         del node.input[2:]
@@ -199,15 +199,6 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
     for index in reversed(range(len(proto.graph.initializer))):
         if proto.graph.initializer[index].name not in used:
             del proto.graph.initializer[index]
-
-
-def _fresh(base: str, taken: set[str]) -> str:
-    name, count = base, 1
-    while name in taken:
-        count += 1
-        name = f"{base}#{count}"
-    taken.add(name)
-    return name
 
 
 def _keep_used_opsets(proto: onnx.ModelProto) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.quantisation.aliases import Aliases
 from xpuruntime.engines.quantisation.style import HEAVY, IMAGE
 
 if TYPE_CHECKING:
@@ -38,21 +39,27 @@ def quantise_qdq(
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
+    aliases = Aliases(prepared.proto)
+    aliased = aliases.apply(prepared.proto)
+
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self._samples: Iterator[dict[str, Any]] = iter(samples)
 
         def get_next(self) -> dict[str, Any] | None:
-            return next(self._samples, None)
+            sample = next(self._samples, None)
+            return None if sample is None else {aliases.of[name]: value for name, value in sample.items()}
 
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
-    given, out = str(prepared.path), folder / "quantised.onnx"
+    source, out = folder / "aliased.onnx", folder / "quantised.onnx"
+    source.write_bytes(aliased.SerializeToString(deterministic=True))
+    given = str(source)
     activations, weights = types[style.activations], types[style.weights]
     if style.tool == "qnn":
         from onnxruntime.quantization import quantize
         from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-        overrides = _channels_of_convolutions(prepared.proto, leave, QuantType.QInt8) if style.per_channel else None
+        overrides = _channels_of_convolutions(aliased, leave, QuantType.QInt8) if style.per_channel else None
         config = get_qnn_qdq_config(
             given,
             Reader(),
@@ -84,7 +91,9 @@ def quantise_qdq(
                 "QuantizeBias": not style.float_bias,
             },
         )
-    return onnx.load(str(out))
+    proto = onnx.load(str(out))
+    aliases.undo(proto)
+    return proto
 
 
 def _channels_of_convolutions(
