@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["Place", "fresh_name", "graphs", "name_nodes", "normal_domain", "reads", "sort_nodes", "subgraphs", "tensors"]
+__all__ = [
+    "Place",
+    "fresh_name",
+    "graphs",
+    "name_nodes",
+    "normal_domain",
+    "reads",
+    "sort_nodes",
+    "subgraphs",
+    "tensors",
+]
 
 
 class Place(NamedTuple):

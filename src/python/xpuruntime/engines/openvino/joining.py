@@ -33,6 +33,8 @@ _MOVING = frozenset(
     }
 )  # fmt: skip
 _SCALES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+#: Operators and layers with a state. OpenVINO runs those of two directions as two layers that have no original name.
+_RECURRENT, _RECURRENT_LAYERS = frozenset({"LSTM", "GRU", "RNN"}), frozenset({"RNNSeq", "RNNCell"})
 
 
 class Shares:
@@ -88,6 +90,11 @@ class _Sharing:
                 if name in self.makers:
                     self.readers.setdefault(self.makers[name], []).append(index)
 
+        self.followers: dict[str, list[Executed]] = {}
+        for one in executed:
+            for name in one.above:
+                self.followers.setdefault(name, []).append(one)
+
     def run(self) -> Shares:
         mentioned = self._mentioned()
         constant = self._constant(mentioned)
@@ -101,28 +108,50 @@ class _Sharing:
         return self.shares
 
     def _mentioned(self) -> set[int]:
-        """Give each mentioned node to the executed node with its last operation; the others serve it."""
-        best: dict[int, tuple[bool, bool, int]] = {}
+        """Give each mentioned node to the executed node with its last operation; the others serve it.
+
+        A recurrent node belongs to its layer. Without a last operation, a step that makes floats goes before one that
+        counts: OpenVINO computes the sizes of a layer's state beside it.
+        """
+        best: dict[int, tuple[bool, bool, bool, bool, int]] = {}
         still: set[int] = set()
+        named = [(*one.mentioned, *self._layers_of(position)) for position, one in enumerate(self.executed)]
         for position, one in enumerate(self.executed):
-            for index, last in one.mentioned:
+            for index, last in named[position]:
                 if index >= len(self.nodes):
                     continue
                 if one.still:
                     still.add(index)
                     continue
-                rank = (last, one.time_us is not None, -position)
+                layer = one.kind in _RECURRENT_LAYERS and self.nodes[index].op in _RECURRENT
+                rank = (layer, last, one.writes in FLOATS, one.time_us is not None, -position)
                 if index not in best or rank > best[index]:
                     best[index] = rank
-        for index, (_, _, position) in best.items():
+        for index, (*_, position) in best.items():
             self.owner[index] = -position
         for position, one in enumerate(self.executed):
-            helped = sorted({i for i, _ in one.mentioned if self.owner.get(i, position) != position})
+            helped = sorted({i for i, _ in named[position] if self.owner.get(i, position) != position})
             if helped and not one.still:
                 self.shares.serves[position] = helped
         for index in still - set(best):
             self.shares.folded[index] = COMPUTED
         return set(best)
+
+    def _layers_of(self, position: int) -> tuple[tuple[int, bool], ...]:
+        """Return the recurrent source node that a layer without an original name is of: the first behind it."""
+        one = self.executed[position]
+        if one.mentioned or one.kind not in _RECURRENT_LAYERS:
+            return ()
+        waiting, seen = [one.name], {one.name}
+        for name in waiting:
+            for reader in self.followers.get(name, ()):
+                found = [i for i, _ in reader.mentioned if i < len(self.nodes) and self.nodes[i].op in _RECURRENT]
+                if found:
+                    return ((found[0], False),)
+                if not reader.mentioned and reader.name not in seen:
+                    seen.add(reader.name)
+                    waiting.append(reader.name)
+        return ()
 
     def _constant(self, mentioned: set[int]) -> set[int]:
         """Return the unmentioned nodes that follow from constants and shapes."""

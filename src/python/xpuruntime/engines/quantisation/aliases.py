@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """`Aliases`: tensor names for the time of quantising, from which the quantiser's names cannot collide with the model's.
 
-ONNX Runtime's quantiser derives names (``x_scale``, ``x_quantized``, ``bias2`` for a bias that two nodes read) and does not
-look whether the model has them already: such a graph is invalid, or reads another tensor.
+ONNX Runtime's quantiser derives names (``x_scale``, ``x_quantized``, ``bias2`` for a bias that two nodes read) and does
+not look whether the model has them already: such a graph is invalid, or reads another tensor.
 """
 
 from __future__ import annotations
