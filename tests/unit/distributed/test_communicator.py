@@ -106,7 +106,8 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("EngineError libnccl.so.2 cannot be loaded: it was not found. Searched: ")
-    assert 'pip install "xpuruntime[nccl]"' in done.stdout
+    assert 'pip install "nvidia-nccl-cu' in done.stdout
+    assert "(the extra xpuruntime[nccl])" in done.stdout
 
 
 def test_a_library_that_is_not_nccl():

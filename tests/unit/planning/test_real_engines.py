@@ -141,7 +141,7 @@ def test_the_plan_shows_what_the_engine_is_given_and_survives_json() -> None:
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "openvino", "qnn"])
 def test_an_engine_that_is_not_installed_names_its_extra(name: str) -> None:
     with pytest.raises(EngineError) as error:
-        settle(LAPTOP, {"execution": {"engine": name}})
+        settle(SERVER, {"execution": {"engine": name}})
     assert f"{name}@auto: engine_missing" in str(error.value)
     assert "Fix: pip install" in str(error.value)
     assert f"xpuruntime[{name}]" in str(error.value)

@@ -9,12 +9,13 @@ from doctor_facts import FOUND, LAPTOP, codes, facts, lib, only
 
 from xpuruntime.runtime.doctor import examine
 from xpuruntime.runtime.doctor.facts import DriverFacts
+from xpuruntime.runtime.extras import install_command
 
 
 class TestLibraries:
     def test_missing(self) -> None:
         found = only(facts(found={**FOUND, "cudnn": ()}))
-        assert (found.code, found.fix) == ("library_missing", 'python -m pip install "xpuruntime[cuda]"')
+        assert (found.code, found.fix) == ("library_missing", f"python -m {install_command('cuda')}")
         assert "libcudnn.so.9" in found.what
         assert "/site/nvidia/lib (wheel)" in found.why
         assert only(facts(found={**FOUND, "nvrtc": ()}), "warning").code == "library_missing"

@@ -16,6 +16,7 @@ import pytest
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
 from xpuruntime.runtime.places import Place, cached_libraries, search_places, wheel_versions
 
@@ -240,7 +241,7 @@ print(json.dumps([[l.path for l in first], [l.path for l in again], [l.path for 
         text = str(missing.value)
         assert "libcudnn.so.77 cannot be loaded: it was not found" in text
         assert f"{tmp_path} (CUDA_HOME)" in text
-        assert 'pip install "xpuruntime[cuda]"' in text
+        assert f"Fix: {install_command('cuda')}" in text
         with pytest.raises(EngineError, match=r"libcufft\.so\.77 cannot be loaded: .*does not begin as an ELF"):
             preload(["libcufft.so.77"], index=places)
         assert preload(["libcufft.so.77", "libcudnn.so.77"], index=places, optional=True) == ()

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.errors import EngineError
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import preload
 
 __all__ = [
@@ -141,7 +142,7 @@ class NcclLibrary:
         except (OSError, AttributeError) as error:
             raise EngineError(
                 f"{path} cannot be used as NCCL: {error}. Fix: install NCCL {OLDEST[0]}.{OLDEST[1]} or newer, "
-                'pip install "xpuruntime[nccl]"',
+                f"{install_command('nccl')}",
                 engine="nccl",
             ) from None
         self._error_string, self._last_error = texts
@@ -154,7 +155,7 @@ class NcclLibrary:
         if self.version < OLDEST:
             raise EngineError(
                 f"{path} is NCCL {version_text(self.version)}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed. Fix: "
-                'pip install "xpuruntime[nccl]"',
+                f"{install_command('nccl')}",
                 engine="nccl",
             )
 

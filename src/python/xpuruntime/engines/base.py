@@ -283,6 +283,9 @@ class Engine(ABC):
     aliases : tuple of str
     extra : str or None
         The extra of this package that installs it, or ``None`` when it is part of the core.
+    device_kinds : tuple of str or None
+        The kinds of device that it drives on any machine, such as ``("cpu", "cuda")``: a fix names this engine for
+        these alone. ``None`` where only `devices` knows.
     automatic : bool
         Whether ``engine: auto`` may choose it. An engine that computes no real answer sets this to ``False`` and runs
         only when it is named.
@@ -299,6 +302,7 @@ class Engine(ABC):
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
+    device_kinds: ClassVar[tuple[str, ...] | None] = None
     automatic: ClassVar[bool] = True
     formats: ClassVar[tuple[str, ...]] = ("onnx",)
     compiles: ClassVar[bool] = False

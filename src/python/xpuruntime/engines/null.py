@@ -45,6 +45,7 @@ class NullEngine(Engine):
     """Runs the whole path and computes nothing; for tests, and for measuring what the path itself costs."""
 
     name: ClassVar[str] = "null"
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu",)
     automatic: ClassVar[bool] = False
 
     def probe(self) -> EngineFacts:

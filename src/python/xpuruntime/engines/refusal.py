@@ -34,8 +34,8 @@ def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
     """Refuse a CUDA device that is not on this machine; ``"cuda"`` is the first one."""
     if not machine.cuda:
         reason = f"{device} is not there: {machine.cuda_reason or 'no CUDA device'}"
-        return Refusal("device_missing", reason, "use device cpu")
+        return Refusal("device_missing", reason)
     if int(device.partition(":")[2] or 0) not in {one.index for one in machine.cuda}:
         have = ", ".join(f"cuda:{one.index}" for one in machine.cuda)
-        return Refusal("device_missing", f"{device} is not there: this machine has {have}", f"use one of {have}")
+        return Refusal("device_missing", f"{device} is not there: this machine has {have}")
     return None

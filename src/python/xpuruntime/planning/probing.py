@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import PolicyError, XpuRuntimeError
-from xpuruntime.planning.candidates import asks_for_every_engine, find_engine
+from xpuruntime.planning.candidates import asks_for_every_engine, find_engine, normal_device
 from xpuruntime.planning.resolve import resolve
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str,
         names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
     else:
         names = [find_engine(name, engines) for name in ((asked,) if isinstance(asked, str) else asked)]
+    kind = normal_device(policy.execution.device).partition(":")[0]
+    if kind != "auto":  # an engine that never drives the device is refused without being asked
+        names = [n for n in names if n is None or kind in (engines[n].device_kinds or (kind,))]
     if not isinstance(fallback, str):
         names.extend(find_engine(entry.partition("@")[0], engines) for entry in fallback)
     return tuple(

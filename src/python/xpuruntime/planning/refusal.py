@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import CudaError, EngineError, PolicyError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.runtime.extras import reinstall_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,14 +48,16 @@ def refusal(
         not there, `EngineError` when engines or their libraries are missing or a compiled artifact does not fit,
         `UnsupportedOperationError` otherwise.
     """
-    codes = {verdict.code for verdict in verdicts}
+    absent = [v for v in verdicts if v.code == "device_missing" and v.candidate.endswith("@auto")]
+    counted = [verdict for verdict in verdicts if verdict not in absent] or verdicts
+    codes = {verdict.code for verdict in counted}
     device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
     if not verdicts:
         return EngineError(
             f"nothing can run {model_path}: no engine is registered. "
-            'Fix: pip install "xpuruntime" again, it brings ONNX Runtime'
+            f"Fix: {reinstall_command()}, which registers those that come with it"
         )
-    text = f"nothing can run {model_path}: " + _summary(codes, len(verdicts))
+    text = f"nothing can run {model_path}: " + _summary({verdict.code for verdict in verdicts}, len(verdicts))
     lines = [_verdict_line(verdict) for verdict in verdicts]
     for name, controls in unmet.items():
         lines.append(f"  keys that {name} does not enforce, and mode is strict:")

@@ -21,12 +21,14 @@ from xpuruntime.planning.candidates import (
     list_candidates,
     nearest_engine,
 )
+from xpuruntime.planning.device_fixes import device_fix, kinds_of
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 from xpuruntime.planning.rules import without_nodes
+from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.base import Engine
     from xpuruntime.planning.candidates import Candidate
@@ -129,7 +131,8 @@ def _judge(
                 accepted=False,
                 code="format_unsupported",
                 reason=f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
-                fix="name an engine that takes it, or export the model",
+                fix="export the model to a format of it, or name an engine that takes this one: "
+                + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
             )
         )
     foreign = request.artifact and foreign_artifact(request.artifact, candidate.engine, candidate.device)
@@ -157,8 +160,10 @@ def _judge(
             )
         )
     if candidate.device == "auto":
-        # The engine offers no device here: ask it about the CPU, so that its own reason is told.
-        answer = judged(engine, request.on("cpu", policy), machine).verdict
+        # The engine offers no device here: ask it about one that it drives, so that its own reason is told.
+        kinds = kinds_of(engine, machine) or ("cpu",)
+        device = "cpu" if "cpu" in kinds else f"{kinds[0]}:0" if kinds[0] == "cuda" else kinds[0]
+        answer = judged(engine, request.on(device, policy), machine).verdict
         if answer.accepted:
             answer = Verdict(
                 candidate=str(candidate),
@@ -166,6 +171,9 @@ def _judge(
                 code="device_missing",
                 reason="it has no device on this machine",
             )
+        answer = _with_device_fix(
+            answer, msgspec.structs.replace(candidate, device=device), request, policy, machine, engines
+        )
         return Judgement(verdict=_signed(answer, candidate, engine))
     asked = request.on(candidate.device, policy)
     judgement = judged(engine, asked, machine)
@@ -174,6 +182,7 @@ def _judge(
         verdict = (
             refuse_compiling(engine, asked, judgement) or stale_artifact(engine, asked, judgement, machine) or verdict
         )
+    verdict = _with_device_fix(verdict, candidate, request, policy, machine, engines)
     known = None
     if verdict.accepted and request.artifact is None and request.model.format == "onnx":
         facts = machine.engines.get(candidate.engine)
@@ -188,6 +197,30 @@ def _judge(
         ),
         settings=judgement.settings,
     )
+
+
+def _with_device_fix(
+    verdict: Verdict,
+    candidate: Candidate,
+    request: PlanRequest,
+    policy: Policy,
+    machine: Machine,
+    engines: Mapping[str, Engine],
+) -> Verdict:
+    """Return the verdict, with a fix where the engine does not have the device and states none."""
+    if verdict.code not in ("device_missing", "device_unsupported") or verdict.fix is not None:
+        return verdict
+    return msgspec.structs.replace(verdict, fix=device_fix(candidate, request, policy, machine, engines))
+
+
+def _taking(
+    request: PlanRequest, candidate: Candidate, machine: Machine, engines: Mapping[str, Engine]
+) -> Iterator[str]:
+    """Yield the engines that take the model's format and drive the candidate's kind of device."""
+    kind = candidate.device.partition(":")[0]
+    for name, engine in engines.items():
+        if engine.automatic and request.model.format in engine.formats and kind in ("auto", *kinds_of(engine, machine)):
+            yield name
 
 
 def _only_simulates(candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
@@ -206,7 +239,7 @@ def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
         and engine.extra is not None
         and f"xpuruntime[{engine.extra}]" not in (fix or "")
     ):
-        install = f'pip install "xpuruntime[{engine.extra}]"'
+        install = install_command(engine.extra)
         fix = f"{install}; {fix}" if fix else install
     return msgspec.structs.replace(verdict, candidate=str(candidate), fix=fix)
 
@@ -266,14 +299,13 @@ def _text(value: object) -> str:
 
 def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
     if candidate.engine in KNOWN_EXTRAS:
-        install = f'pip install "xpuruntime[{KNOWN_EXTRAS[candidate.engine]}]"'
+        install = install_command(KNOWN_EXTRAS[candidate.engine])
         return Verdict(
             candidate=str(candidate),
             accepted=False,
             code="engine_missing",
             reason=f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
-            fix=f"use execution.engine: onnxruntime, or install a package that registers {candidate.engine}; "
-            f"the vendor's own package comes with {install}",
+            fix=f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
         )
     return Verdict(
         candidate=str(candidate),

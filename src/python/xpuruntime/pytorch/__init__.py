@@ -23,8 +23,10 @@ try:
 except ModuleNotFoundError as _missing:
     if _missing.name != "torch":
         raise
+    from xpuruntime.runtime.extras import install_command as _install_command
+
     raise ImportError(
-        "xpuruntime.pytorch requires PyTorch. Install with: pip install xpuruntime[torch]", name="torch"
+        f"xpuruntime.pytorch requires PyTorch. Install with: {_install_command('torch')}", name="torch"
     ) from None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import Library
 from xpuruntime.runtime.places import Place, cached_libraries, search_places, wheel_versions
 
@@ -265,7 +266,7 @@ def _load(soname: str, index: LibraryIndex, done: dict[str, Library | None], ext
     why = "; ".join(failures) if failures else "it was not found"
     raise EngineError(
         f"{soname} cannot be loaded: {why}. Searched: {index.describe()}. "
-        f'Fix: pip install "xpuruntime[{extra}]", or put its folder on LD_LIBRARY_PATH'
+        f"Fix: {install_command(extra)}, or put its folder on LD_LIBRARY_PATH"
     )
 
 

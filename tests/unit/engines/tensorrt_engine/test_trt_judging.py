@@ -19,6 +19,7 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies import Policy
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.testing import models
 
@@ -46,7 +47,9 @@ def test_names_and_order() -> None:
 def test_not_installed(tmp_path: Any, engine: str) -> None:
     facts = EngineFacts(name=engine, reason="not there", fix="-")
     verdict = judge(ask(tmp_path), machine((8, 9), engines=(facts,)), engine).verdict
-    assert (verdict.code, verdict.fix) == ("engine_missing", f'pip install "xpuruntime[{engine}]"')
+    assert (verdict.code, verdict.fix) == ("engine_missing", install_command(engine))
+    assert judge(ask(tmp_path, device="cpu"), machine(engines=(facts,)), engine).verdict.code == "device_unsupported"
+    assert judge(ask(tmp_path), machine(engines=(facts,)), engine).verdict.code == "device_missing"
     broken = EngineFacts(name=engine, version="10.0", reason="libnvinfer.so.10: cannot open", fix="pip install it")
     verdict = judge(ask(tmp_path), machine((8, 9), engines=(broken,)), engine).verdict
     assert (verdict.code, verdict.reason, verdict.fix) == ("engine_broken", broken.reason, broken.fix)
@@ -64,7 +67,7 @@ def test_devices_that_are_not_there(tmp_path: Any, engine: str) -> None:
     assert verdict.code == "device_missing"
     assert NO_GPU in verdict.reason
     verdict = judge(ask(tmp_path, device="cuda:3"), ADA, engine).verdict
-    assert (verdict.code, verdict.fix) == ("device_missing", "use one of cuda:0")
+    assert (verdict.code, verdict.reason) == ("device_missing", "cuda:3 is not there: this machine has cuda:0")
     verdict = judge(ask(tmp_path, device="cpu"), ADA, engine).verdict
     assert verdict.code == "device_unsupported"
     verdict = judge(ask(tmp_path), machine((8, 9), core_cuda=False), engine).verdict

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from xpuruntime.errors import EngineError
+from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,7 +98,7 @@ def misfit(members: Iterable[Member], new: Member) -> str | None:
     if new.library != first.library:
         return (
             f"{new} has NCCL {new.library}, and {first} has {first.library}. Fix: install one version for all, "
-            'pip install "xpuruntime[nccl]"'
+            f"{install_command('nccl')}"
         )
     if new.policy != first.policy:
         return f"{new} asks for {new.policy}, and {first} for {first.policy}. Fix: pass the same config= on every rank"

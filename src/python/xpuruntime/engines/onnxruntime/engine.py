@@ -18,6 +18,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _DOMAINS = frozenset(
 #: Types inside models that ONNX Runtime's Python interface has no arrays for.
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex")
 _CUDA = "CUDAExecutionProvider"
-_INSTALL = 'pip install "xpuruntime[cuda]"'
 
 
 class OnnxRuntimeEngine(Engine):
@@ -53,6 +53,7 @@ class OnnxRuntimeEngine(Engine):
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
+    device_kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", *PASS_THROUGH)
     compiles: ClassVar[bool] = True
     runtime_keys: ClassVar[tuple[str, ...]] = (
         "execution.threads",
@@ -101,7 +102,7 @@ class OnnxRuntimeEngine(Engine):
             loadable=True,
             providers=tuple(p for p in available if p not in broken and p != "TensorrtExecutionProvider"),
             broken=broken,
-            fix=_INSTALL if broken else None,
+            fix=install_command("cuda") if broken else None,
             detail=detail,
         )
 
@@ -163,6 +164,13 @@ class OnnxRuntimeEngine(Engine):
         return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        kind = request.device.partition(":")[0]
+        if kind not in self.device_kinds:
+            has = "it runs on cpu, cuda:N, rocm:N, metal and dml:N"
+            return Refusal("device_unsupported", f"ONNX Runtime has no device {request.device!r}; {has}")
+        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
+        if missing is not None:
+            return missing
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             return Refusal(
@@ -172,17 +180,10 @@ class OnnxRuntimeEngine(Engine):
             )
         if not facts.loadable:
             return Refusal("engine_broken", facts.reason or "the wheel does not import", facts.fix)
-        kind = request.device.partition(":")[0]
         if kind in PASS_THROUGH:
             return refuse_pass_through(request, facts, machine) or _refuse_model(request, kind)
-        if kind not in ("cpu", "cuda"):
-            return Refusal(
-                "device_unsupported",
-                f"ONNX Runtime has no device {request.device!r}; it runs on cpu, cuda:N, rocm:N, metal and dml:N",
-                "use device cpu or cuda:0, or name an engine that has this device in execution.engine",
-            )
         if kind == "cuda":
-            refusal = _refuse_cuda(request.device, facts, machine)
+            refusal = _refuse_cuda(facts, machine)
             if refusal is not None:
                 return refusal
         return _refuse_model(request, kind)
@@ -195,10 +196,7 @@ def _capability(device: str, machine: Machine) -> tuple[int, int] | None:
     return found[0].compute_capability if found else None
 
 
-def _refuse_cuda(device: str, facts: EngineFacts, machine: Machine) -> Refusal | None:
-    missing = missing_cuda_device(device, machine)
-    if missing is not None:
-        return missing
+def _refuse_cuda(facts: EngineFacts, machine: Machine) -> Refusal | None:
     if not machine.core_cuda:
         return Refusal(
             "library_missing",
@@ -206,7 +204,9 @@ def _refuse_cuda(device: str, facts: EngineFacts, machine: Machine) -> Refusal |
             "put nvcc on PATH and reinstall xpuruntime",
         )
     if _CUDA in facts.broken:
-        return Refusal("library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", _INSTALL)
+        return Refusal(
+            "library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", install_command("cuda")
+        )
     if _CUDA not in facts.providers:
         wheel = facts.detail.get("wheel", "installed")
         return Refusal(

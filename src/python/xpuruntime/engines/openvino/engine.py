@@ -17,6 +17,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,7 @@ class OpenVinoEngine(Engine):
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     extra: ClassVar[str | None] = "openvino"
+    device_kinds: ClassVar[tuple[str, ...] | None] = _KINDS
     compiles: ClassVar[bool] = True
 
     def probe(self) -> EngineFacts:
@@ -109,10 +111,13 @@ class OpenVinoEngine(Engine):
         return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        if request.device.partition(":")[0] not in _KINDS:
+            has = "it runs on cpu, gpu (Intel) and npu (Intel)"
+            return Refusal("device_unsupported", f"OpenVINO has no device {request.device!r}; {has}")
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             reason = (facts and facts.reason) or "the package openvino is not installed"
-            return Refusal("engine_missing", reason, probing.INSTALL)
+            return Refusal("engine_missing", reason, install_command("openvino"))
         if not facts.loadable:
             return Refusal("engine_broken", facts.reason or "the package openvino does not import", facts.fix)
         device = _refuse_device(request.device, facts)
@@ -133,12 +138,6 @@ def _order(device: str) -> int:
 
 def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
     kind, _, index = device.partition(":")
-    if kind not in _KINDS:
-        return Refusal(
-            "device_unsupported",
-            f"OpenVINO has no device {device!r}; it runs on cpu, gpu (Intel) and npu (Intel)",
-            "use device cpu, gpu or npu, or name an engine that has this device in execution.engine",
-        )
     have = [probing.our_device(word) for word in facts.providers]
     if device in have or (not index and any(one.startswith(f"{kind}:") for one in have)):
         return None
@@ -146,9 +145,9 @@ def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
         return None
     named = ", ".join(have) or "none"
     if any(one.partition(":")[0] == kind for one in have):
-        return Refusal("device_missing", f"{device} is not there: OpenVINO has {named}", f"use one of {named}")
+        return Refusal("device_missing", f"{device} is not there: OpenVINO has {named}")
     why = facts.broken.get(kind.upper(), f"OpenVINO has no {kind.upper()} here")
-    return Refusal("device_missing", f"{device} is not there: {why}", f"use one of {named}")
+    return Refusal("device_missing", f"{device} is not there: {why}")
 
 
 def _refuse_model(request: Request) -> Refusal | None:

@@ -237,10 +237,7 @@ def _core(device: str) -> Any:
 
         return ov.Core()
     except Exception as error:  # a vendor package can fail in any way
-        msg = (
-            f"OpenVINO cannot be used: {error}. Reinstall it: pip install --force-reinstall openvino "
-            '(or pip install "xpuruntime[openvino]")'
-        )
+        msg = f"OpenVINO cannot be used: {error}. Reinstall it: pip install --force-reinstall openvino "
         raise EngineError(msg, engine="openvino", device=device) from None
 
 

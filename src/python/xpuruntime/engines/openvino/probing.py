@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["INSTALL", "device_word", "our_device", "probe"]
+__all__ = ["device_word", "our_device", "probe"]
 
-INSTALL = 'pip install "xpuruntime[openvino]"'
 _NAME = "openvino"
 _INTEL = "0x8086"
 _PLUGINS = {"CPU": "intel_cpu", "GPU": "intel_gpu", "NPU": "intel_npu"}
@@ -48,7 +48,7 @@ def probe() -> EngineFacts:
     try:
         version = metadata.version(_NAME)
     except metadata.PackageNotFoundError:
-        return EngineFacts(name=_NAME, reason="the package openvino is not installed", fix=INSTALL)
+        return EngineFacts(name=_NAME, reason="the package openvino is not installed", fix=install_command("openvino"))
     try:
         missing = _missing_files()
         if missing is not None:

@@ -36,6 +36,7 @@ class QnnEngine(Engine):
 
     name: ClassVar[str] = NAMES[0]
     extra: ClassVar[str | None] = "qnn"
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("npu",)
     compiles: ClassVar[bool] = True
 
     def probe(self) -> EngineFacts:
@@ -53,19 +54,18 @@ class QnnEngine(Engine):
         def refuse(code: str, reason: str, fix: str | None = None) -> Judgement:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
+        if request.device != "npu":
+            return refuse(
+                "device_unsupported",
+                f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
+                "are not driven, and the wheel for x86-64 has no QnnCpu",
+            )
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             found = facts or missing(self.name)
             return refuse("engine_missing", found.reason or "onnxruntime-qnn is not installed", found.fix)
         if not facts.loadable:
             return refuse("engine_broken", facts.reason or "the wheel cannot be loaded", facts.fix)
-        if request.device != "npu":
-            return refuse(
-                "device_unsupported",
-                f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
-                "are not driven, and the wheel for x86-64 has no QnnCpu",
-                "use device npu, or name an engine that has this device in execution.engine",
-            )
         try:
             target = resolve_target(chip_options(request))
             if target is None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineError
+from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +60,7 @@ def nncf_version() -> str:
 
     if find_spec("nncf") is None:
         raise EngineError(
-            'quantising with NNCF was asked for, and it is not installed. Fix: pip install "xpuruntime[nncf]", or '
+            f"quantising with NNCF was asked for, and it is not installed. Fix: {install_command('nncf')}, or "
             "leave the option out: then ONNX Runtime's quantiser is used",
             engine="openvino",
         )

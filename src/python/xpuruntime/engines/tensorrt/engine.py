@@ -18,6 +18,7 @@ from xpuruntime.engines.tensorrt.refusals import (
     capability_of,
     refuse_device,
     refuse_engine,
+    refuse_kind,
     refuse_model,
     refuse_shapes,
 )
@@ -43,6 +44,7 @@ class TensorRtEngine(Engine):
     name: ClassVar[str] = TENSORRT.name
     aliases: ClassVar[tuple[str, ...]] = TENSORRT.names[1:]
     extra: ClassVar[str | None] = TENSORRT.extra
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cuda",)
     compiles: ClassVar[bool] = True
     runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(TENSORRT)
 
@@ -60,7 +62,7 @@ class TensorRtEngine(Engine):
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
         facts = machine.engines.get(self.name)
-        refusal = refuse_engine(self.flavour, facts)
+        refusal = refuse_kind(request, machine, self.flavour) or refuse_engine(self.flavour, facts)
         if refusal is None and facts is not None:
             try:
                 refusal = self._refusal(request, machine, facts)

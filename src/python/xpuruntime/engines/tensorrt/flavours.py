@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.runtime.extras import install_command
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,7 +53,7 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def install(self) -> str:
         """The command that installs it."""
-        return f'pip install "xpuruntime[{self.extra}]"'
+        return install_command(self.extra)
 
 
 TENSORRT = Flavour(

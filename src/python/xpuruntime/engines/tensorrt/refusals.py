@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
-from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.tensorrt.flavours import compute_capabilities
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.flavours import Flavour
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_model", "refuse_shapes"]
+__all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_kind", "refuse_model", "refuse_shapes"]
 
 #: Types of inputs and outputs that both sides have, and that keep their meaning.
 _ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
@@ -32,6 +32,22 @@ def capability_of(request: Request, machine: Machine) -> str | None:
     )
 
 
+def refuse_kind(request: Request, machine: Machine, flavour: Flavour) -> Refusal | None:
+    """Refuse what is no CUDA device, or is not there, whatever is installed.
+
+    A request to compile needs the GPU only where the builder times kernels on it.
+    """
+    if request.device.partition(":")[0] != "cuda":
+        return Refusal("device_unsupported", f"{flavour.title} has no device {request.device!r}; it runs on cuda:N")
+    if capability_of(request, machine) is not None or (request.purpose == "compile" and flavour.jit):
+        return None
+    refusal = missing_cuda_device(request.device, machine)
+    if refusal is not None and request.purpose == "compile" and not machine.cuda:
+        reason = f"{refusal.reason}; {flavour.title} times kernels on the GPU while it builds"
+        return Refusal("device_missing", reason, "build on a machine with that GPU, or with engine tensorrt-rtx")
+    return refusal
+
+
 def refuse_engine(flavour: Flavour, facts: EngineFacts | None) -> Refusal | None:
     """Refuse where the package is missing or broken."""
     if facts is None or facts.version is None:
@@ -42,21 +58,10 @@ def refuse_engine(flavour: Flavour, facts: EngineFacts | None) -> Refusal | None
 
 
 def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: EngineFacts) -> Refusal | None:
-    """Refuse what is no CUDA device, is not there, or is too old or too new for this flavour.
-
-    A request to compile needs the GPU only where the builder times kernels on it.
-    """
-    if request.device.partition(":")[0] != "cuda":
-        return Refusal(
-            "device_unsupported",
-            f"{flavour.title} has no device {request.device!r}; it runs on cuda:N",
-            "use device cuda:0, or name an engine that has this device in execution.engine",
-        )
+    """Refuse a device that is too old or too new for this flavour."""
     chip = capability_of(request, machine)
     if chip is None:
-        if request.purpose == "compile" and flavour.jit:
-            return None
-        return _missing(request, machine, flavour)
+        return None
     if request.purpose == "run" and not machine.core_cuda:
         return Refusal(
             "library_missing",
@@ -78,17 +83,6 @@ def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: E
             "use engine onnxruntime on this GPU",
         )
     return None
-
-
-def _missing(request: Request, machine: Machine, flavour: Flavour) -> Refusal:
-    if not machine.cuda:
-        reason = f"{request.device} is not there: {machine.cuda_reason or 'no CUDA device'}"
-        if request.purpose == "compile":
-            reason += f"; {flavour.title} times kernels on the GPU while it builds"
-            return Refusal("device_missing", reason, "build on a machine with that GPU, or with engine tensorrt-rtx")
-        return Refusal("device_missing", reason, "use device cpu, with another engine")
-    have = ", ".join(f"cuda:{d.index}" for d in machine.cuda)
-    return Refusal("device_missing", f"{request.device} is not there: this machine has {have}", f"use one of {have}")
 
 
 def refuse_model(request: Request, flavour: Flavour) -> Refusal | None:

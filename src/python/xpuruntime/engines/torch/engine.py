@@ -16,6 +16,7 @@ from xpuruntime.engines.torch.options import NAMES
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchEngine"]
 
-_INSTALL = 'pip install "xpuruntime[torch]"'
-
 
 class TorchEngine(Engine):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
@@ -33,6 +32,7 @@ class TorchEngine(Engine):
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     extra: ClassVar[str | None] = "torch"
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
     formats: ClassVar[tuple[str, ...]] = ("pt2", "torch")
 
     def probe(self) -> EngineFacts:
@@ -42,7 +42,7 @@ class TorchEngine(Engine):
         except metadata.PackageNotFoundError:
             version = None
         if version is None or util.find_spec("torch") is None:
-            return EngineFacts(name=self.name, reason="torch is not installed", fix=_INSTALL)
+            return EngineFacts(name=self.name, reason="torch is not installed", fix=install_command("torch"))
         return EngineFacts(
             name=self.name, version=version, loadable=True, providers=("cpu",) if "+cpu" in version else ("cpu", "cuda")
         )
@@ -77,25 +77,19 @@ class TorchEngine(Engine):
         return load_model(request, msgspec.convert(judgement.settings, Settings))
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal("engine_missing", "torch is not installed", _INSTALL)
         kind = request.device.partition(":")[0]
         if kind not in ("cpu", "cuda"):
-            fix = "use device cpu or cuda:0, or name an engine that has this device in execution.engine"
+            return Refusal("device_unsupported", f"the torch engine runs on cpu and cuda:N, not on {request.device!r}")
+        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
+        if missing is not None:
+            return missing
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            return Refusal("engine_missing", "torch is not installed", install_command("torch"))
+        if kind == "cuda" and "cuda" not in facts.providers:
             return Refusal(
-                "device_unsupported", f"the torch engine runs on cpu and cuda:N, not on {request.device!r}", fix
+                "library_missing", f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
             )
-        if kind == "cuda":
-            missing = missing_cuda_device(request.device, machine)
-            if missing is not None:
-                return missing
-            if "cuda" not in facts.providers:
-                return Refusal(
-                    "library_missing",
-                    f"torch {facts.version} has no CUDA in it",
-                    "install a CUDA build of torch",
-                )
         precision = request.policy.execution.precision
         if precision == "int8":
             reason = "the torch engine does not quantise"

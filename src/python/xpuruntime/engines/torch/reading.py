@@ -26,6 +26,7 @@ from xpuruntime.engines.torch.recording import record
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.carried.policy import LOCK_KEY
 from xpuruntime.files.paths import kind_of
+from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -305,6 +306,6 @@ def _need_torch(path: str) -> None:
     if importlib.util.find_spec("torch") is None:
         msg = (
             f"cannot use the model {path!r}: it is a program of PyTorch, which is not installed. "
-            'Fix: pip install "xpuruntime[torch]".'
+            f"Fix: {install_command('torch')}."
         )
         raise ModelError(msg)

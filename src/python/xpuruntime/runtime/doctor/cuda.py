@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.runtime.doctor.finding import Finding
+from xpuruntime.runtime.extras import install_command, reinstall_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,14 +16,29 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import Facts
     from xpuruntime.runtime.machine import Library
 
-__all__ = ["check_backends", "check_core_build", "check_driver", "check_libraries", "check_loaded", "has_nvidia"]
+__all__ = [
+    "check_backends",
+    "check_core_build",
+    "check_driver",
+    "check_libraries",
+    "check_loaded",
+    "cuda_extra",
+    "has_nvidia",
+]
 
-CUDA_EXTRA = 'python -m pip install "xpuruntime[cuda]"'
 #: Wheels with the headers that the core is built with.
 _HEADERS = "nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend"
-_REBUILD = "python -m pip install --force-reinstall --no-deps --no-binary xpuruntime xpuruntime"
 #: The first driver branch that serves each CUDA major version.
 _BRANCH = {11: 450, 12: 525, 13: 580}
+
+
+def cuda_extra() -> str:
+    """Return the command that installs the CUDA libraries which ONNX Runtime loads."""
+    return f"python -m {install_command('cuda')}"
+
+
+def _rebuild() -> str:
+    return reinstall_command("--no-binary xpuruntime ")
 
 
 def has_nvidia(facts: Facts) -> bool:
@@ -97,7 +113,7 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
             severity="error",
             what="the core module xpuruntime._core cannot be imported",
             why=facts.core_error,
-            fix="python -m pip install --force-reinstall --no-deps xpuruntime (in a checkout: make install)",
+            fix=reinstall_command(),
         )
     elif not facts.machine.core_cuda:
         present = has_nvidia(facts)
@@ -107,7 +123,7 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
             what="the core module was built without CUDA"
             + (", and this machine has an NVIDIA device" if present else ""),
             why="nvcc was not found when it was built; CUDA streams, pools and tensors are not available",
-            fix=f"CUDACXX=/usr/local/cuda/bin/nvcc {_REBUILD}" if present else None,
+            fix=f"CUDACXX=/usr/local/cuda/bin/nvcc {_rebuild()}" if present else None,
         )
 
 
@@ -126,8 +142,7 @@ def check_backends(facts: Facts) -> Iterator[Finding]:
                 severity="warning" if has_nvidia(facts) else "info",
                 what=f"the core module was built without the kernels of {name}",
                 why=f"{header} was not found when it was built; xpuruntime.ops does without {name}",
-                fix=f"python -m pip install --no-deps {_HEADERS} && {_REBUILD} "
-                "(in a checkout: make cuda-headers install)",
+                fix=f"python -m pip install --no-deps {_HEADERS} && {_rebuild()}",
             )
     if not facts.build.cupti:
         yield Finding(
@@ -136,7 +151,7 @@ def check_backends(facts: Facts) -> Iterator[Finding]:
             what="the core module was built without CUPTI",
             why="cupti.h or nvtx3/nvToolsExt.h was not found when it was built; without PyTorch, xpuruntime.profile "
             "times kernels of xpuruntime by CUDA events and sees nothing else of a device",
-            fix=f"install CUPTI and NVTX of the CUDA toolkit, and: {_REBUILD}",
+            fix=f"install CUPTI and NVTX of the CUDA toolkit, and: {_rebuild()}",
         )
 
 
@@ -180,7 +195,7 @@ def _missing(facts: Facts, soname: str, name: str, major: str, others: tuple[Lib
             severity="error",
             what=f"{soname} is not there, only {_list(others)}",
             why=f"{needs} is built for CUDA {facts.ort.cuda or '?'} and loads major version {major} of {name} only",
-            fix=CUDA_EXTRA,
+            fix=cuda_extra(),
         )
     linked = soname in facts.ort.linked
     required = linked or name == "cudnn"
@@ -190,7 +205,7 @@ def _missing(facts: Facts, soname: str, name: str, major: str, others: tuple[Lib
         what=f"{soname} was not found",
         why=(f"the CUDA provider of {needs} " + ("does not load without it" if linked else "opens it while running"))
         + f". Searched: {facts.searched or 'nothing'}",
-        fix=CUDA_EXTRA,
+        fix=cuda_extra(),
     )
 
 
@@ -219,7 +234,7 @@ def _shadowed(facts: Facts, soname: str, copies: list[Library]) -> Iterator[Find
         why=f"the first is loaded before an engine asks ({copies[0].origin}), the others are shadowed",
         fix=None
         if copies[0].origin == "wheel"
-        else f"{CUDA_EXTRA}: the wheel's copy is then used whatever else is there",
+        else f"{cuda_extra()}: the wheel's copy is then used whatever else is there",
     )
 
 

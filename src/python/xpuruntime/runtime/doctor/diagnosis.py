@@ -147,7 +147,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
                 severity="error" if wanted else "info",
                 what=f"{name}: {provider} is present but cannot be loaded here",
                 why=reason,
-                fix=(engine.fix or cuda.CUDA_EXTRA) if wanted else None,
+                fix=(engine.fix or cuda.cuda_extra()) if wanted else None,
             )
 
 

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Fixes of rejected candidates: each can change the outcome, on machines that lack one thing or the other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import metadata
+
+import msgspec
+import pytest
+from packaging.requirements import Requirement
+from test_real_engines import H200, LAPTOP, MODEL, ORT
+
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.planning import PlanRequest, resolve
+from xpuruntime.planning.device_fixes import kinds_of
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.extras import install_command, reinstall_command
+from xpuruntime.runtime.machine import EngineFacts, Machine
+
+ENGINES = default_registry().engines()
+NAMED = ("onnxruntime", "tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")
+DEVICES = ("cpu", "cuda:0", "cuda:7", "gpu", "npu", "rocm:0", "metal", "dml", "auto")
+OPENVINO = EngineFacts(name="openvino", version="2026.4.1", loadable=True, providers=("CPU",))
+QNN = EngineFacts(name="qnn", version="2.7.0", loadable=True, detail={"runs_on": "simulator"})
+ORT_CPU = msgspec.structs.replace(ORT, providers=("CPUExecutionProvider",))
+#: What is there: nothing but ONNX Runtime for the CPU, more engines, a GPU, a GPU whose driver the core cannot use.
+MACHINES = {
+    "bare": msgspec.structs.replace(LAPTOP, engines={"onnxruntime": ORT_CPU}),
+    "engines": msgspec.structs.replace(LAPTOP, engines={"onnxruntime": ORT_CPU, "openvino": OPENVINO, "qnn": QNN}),
+    "nothing": msgspec.structs.replace(LAPTOP, engines={}),
+    "gpu": msgspec.structs.replace(
+        LAPTOP, cuda=(H200,), cuda_reason=None, core_cuda=True, engines={"onnxruntime": ORT}
+    ),
+    "no core": msgspec.structs.replace(LAPTOP, cuda=(H200,), cuda_reason=None, engines={"onnxruntime": ORT}),
+}
+EXTRAS = {engine.extra: name for name, engine in ENGINES.items() if engine.extra is not None}
+
+
+def verdicts(machine: Machine, engine: str, device: str) -> dict[str, tuple[str, str]]:
+    """Return code and fix of each rejected candidate."""
+    policy = Policy.coerce({"execution": {"engine": engine, "device": device}})
+    try:
+        plan = resolve(PlanRequest(model=MODEL), policy, machine, ENGINES)
+    except XpuRuntimeError as error:
+        found = {}
+        for line in str(error).splitlines()[1:]:
+            candidate, code, rest = line.strip().split(": ", 2)
+            found[candidate] = code, rest.partition(" Fix: ")[2]
+        return found
+    return {v.candidate: (v.code, v.fix or "") for v in plan.verdicts}
+
+
+def named_engines(fix: str) -> list[str]:
+    """Return the engines that a fix tells to use or to install."""
+    stated = re.search(r"execution\.engine: ([\w-]+(?: or [\w-]+)*)", fix)
+    taking = re.search(r"name an engine that takes this one: ([\w-]+(?: or [\w-]+)*)", fix)
+    found = [name for one in (stated, taking) if one for name in one[1].split(" or ")]
+    return found + [EXTRAS[extra] for extra in re.findall(r"xpuruntime\[([\w-]+)\]", fix) if extra in EXTRAS]
+
+
+@pytest.mark.parametrize("what", MACHINES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_fix_names_an_engine_that_cannot_serve_the_device(what: str, device: str) -> None:
+    machine, judged = MACHINES[what], 0
+    for engine in (*NAMED, "auto"):
+        for candidate, (code, fix) in verdicts(machine, engine, device).items():
+            judged += 1
+            asked = candidate.partition("@")[2].partition(":")[0]
+            other = re.search(r"use device (\w+)(?::\d+)? with execution", fix)
+            kind = other[1] if other else asked
+            for name in named_engines(fix):
+                assert kind in ("auto", *kinds_of(ENGINES[name], machine)), (candidate, code, fix)
+            if code in ("engine_missing", "engine_broken"):  # what is installed is asked for only where it would serve
+                assert asked in ("auto", *kinds_of(ENGINES[candidate.partition("@")[0]], machine))
+                assert asked != "cuda" or machine.cuda
+    assert judged >= len(NAMED)
+
+
+@pytest.mark.parametrize("what", [name for name in MACHINES if name != "nothing"])
+@pytest.mark.parametrize("device", DEVICES[:-1])
+def test_a_fix_of_the_device_changes_the_outcome(what: str, device: str) -> None:
+    machine, tried = MACHINES[what], 0
+    for engine in NAMED[:-1]:
+        before = verdicts(machine, engine, device)
+        for candidate, (code, fix) in before.items():
+            if code not in ("device_missing", "device_unsupported") or "macOS" in fix or "Windows" in fix:
+                continue
+            for part in fix.split(", or "):
+                tried += 1
+                to = re.search(r"use device ([\w:]+)", part)
+                name = (named_engines(part) or [engine])[0]
+                after = verdicts(machine, name, to[1] if to else device)
+                codes = {found for found, _ in after.values()}
+                assert "accepted" in codes or not codes & {"device_missing", "device_unsupported"}, (
+                    candidate,
+                    fix,
+                    after,
+                )
+    assert tried or device in ("cpu", "cuda:0", "rocm:0")
+
+
+@pytest.mark.parametrize("extra", ["cuda", "tensorrt", "tensorrt-rtx", "openvino", "torch", "nccl", "nncf"])
+def test_what_is_missing_is_installed_from_its_own_packages(extra: str) -> None:
+    command, _, note = install_command(extra).partition(" (")
+    assert note == f"the extra xpuruntime[{extra}])"
+    words = shlex.split(command)
+    assert words[:2] == ["pip", "install"]
+    assert len(words) > 2
+    stated = {Requirement(line).name for line in metadata.requires("xpuruntime") or ()}
+    assert {Requirement(word).name for word in words[2:]} <= stated - {"xpuruntime"}
+
+
+def test_the_package_is_installed_again_from_where_it_came() -> None:
+    last = shlex.split(reinstall_command())[-1]
+    assert last != "xpuruntime" or metadata.distribution("xpuruntime").read_text("direct_url.json") is None
