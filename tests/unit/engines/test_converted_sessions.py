@@ -250,3 +250,28 @@ def test_quantised_models_keep_their_tolerance_in_fp16(tmp_path):
     with xrt.InferenceSession(path, device="cpu", engine="onnxruntime", precision="fp16") as session:
         told = " ".join(one.reason for one in session.explain().conversions)
     assert "outputs agree" in told
+
+
+def integer_product(path, scale):
+    """Build a product in integers, which fp16 does not reach, and one in floats, which it converts."""
+    nodes = [
+        N("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]), N("MatMulInteger", ["q", "w8", "qz"], ["i"]),
+        N("Cast", ["i"], ["f"], to=FLOAT), N("Mul", ["f", "qs"], ["m"]), N("MatMul", ["m", "w"], ["y"]),
+    ]  # fmt: skip
+    eights = np.random.default_rng(1).integers(-9, 9, (8, 8)).astype(np.int8)
+    weights = [numpy_helper.from_array(eights, "w8"), const("w", scale * np.eye(8))]
+    return save(path, nodes, [V("x", FLOAT, [2, 8])], weights)
+
+
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+def test_a_conversion_beside_integer_products_is_compared_with_fp32(tmp_path):
+    x = {"x": np.random.default_rng(7).standard_normal((2, 8)).astype(np.float32)}
+    options = {"device": "cpu", "engine": "onnxruntime", "precision": "fp16"}
+    path = integer_product(tmp_path / "m.onnx", 0.5)
+    with xrt.InferenceSession(path, **options) as session:
+        assert session.plan.control("execution.precision").enforceability == "unsupported"
+        report = session.explain(x, runs=1)
+        assert any("probe input" in one.what for one in report.conversions)
+        assert not report.honoured
+    with pytest.raises(xrt.EngineError, match="does not agree with fp32"):  # 1e6 is not in the range of fp16
+        xrt.InferenceSession(integer_product(tmp_path / "n.onnx", 1e6), **options)

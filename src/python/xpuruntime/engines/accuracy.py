@@ -38,6 +38,8 @@ __all__ = [
 _MADE_UP = "made up"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
+#: Settings of adapters that have the graph converted or quantised.
+_CONVERTING = ("convert", "qdq", "quantise")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +76,8 @@ def check_due(request: Request, judgement: Judgement) -> Check | None:
         wanted = None
     precision = request.policy.execution.precision
     changed = precision in _CONVERTED or (precision == "int8" and _was_quantised(request))
-    if levels.get("execution.precision") == "unsupported":
-        changed = False
+    if levels.get("execution.precision") == "unsupported":  # of some nodes, where others are converted all the same
+        changed = any(judgement.settings.get(name) for name in _CONVERTING)
     computes = judgement.settings.get("computes")
     if wanted is None and not changed and computes is None:
         return None
