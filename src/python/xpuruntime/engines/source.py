@@ -43,6 +43,8 @@ class Source:
         Path of the library with the operators that the engine needs for it.
     converted : bool
         Whether its precision was converted here.
+    info : ModelInfo, optional
+        What it was made from, with the sizes that the policy fixes; not of artifacts and of parts of a model.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Source:
         quantised: QuantisedModel | None = None,
         operators: str | None = None,
         converted: bool = False,
+        info: ModelInfo | None = None,
     ) -> None:
         if isinstance(model, bytes) and folder is not None:
             model, folder = _without_links(model, folder)
@@ -64,6 +67,19 @@ class Source:
         self.quantised = quantised
         self.operators = operators
         self.converted = converted
+        self.info = info
+
+    @property
+    def changed(self) -> str:
+        """How the graph was changed here, to follow its name in a message; empty where it was not."""
+        if self.info is None:
+            return ""
+        ways = {
+            "converted to another precision": self.converted,
+            "quantised": self.quantised is not None,
+            "with kernels of xpuruntime": self.operators is not None,
+        }
+        return " and ".join(way for way, done in ways.items() if done)
 
 
 def _without_links(model: bytes, folder: str) -> tuple[bytes, str]:
@@ -123,9 +139,10 @@ def prepare_source(
         for note in converted.notes:
             log.add(f"graph converted to {convert}", note)
         if converted.fits_in_memory():
-            return Source(converted.serialized(), None, label, converted=converted.changed)
+            return Source(converted.serialized(), None, label, converted=converted.changed, info=info)
         folder = ScratchFolder("converted")
-        return Source(str(converted.write(folder.name)), None, label, keep=folder, converted=converted.changed)
+        path = str(converted.write(folder.name))
+        return Source(path, None, label, keep=folder, converted=converted.changed, info=info)
     if info.needs_renaming or info.data is not None:
         for name in info.renamed[:1]:
             count = len(info.renamed)
@@ -135,15 +152,15 @@ def prepare_source(
                 else f"{count} nodes were given names: {name!r}, ..."
             )
             log.add(what, "unnamed in the model, or one name for several nodes")
-        return Source(info.serialized_named(), info.base_dir, label)
+        return Source(info.serialized_named(), info.base_dir, label, info=info)
     if not is_utf8(info.path):
         if info.has_external_data:
             fix = "give the folder and the file other names"
             raise refuse(info.path, "engines cannot open its data: the path is not UTF-8", fix)
         log.add("the model was read into memory", "the name of its file is not UTF-8, and engines open no such file")
-        return Source(info.serialized_named(), None, label)
+        return Source(info.serialized_named(), None, label, info=info)
     info.check_unchanged()  # an engine reads the file itself, and would report of another model
-    return Source(info.path, None, label)
+    return Source(info.path, None, label, info=info)
 
 
 def _quantised(
@@ -154,4 +171,4 @@ def _quantised(
     made = quantise(info, request.calibration, style, keep_fp32=keep_fp32)
     for note in made.notes:
         log.add("graph quantised to int8", note)
-    return Source(made.data, None, info.path, quantised=made)
+    return Source(made.data, None, info.path, quantised=made, info=info)

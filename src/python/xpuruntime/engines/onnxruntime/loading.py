@@ -54,25 +54,28 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
 
 
 def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -> Opened:
-    """Open a session. A converted graph that an optimiser makes invalid is opened with fewer optimisers.
+    """Open a session. A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers.
 
     `settings` have what it was opened with. A level that the policy states is kept.
     """
     try:
         return open_session(settings, source, device)
     except (EngineError, ModelError) as error:
-        if not source.converted or settings.level_stated or settings.level == "disable":
+        if not source.changed or settings.level == "disable":
             raise
         before, reason = (settings.level, dict(settings.session)), error
-    without = {**before[1], DISABLED: ";".join(LAYER_FUSIONS)}
+    off = dict.fromkeys((*before[1].get(DISABLED, "").split(";"), *LAYER_FUSIONS))
+    without = {**before[1], DISABLED: ";".join(name for name in off if name)}
     for level, session in ((before[0], without), ("disable", before[1])):
+        if level != before[0] and settings.level_stated:
+            continue
         settings.level, settings.session = level, session
         try:
             opened = open_session(settings, source, device)
         except XpuRuntimeError:
             continue
         less = f"without {', '.join(LAYER_FUSIONS)}" if session is without else "at level disable"
-        log.add(f"graph optimised {less}", f"at level {before[0]} the converted graph is refused: {reason}")
+        log.add(f"graph optimised {less}", f"at level {before[0]} the graph, {source.changed}, is refused: {reason}")
         return opened
     settings.level, settings.session = before  # the optimisers are not what it was refused for
     raise reason

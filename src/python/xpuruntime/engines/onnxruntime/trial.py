@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Trial loads: a graph that this package changed is opened in a process of its own before the caller's opens it.
+"""Trial runs: a graph that this package changed is opened and run in a process of its own before the caller's.
 
-ONNX Runtime's optimisers can end the process on a graph whose values change type between its nodes. The result is kept
-in the cache folder, by the digest of the model, the version and the settings.
+ONNX Runtime's optimisers can end the process on graphs that no exporter writes, such as those whose values change type
+between their nodes. The result is kept in the cache folder, by the digest of the model, the versions and the settings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.model.graph import graphs
+from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN
+from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.folders import cache_folder, make_private, not_private
 from xpuruntime.files.reading import read_regular
@@ -38,13 +42,13 @@ CONFUSED_BY_CASTS = ("LayerNormFusionL1", "GeluFusionL1")
 #: The same at all levels.
 LAYER_FUSIONS = (*CONFUSED_BY_CASTS, "LayerNormFusionL2", "GeluFusionL2", "SimplifiedLayerNormFusion")
 DISABLED = "optimization.disable_specified_optimizers"
-#: Levels at which no trial is needed.
-_SAFE = ("disable", SAFE_LEVEL)
 _SECONDS = 600.0
 _SMALL = 4096
+#: A model of more bytes, or with larger inputs, is opened and not run; a run that takes longer is given up.
+_LIGHT, _LIGHT_INPUTS, _RUN_SECONDS = 64 << 20, 1 << 20, 20.0
 _WORK = """
-import json, sys
-import onnxruntime as ort
+import json, os, sys, threading
+import numpy, onnxruntime as ort
 asked = json.loads(sys.argv[1])
 ort.set_default_logger_severity(4)
 options = ort.SessionOptions()
@@ -56,9 +60,18 @@ options.use_deterministic_compute = asked["deterministic"]
 for key, value in asked["session"].items():
     options.add_session_config_entry(key, value)
 try:
-    ort.InferenceSession(asked["path"], options, providers=[("CPUExecutionProvider", asked["options"])])
+    if asked["operators"] is not None:
+        options.register_custom_ops_library(asked["operators"])
+    session = ort.InferenceSession(asked["path"], options, providers=[("CPUExecutionProvider", asked["options"])])
+    if asked["feeds"] is not None:
+        late = threading.Timer(asked["seconds"], os._exit, (0,))
+        late.daemon = True
+        late.start()
+        with numpy.load(asked["feeds"], allow_pickle=False) as arrays:
+            session.run(None, {name: arrays[str(at)] for at, name in enumerate(asked["inputs"])})
 except Exception:
     pass  # the caller's process gets the same exception, and reports it
+os._exit(0)
 """
 
 _lock = threading.Lock()
@@ -67,7 +80,9 @@ _known: dict[str, str] = {}
 
 
 def refuse_crash(settings: Settings, source: Source, level: str, device: str) -> None:
-    """Open a converted model in a process of its own, and raise where that process is killed.
+    """Open a model that was changed here in a process of its own, and raise where that process is killed.
+
+    A light model is also run there, on inputs that are made up.
 
     Parameters
     ----------
@@ -82,35 +97,44 @@ def refuse_crash(settings: Settings, source: Source, level: str, device: str) ->
     EngineError
         The process was ended by a signal, or did not finish; the message has the level and the fix.
     """
-    if not source.converted or settings.provider != "CPUExecutionProvider" or settings.level in _SAFE:
+    if not source.changed or settings.provider != "CPUExecutionProvider":
         return
+    session = dict(settings.session)
+    if isinstance(source.model, bytes) and source.folder is not None:
+        session["session.model_external_initializers_file_folder_path"] = source.folder
     asked: dict[str, object] = {
         "level": level,
         "threads": settings.threads,
         "deterministic": settings.deterministic,
-        "session": settings.session,
+        "session": session,
         "options": settings.options,
+        "operators": source.operators,
     }
     ended = _ended(source, asked)
     if ended:
+        safe = settings.level in (SAFE_LEVEL, "disable")
+        fix = (
+            "use precision fp32, without kernel keys"
+            if safe
+            else f"state execution.provider_options.onnxruntime.graph_optimization_level: {SAFE_LEVEL}, or leave it "
+            "out, which is the same for models converted to fp16"
+        )
         raise EngineError(
-            f"{source.label} converted to another precision cannot be opened at graph_optimization_level: "
-            f"{settings.level}: in a process of its own, ONNX Runtime {ended}. Fix: state "
-            f"execution.provider_options.onnxruntime.graph_optimization_level: {SAFE_LEVEL}, or leave it out, which is "
-            "the same for converted models",
+            f"{source.label} {source.changed} cannot be used at graph_optimization_level: {settings.level}: in a "
+            f"process of its own, ONNX Runtime {ended}. Fix: {fix}",
             engine="onnxruntime",
             device=device,
         )
 
 
 def _ended(source: Source, asked: dict[str, object]) -> str:
-    """Return how a trial ended, from memory or the cache where it is known; empty where the model opened."""
-    model = source.model
+    """Return how a trial ended, from memory or the cache where it is known; empty where nothing ended it."""
+    model = source.model if source.operators is None else _without_rules(source.model)
     with ScratchFolder("trial") as name:
         path = Path(name) / "model.onnx" if isinstance(model, bytes) else Path(model)
         content = hashlib.sha256(model) if isinstance(model, bytes) else _digest(path)
         version = importlib.metadata.version("xpuruntime"), _onnxruntime()
-        content.update(json.dumps([asked, version, source.operators], sort_keys=True).encode())
+        content.update(json.dumps([_WORK, asked, version, platform.machine()], sort_keys=True).encode())
         key = content.hexdigest()
         with _lock:
             known = _known.get(key)
@@ -119,11 +143,47 @@ def _ended(source: Source, asked: dict[str, object]) -> str:
         if known is None:
             if isinstance(model, bytes):
                 path.write_bytes(model)
-            known = _try({**asked, "path": str(path)})
+            known = _try({**asked, "path": str(path), "seconds": _RUN_SECONDS, **_inputs(source, Path(name))})
             _write(key, known)
     with _lock:
         _known[key] = known
     return known
+
+
+def _without_rules(model: str | bytes) -> bytes:
+    """Return a model whose operators of xpuruntime name no rules, which are those of one session and one process.
+
+    ONNX Runtime refuses it when it makes the kernels, which is after its optimisers ran.
+    """
+    import onnx
+
+    proto = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else onnx.load(model)
+    for graph in graphs(proto):
+        for node in graph.node:
+            for attribute in node.attribute if node.domain == DOMAIN else ():
+                if attribute.name == "rules":
+                    attribute.s = b""
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _inputs(source: Source, folder: Path) -> dict[str, object]:
+    """Write made-up inputs for a light model; where there are none, it is opened only."""
+    import numpy as np
+
+    size = len(source.model) if isinstance(source.model, bytes) else Path(source.model).stat().st_size
+    none: dict[str, object] = {"feeds": None, "inputs": []}
+    if source.info is None or size > _LIGHT:
+        return none
+    try:
+        feeds = probe_feeds(source.info)
+    except XpuRuntimeError:
+        return none
+    if sum(array.nbytes for array in feeds.values()) > _LIGHT_INPUTS or any(
+        array.dtype.kind not in "biufc" for array in feeds.values()
+    ):
+        return none
+    np.savez(folder / "feeds.npz", **{str(at): array for at, array in enumerate(feeds.values())})
+    return {"feeds": str(folder / "feeds.npz"), "inputs": list(feeds)}
 
 
 def _digest(path: Path) -> hashlib._Hash:

@@ -125,6 +125,7 @@ class Rewriting:
             keep=before.keep,
             operators=library,
             converted=before.converted,
+            info=before.info,
         )
 
 
