@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.feeds import ConversionLog
@@ -31,7 +31,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     XpuRuntimeError
         QNN does not take the model; the nodes and the reasons are named.
     """
-    from xpuruntime.engines.qnn.loading import opening_of, refused, source_of
+    from xpuruntime.engines.qnn.loading import opening_of, refused, source_of, without_layer_fusions
     from xpuruntime.engines.qnn.observing import instrumented, read_records, units_of
 
     if settings.uncompilable is not None:
@@ -40,16 +40,20 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     log = ConversionLog()
     source = source_of(request, settings, log)
     opening = opening_of(settings, source)
-    with ScratchFolder("qnn") as place:
-        worker = Worker()
-        try:
-            worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))
-        except WorkerFailed as error:
-            worker.close()
-            raise refused(error, source, opening, settings) from None
-        finally:
-            worker.close()
-        recorded = read_records(Path(place))
+
+    def compiled() -> Any:
+        with ScratchFolder("qnn") as place:
+            worker = Worker()
+            try:
+                worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))
+            except WorkerFailed as error:
+                worker.close()
+                raise refused(error, source, opening, settings) from None
+            finally:
+                worker.close()
+            return read_records(Path(place))
+
+    recorded = without_layer_fusions(compiled, source, opening, log)
     units, notes, _ = units_of(request, source, recorded, ())
     write_units(folder, units)
     others = sorted(path.name for path in folder.iterdir() if path.name != _MODEL)

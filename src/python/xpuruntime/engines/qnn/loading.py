@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
 from xpuruntime.engines.qnn.model import Apart, QnnModel, translated
 from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed, claim, construct, placements
 from xpuruntime.engines.qnn.reasons import faults_in_log, refusal, rejected_in_log, rejected_in_trace
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
 from xpuruntime.engines.source import Source, prepare_source
-from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.settings import Settings
     from xpuruntime.engines.qnn.targets import Target
 
-__all__ = ["check_context", "load_model", "opening_of", "refused", "source_of"]
+__all__ = ["check_context", "load_model", "opening_of", "refused", "source_of", "without_layer_fusions"]
+
+T = TypeVar("T")
 
 #: What the provider writes into a compiled model: SDK, then the numbers of architecture and chip.
 _RECORD = "ep_compatibility_info.QNNExecutionProvider"
@@ -118,6 +121,35 @@ def check_context(source: Source, target: Target) -> None:
 
 
 def _open(source: Source, opening: Opening, settings: Settings, log: ConversionLog) -> tuple[Any, Sequence[Placed]]:
+    return without_layer_fusions(lambda: _opened(source, opening, settings, log), source, opening, log)
+
+
+def without_layer_fusions(attempt: Callable[[], T], source: Source, opening: Opening, log: ConversionLog) -> T:
+    """Return what an attempt returns; of a graph that was changed here, try again where an optimiser spoils it.
+
+    ONNX Runtime's fusions of written-out layer norms and GELUs look through casts, and may make a graph that is not
+    valid. `opening` has what it was opened with.
+    """
+    try:
+        return attempt()
+    except UnsupportedOperationError:
+        raise
+    except (EngineError, ModelError) as error:
+        if not source.changed:
+            raise
+        reason = error
+    opening.without = LAYER_FUSIONS
+    try:
+        result = attempt()
+    except XpuRuntimeError:
+        opening.without = ()
+        raise reason from None
+    what = f"graph optimised without {', '.join(LAYER_FUSIONS)}"
+    log.add(what, f"with them the graph, {source.changed}, is refused: {reason}")
+    return result
+
+
+def _opened(source: Source, opening: Opening, settings: Settings, log: ConversionLog) -> tuple[Any, Sequence[Placed]]:
     try:
         if claim(settings.target):
             session = construct(source.model, opening)

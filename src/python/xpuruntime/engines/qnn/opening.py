@@ -52,6 +52,8 @@ class Opening(msgspec.Struct, kw_only=True):
         Of ONNX Runtime's log: 0 tells all, 4 next to nothing.
     profile : str or None
         Prefix of ONNX Runtime's own profile.
+    without : tuple of str
+        Optimisers of ONNX Runtime that are switched off.
     """
 
     options: dict[str, str]
@@ -59,6 +61,7 @@ class Opening(msgspec.Struct, kw_only=True):
     folder: str | None = None
     severity: int = _FATAL
     profile: str | None = None
+    without: tuple[str, ...] = ()
 
 
 def claim(target: Target) -> bool:
@@ -120,6 +123,8 @@ def _session_options(model: str | bytes, opening: Opening) -> Any:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if opening.strict:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if opening.without:
+        options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(opening.without))
     if isinstance(model, bytes) and opening.folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", opening.folder)
     if opening.profile is not None:
