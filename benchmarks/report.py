@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write ``docs/benchmarks.md`` from the result files in ``benchmarks/results``.
+"""Write the pages of benchmarks from the result files in ``benchmarks/results``.
 
-``python benchmarks/report.py`` writes; ``--check`` only says whether the page is up to date (``make lint``). The same
-files give the same page: it holds no date and nothing of the machine that writes it.
+``docs/benchmarks.md`` has the charts (``docs/results/charts``), ``docs/results/benchmarks`` the tables.
+``python benchmarks/report.py`` writes; ``--check`` only says whether all are up to date (``make lint``). The same files
+give the same pages: they hold no date and nothing of the machine that writes them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charts import CHARTS, targets
 from report_kernels import KERNEL_SECTIONS
 from report_onnxruntime import custom_ops
 from report_openvino import openvino
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs"
+TABLES, DRAWN = "results/benchmarks", "results/charts"
 SCHEMA = "xpuruntime.benchmark/1"
 MIB = 1 << 20
 
@@ -38,9 +41,10 @@ INTRO = """\
 
 <!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->
 
-Each section is one script in `benchmarks/` and the file that it wrote: a question, the machine, and the answer. The
-targets were set before the figures were taken. A target that is missed is printed as such.
+Medians of the result files in `benchmarks/results`. The targets were set before the figures were taken; a missed one
+is printed as such. Behind each chart are the tables, with the machine, the versions and the spread.
 """
+WRITTEN = "<!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->\n"
 NOTHING = """
 There are no results in `benchmarks/results` yet, so there are no figures here.
 """
@@ -77,7 +81,7 @@ make bench-training
 All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
 needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
 needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, an NVIDIA GPU, and for collectives two and
-NCCL. The last command writes this page.
+NCCL. The last command writes this page, its charts and the tables.
 """
 
 
@@ -245,42 +249,99 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return [records[name] for name in SECTIONS if name in records]
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
-    """Return the page."""
-    sections = [SECTIONS[record["name"]](record) for record in records]
-    parts = [INTRO]
-    if not sections:
+#: Page of tables to its title and the results on it, in the order of `SECTIONS`.
+GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sessions": (
+        "Sessions",
+        ("session_cpu", "session_cuda", "openvino_overhead", "qnn_overhead", "torch_overhead", "unit_times"),
+    ),
+    "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),
+    "models": ("Models on ONNX Runtime", ("resnet50_cuda", "ort_custom_ops_cpu", "ort_custom_ops_cuda")),
+    "profiling": ("Profiling", tuple(PROFILE_SECTIONS)),
+    "pytorch": ("PyTorch and collectives", tuple(PYTORCH_SECTIONS)),
+    "kernels": ("Single operations", tuple(KERNEL_SECTIONS)),
+}
+
+
+def chart_lines(record: dict[str, Any], name: str, title: str, found: dict[str, str]) -> str:
+    """Return the chart of one result as Markdown, and put the file into `found`."""
+    chart = CHARTS[record["name"]](record)
+    if chart is None:
+        return ""
+    file = f"{DRAWN}/{record['name']}.svg"
+    found[file] = chart.svg
+    link = f"[Tables]({TABLES}/{name}.md#{title.lower().replace(' ', '-').replace(':', '')})"
+    return f"\n![{chart.title}]({file})\n\n{chart.caption} {link}.\n"
+
+
+def pages(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return all files by their path below ``docs``, the page with the charts first."""
+    made = {record["name"]: (record, SECTIONS[record["name"]](record)) for record in records}
+    parts, tables = [INTRO], {"benchmarks.md": ""}
+    if not made:
         parts.append(NOTHING)
-    missing = [name for name in SECTIONS if name not in {record["name"] for record in records}]
-    if sections:
-        checks = [(s.title, c) for s in sections for c in s.checks]
-        met = sum(c.figure <= c.target for _, c in checks)
+    checks: dict[str, list[Check]] = {}
+    charts: list[str] = []
+    for name, (title, names) in GROUPS.items():
+        here = [made[one] for one in names if one in made]
+        if not here:
+            continue
+        checks[title] = [check for _, section in here for check in section.checks]
+        tables[f"{TABLES}/{name}.md"] = "".join([
+            f"# {title}: tables\n\n{WRITTEN}\nCharts and method: [benchmarks](../../benchmarks.md).\n",
+            *(f"\n## {section.title}\n\n{section.text}" for _, section in here),
+        ])  # fmt: skip
+        drawn = [chart_lines(r, name, s.title, tables) for r, s in here if r["name"] in CHARTS]
+        charts.append("".join([f"\n## {title}\n", *drawn, f"\n[All tables]({TABLES}/{name}.md).\n"]))
+    every = [(title, check) for title, some in checks.items() for check in some]
+    if every:
+        met = sum(check.figure <= check.target for _, check in every)
+        heading = f"Targets: {met} of {len(every)} met"
+        tables[f"{DRAWN}/targets.svg"] = targets({title: some for title, some in checks.items() if some})
         rows = [(f"{title}: {c.what}", f"{number(c.figure)} {c.unit}", f"≤ {number(c.target)} {c.unit}", c.verdict)
-                for title, c in checks]  # fmt: skip
-        parts.append(f"\n## Targets: {met} of {len(checks)} met\n\n{table(('', 'figure', 'target', ''), rows)}")
+                for title, c in every]  # fmt: skip
+        all_targets = f"# All targets\n\n{WRITTEN}\n## {heading}\n\n{table(('', 'figure', 'target', ''), rows)}"
+        tables[f"{TABLES}/targets.md"] = all_targets
+        short = [row for row in rows if "missed" in row[-1]]
+        parts.append(f"\n## {heading}\n\n![each figure as a share of its target]({DRAWN}/targets.svg)\n")
+        parts.append(f"\nA dot is one figure; [all of them]({TABLES}/targets.md).\n")
+        if short:
+            charts.append(f"\n## Missed targets\n\n{table(('', 'figure', 'target'), [row[:3] for row in short])}")
+        missing = [name for name in SECTIONS if name not in made]
         if missing:
             parts.append(f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n")
-    parts += [f"\n## {s.title}\n\n{s.text}" for s in sections]
-    return "".join([*parts, METHOD, REPRODUCE])
+    return {**tables, "benchmarks.md": "".join([*parts, *charts, METHOD, REPRODUCE])}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is stale")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args(arguments)
     try:
-        fresh = page(load(options.results))
+        fresh = pages(load(options.results))
     except ValueError as error:
         print(f"error: {error}")
         return 1
-    if options.page.is_file() and options.page.read_text(encoding="utf-8") == fresh:
-        return 0
-    if options.check:
-        print(f"error: {options.page.name} does not match the results: run python benchmarks/report.py")
+    there = [path for folder in (TABLES, DRAWN) for path in (options.docs / folder).glob("*.*")]
+    old = [path for path in there if path.relative_to(options.docs).as_posix() not in fresh]
+    stale = {
+        name: text
+        for name, text in fresh.items()
+        if not (path := options.docs / name).is_file() or path.read_text(encoding="utf-8") != text
+    }
+    if options.check and (stale or old):
+        names = ", ".join([*stale, *(path.name for path in old)])
+        print(f"error: these do not match the results: {names}: run python benchmarks/report.py")
         return 1
-    options.page.write_text(fresh, encoding="utf-8")
+    if options.check:
+        return 0
+    for path in old:
+        path.unlink()
+    for name, text in stale.items():
+        (options.docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (options.docs / name).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -3,7 +3,7 @@
 """Run the test cases of the `onnx` package on an engine, directly and through a session, and keep what came of it.
 
 ``python tools/onnx_backend_suite.py onnxruntime openvino`` runs every case on these engines and writes
-``docs/engines/conformance.json``; ``--report`` writes ``docs/engines/conformance.md`` from it; ``--check`` says whether
+``docs/results/conformance.json``; ``--report`` writes ``docs/results/conformance.md`` from it; ``--check`` says whether
 that page is up to date. Cases run in processes of their own, so that one which ends its process costs only itself.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "engines" / "conformance.json"
-PAGE = ROOT / "docs" / "engines" / "conformance.md"
+RESULTS = ROOT / "docs" / "results" / "conformance.json"
+PAGE = ROOT / "docs" / "results" / "conformance.md"
 KINDS = ("simple", "pytorch-converted", "pytorch-operator")
 PACKAGES = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime"),

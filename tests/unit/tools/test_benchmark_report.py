@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -92,25 +93,28 @@ def report(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def made(report, tmp_path: Path):
-    """Return a function that writes results and gives the exit code of the script and the page."""
-    folder, page = tmp_path / "results", tmp_path / "page.md"
+    """Return a function that writes results and gives the exit code of the script and its pages, the tables last."""
+    folder, docs = tmp_path / "results", tmp_path / "docs"
     folder.mkdir()
+    docs.mkdir()
 
     def make(*names: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         for name in names:
             record = {"schema": report.SCHEMA, "name": name, "environment": ENVIRONMENT, **BODIES[name]}
             (folder / f"{name}.json").write_text(json.dumps(record))
-        code = report.main(["--results", str(folder), "--page", str(page), *arguments])
-        return code, page.read_text() if page.exists() else ""
+        code = report.main(["--results", str(folder), "--docs", str(docs), *arguments])
+        tables = docs / "results" / "benchmarks"
+        files = [docs / "benchmarks.md", *(tables / f"{name}.md" for name in report.GROUPS)]
+        return code, "".join(path.read_text() for path in files if path.exists())
 
-    make.folder = folder
+    make.folder, make.docs = folder, docs
     return make
 
 
 def row(page: str, start: str) -> list[str]:
-    found = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
+    found = {line for line in page.splitlines() if line.startswith(f"| {start} |")}
     assert len(found) == 1, found
-    return [cell.strip() for cell in found[0].strip("|").split("|")]
+    return [cell.strip() for cell in found.pop().strip("|").split("|")]
 
 
 def test_no_results_are_said(made):
@@ -163,9 +167,10 @@ def test_growth_is_held_against_the_allowance(made):
 
 def test_the_page_depends_on_the_files_alone(made, report):
     first = made(*BODIES)[1]
-    assert report.page(report.load(made.folder)) == first
+    written = {path.relative_to(made.docs).as_posix(): path.read_text() for path in made.docs.rglob("*.*")}
+    assert report.pages(report.load(made.folder)) == written
     order = [
-        first.index(f"## {title}") for title in ("Session overhead on cpu", "Memory pools", "ResNet", "Memory over")
+        first.index(f"## {title}") for title in ("Session overhead on cpu", "Memory pools", "Memory over", "ResNet")
     ]
     assert order == sorted(order)
 
@@ -177,6 +182,30 @@ def test_check_finds_a_stale_page(made, capsys):
     assert code == 1
     assert "run python benchmarks/report.py" in capsys.readouterr().out
     assert "Memory over time" not in page, "--check must not write"
+
+
+def test_a_chart_shows_the_medians(made):
+    page = made("session_cpu", "resnet50_cuda")[1]
+    assert "![A call of a session on cpu, µs](results/charts/session_cpu.svg)" in page
+    drawn = ET.parse(made.docs / "results" / "charts" / "session_cpu.svg").getroot()
+    texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[texts.index("xpuruntime run") + 1] == "12.0"
+    lengths = [float(one.get("width")) for one in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert lengths[0] / lengths[1] == pytest.approx(10 / 12, rel=1e-3)
+    targets = (made.docs / "results" / "charts" / "targets.svg").read_text()
+    assert "1 of 2" in targets
+
+
+def test_files_that_are_no_longer_made_are_found_and_removed(made):
+    made("session_cpu", "resnet50_cuda")
+    (made.folder / "resnet50_cuda.json").unlink()
+    assert made(arguments=("--check",))[0] == 1
+    assert made()[0] == 0
+    assert not (made.docs / "results" / "charts" / "resnet50_cuda.svg").exists()
+
+
+def test_every_result_has_a_page_of_tables(report):
+    assert sorted(name for _, names in report.GROUPS.values() for name in names) == sorted(report.SECTIONS)
 
 
 @pytest.mark.parametrize(
