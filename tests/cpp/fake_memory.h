@@ -95,6 +95,8 @@ struct Ledger {
   FakeOrder* order = nullptr;
   bool host = true;
   std::function<void(void*, std::size_t)> on_free;  ///< a real device is idle then
+  std::function<void()> before_allocate;            ///< without the mutex, so that it may block
+  std::function<void()> before_free;
 };
 
 class FakeResource final : public MemoryResource {
@@ -108,6 +110,7 @@ class FakeResource final : public MemoryResource {
   MemoryInfo memory_info() noexcept override { return {}; }
 
   void* allocate(std::size_t bytes, StreamHandle /*stream*/) override {
+    if (ledger_.before_allocate) ledger_.before_allocate();
     const std::lock_guard lock(ledger_.mutex);
     ++ledger_.calls;
     if (ledger_.calls == ledger_.throw_at) throw CudaError("injected", "cuda:0", 700);
@@ -121,6 +124,7 @@ class FakeResource final : public MemoryResource {
   }
 
   void deallocate(void* pointer, std::size_t bytes, StreamHandle /*stream*/) noexcept override {
+    if (ledger_.before_free) ledger_.before_free();
     const std::lock_guard lock(ledger_.mutex);
     const auto found = ledger_.live.find(pointer);
     if (found == ledger_.live.end() || found->second != bytes) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "stream_handle.h"
@@ -30,6 +31,18 @@ Bin& bin_of(Home& home, std::size_t size) {
   return size <= Home::kSmall ? home.small[size / Home::kUnit] : home.large[size];
 }
 
+/// Keeps a home from being destroyed while the lock is released: its stream may be retired then.
+class HomePin {
+ public:
+  explicit HomePin(Home& home) noexcept : home_(home) { ++home_.blocks; }
+  ~HomePin() { --home_.blocks; }
+  HomePin(const HomePin&) = delete;
+  HomePin& operator=(const HomePin&) = delete;
+
+ private:
+  Home& home_;
+};
+
 CachedBlock* pop(Bin& bin) noexcept {
   CachedBlock* const block = bin.head;
   if (block != nullptr) bin.head = std::exchange(block->right, nullptr);
@@ -46,8 +59,9 @@ CachingPool::CachingPool(std::string_view kind, std::unique_ptr<MemoryResource> 
       limit_(options.limit) {}
 
 CachingPool::~CachingPool() {
-  wait_for_everything();
-  release(0);
+  Lock lock(mutex_);
+  wait_for_everything(lock);
+  release(0, lock);
   while (CachedBlock* block = spare_) {
     spare_ = block->right;
     delete block;
@@ -74,9 +88,10 @@ Block* CachingPool::take(std::size_t bytes, StreamHandle stream) {
     bin = &bin_of(home, size);
     block = find(home, *bin, size);
     if (block == nullptr && !(limit_ && size > *limit_)) {
-      block = grow(home, size);
-      if (block == nullptr) block = borrow(home, size);
-      if (block == nullptr) block = squeeze(home, *bin, size);
+      lock.unlock();
+      const std::lock_guard growth(growth_mutex_);
+      lock.lock();
+      block = grow_or_reclaim(stream, size, bin, lock);
     }
   }
   if (block == nullptr) {
@@ -87,6 +102,19 @@ Block* CachingPool::take(std::size_t bytes, StreamHandle stream) {
     throw_out_of_memory(bytes, now, limit);
   }
   hand_out(block, *bin, bytes, stream);
+  return block;
+}
+
+CachedBlock* CachingPool::grow_or_reclaim(StreamHandle stream, std::size_t size, Bin*& bin,
+                                          Lock& lock) {
+  Home& home = home_of(stream);
+  const HomePin pin(home);
+  bin = &bin_of(home, size);
+  // Threads that waited for the growth mutex may find what the one before them left.
+  CachedBlock* block = find(home, *bin, size);
+  if (block == nullptr) block = grow(home, size, lock);
+  if (block == nullptr) block = borrow(home, size);
+  if (block == nullptr) block = reclaim(home, *bin, size, lock);
   return block;
 }
 
@@ -147,7 +175,13 @@ CachedBlock* CachingPool::find(Home& home, Bin& bin, std::size_t size) {
   return fit(any_, home, size, small);
 }
 
-CachedBlock* CachingPool::grow(Home& home, std::size_t size) {
+void* CachingPool::ask_resource(std::size_t bytes, StreamHandle stream, Lock& lock) {
+  ++counts_.upstream_allocations;
+  const Unlocked unlocked(lock);
+  return resource_->allocate(bytes, stream);
+}
+
+CachedBlock* CachingPool::grow(Home& home, std::size_t size, Lock& lock) {
   const bool small = size <= Home::kSmall;
   std::size_t bytes = round_up(size, kSegment);
   if (limit_) {
@@ -157,12 +191,10 @@ CachedBlock* CachingPool::grow(Home& home, std::size_t size) {
   }
   auto segment = std::make_unique<Segment>();
   std::unique_ptr<CachedBlock> block = new_block();
-  ++counts_.upstream_allocations;
-  segment->pointer = resource_->allocate(bytes, home.stream);
+  segment->pointer = ask_resource(bytes, home.stream, lock);
   if (segment->pointer == nullptr && bytes > size) {
     bytes = size;
-    ++counts_.upstream_allocations;
-    segment->pointer = resource_->allocate(bytes, home.stream);
+    segment->pointer = ask_resource(bytes, home.stream, lock);
   }
   if (segment->pointer == nullptr) {
     recycle(block.release());
@@ -201,40 +233,54 @@ CachedBlock* CachingPool::borrow(Home& home, std::size_t size) {
   return nullptr;
 }
 
-CachedBlock* CachingPool::squeeze(Home& home, Bin& bin, std::size_t size) {
+CachedBlock* CachingPool::reclaim(Home& home, Bin& bin, std::size_t size, Lock& lock) {
   const bool small = size <= Home::kSmall;
-  release(0);
-  if (CachedBlock* block = grow(home, size)) return block;
-  if (CachedBlock* block = fit(home, home, size, !small)) return block;
-  if (!wait_for_marks()) return nullptr;
+  release(0, lock);
   if (CachedBlock* block = find(home, bin, size)) return block;
-  release(0);
-  return grow(home, size);
+  if (CachedBlock* block = grow(home, size, lock)) return block;
+  if (CachedBlock* block = fit(home, home, size, !small)) return block;
+  if (!wait_for_marks(lock)) return nullptr;
+  if (CachedBlock* block = find(home, bin, size)) return block;
+  release(0, lock);
+  if (CachedBlock* block = find(home, bin, size)) return block;
+  return grow(home, size, lock);
 }
 
-std::size_t CachingPool::release(std::size_t keep) noexcept {
+std::size_t CachingPool::release(std::size_t keep, Lock& lock) noexcept {
   settle();
   join(any_);
   for (auto& [stream, home] : homes_) join(*home);
   std::size_t released = 0;
+  Segment* unused = nullptr;
   for (Segment* segment = segments_; segment != nullptr;) {
-    if (counts_.reserved - counts_.current <= keep) break;
+    if (counts_.reserved - counts_.current - released <= keep) break;
     Segment* const next = segment->right;
     // Free blocks of different streams do not join, but giving memory back waits for all of them.
-    bool unused = true;
+    bool free = true;
     for (const CachedBlock* block = segment->first; block != nullptr; block = block->after) {
-      unused &= block->state == BlockState::kFree;
+      free &= block->state == BlockState::kFree;
     }
-    if (unused) {
+    if (free) {
       released += segment->size;
-      release_segment(segment);
+      detach(segment);
+      segment->right = std::exchange(unused, segment);
     }
     segment = next;
   }
+  if (unused == nullptr) return 0;
+  {
+    const Unlocked unlocked(lock);
+    while (unused != nullptr) {
+      const std::unique_ptr<Segment> segment(std::exchange(unused, unused->right));
+      resource_->deallocate(segment->pointer, segment->size, 0);
+    }
+  }
+  // They count against the limit until they are gone.
+  counts_.reserved -= released;
   return released;
 }
 
-void CachingPool::release_segment(Segment* segment) noexcept {
+void CachingPool::detach(Segment* segment) noexcept {
   while (CachedBlock* block = segment->first) {
     segment->first = block->after;
     (segment->small ? block->home->free_small : block->home->free_large).remove(block);
@@ -243,20 +289,20 @@ void CachingPool::release_segment(Segment* segment) noexcept {
   }
   (segment->left != nullptr ? segment->left->right : segments_) = segment->right;
   if (segment->right != nullptr) segment->right->left = segment->left;
-  counts_.reserved -= segment->size;
-  resource_->deallocate(segment->pointer, segment->size, 0);
-  delete segment;
+  segment->left = nullptr;
 }
 
 std::size_t CachingPool::trim(std::size_t keep) {
-  const std::lock_guard lock(mutex_);
-  return release(keep);
+  const std::lock_guard growth(growth_mutex_);
+  Lock lock(mutex_);
+  return release(keep, lock);
 }
 
 std::size_t CachingPool::empty_cache() {
-  const std::lock_guard lock(mutex_);
-  wait_for_everything();
-  return release(0);
+  const std::lock_guard growth(growth_mutex_);
+  Lock lock(mutex_);
+  wait_for_everything(lock);
+  return release(0, lock);
 }
 
 std::optional<std::size_t> CachingPool::limit() const {
@@ -265,10 +311,11 @@ std::optional<std::size_t> CachingPool::limit() const {
 }
 
 void CachingPool::set_limit(std::optional<std::size_t> limit) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard growth(growth_mutex_);
+  Lock lock(mutex_);
   limit_ = limit;
   if (limit && counts_.reserved > *limit) {
-    release(*limit > counts_.current ? *limit - counts_.current : 0);
+    release(*limit > counts_.current ? *limit - counts_.current : 0, lock);
   }
 }
 

@@ -72,7 +72,25 @@ struct CachedBlock : Block {
   std::vector<StreamOrder::Event> events;
 };
 
-/// See make_caching_pool. One mutex guards everything; the resource is called under it.
+/// Releases a held lock for its scope.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
+/// See make_caching_pool.
+///
+/// `mutex_` guards all members and is released over every call that may wait for the device: the
+/// resource's allocate and deallocate, and waiting for events. Threads served from the cache never
+/// wait for them. `growth_mutex_` (locked first) is held by the one thread that takes memory from
+/// the device or gives it back, so that threads cannot pass the limit together, and none reports
+/// exhausted memory while another is giving some back.
 class CachingPool final : public MemoryPool {
  public:
   CachingPool(std::string_view kind, std::unique_ptr<MemoryResource> resource, PoolOptions options);
@@ -89,6 +107,14 @@ class CachingPool final : public MemoryPool {
   bool free_may_wait() const noexcept override { return false; }
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// What waits for the device, taken out of the pool while the lock is released.
+  struct Waiting {
+    CachedBlock* pending = nullptr;
+    std::unique_ptr<Home> retired;
+  };
+
   Block* take(std::size_t bytes, StreamHandle stream) override;
   Block* try_take(std::size_t bytes, StreamHandle stream) noexcept override;
   void give(Block* block) noexcept override;
@@ -107,13 +133,19 @@ class CachingPool final : public MemoryPool {
   // Getting memory (caching_pool.cpp).
   Home& home_of(StreamHandle stream);
   CachedBlock* find(Home& home, Bin& bin, std::size_t size);
-  CachedBlock* grow(Home& home, std::size_t size);
   CachedBlock* borrow(Home& home, std::size_t size);
-  CachedBlock* squeeze(Home& home, Bin& bin, std::size_t size);
   void hand_out(CachedBlock* block, Bin& bin, std::size_t bytes, StreamHandle stream) noexcept;
-  std::size_t release(std::size_t keep) noexcept;
-  void release_segment(Segment* segment) noexcept;
+  void detach(Segment* segment) noexcept;
   MemoryStats snapshot() const noexcept;
+
+  // Calls to the device: with the growth mutex held, and `lock` released meanwhile.
+  CachedBlock* grow_or_reclaim(StreamHandle stream, std::size_t size, Bin*& bin, Lock& lock);
+  void* ask_resource(std::size_t bytes, StreamHandle stream, Lock& lock);
+  CachedBlock* grow(Home& home, std::size_t size, Lock& lock);
+  CachedBlock* reclaim(Home& home, Bin& bin, std::size_t size, Lock& lock);
+  std::size_t release(std::size_t keep, Lock& lock) noexcept;
+  bool wait_for_marks(Lock& lock) noexcept;
+  void wait_for_everything(Lock& lock) noexcept;
 
   // The order of streams (caching_pool_streams.cpp).
   void mark(CachedBlock* block) noexcept;
@@ -121,11 +153,12 @@ class CachingPool final : public MemoryPool {
   void settle() noexcept;
   void settle_block(CachedBlock* block) noexcept;
   void settle_retired() noexcept;
-  bool wait_for_marks() noexcept;
-  void wait_for_everything() noexcept;
+  Waiting take_waiting() noexcept;
+  void put_back(Waiting waiting) noexcept;
 
   StreamOrder* const order_;
   const bool marks_own_stream_;  // host memory that a device uses
+  std::mutex growth_mutex_;
   mutable std::mutex mutex_;
   std::optional<std::size_t> limit_;
   MemoryStats counts_;

@@ -128,27 +128,65 @@ void CachingPool::settle_retired() noexcept {
   }
 }
 
-bool CachingPool::wait_for_marks() noexcept {
+CachingPool::Waiting CachingPool::take_waiting() noexcept {
+  return {.pending = std::exchange(pending_, nullptr), .retired = std::move(retired_)};
+}
+
+void CachingPool::put_back(Waiting waiting) noexcept {
+  CachedBlock** last = &waiting.pending;
+  CachedBlock* before = nullptr;
+  while (*last != nullptr) {
+    before = *last;
+    last = &before->right;
+  }
+  *last = pending_;
+  if (pending_ != nullptr) pending_->left = before;
+  pending_ = waiting.pending;
+  std::unique_ptr<Home>* end = &waiting.retired;
+  while (*end != nullptr) end = &(*end)->next_retired;
+  *end = std::move(retired_);
+  retired_ = std::move(waiting.retired);
+}
+
+bool CachingPool::wait_for_marks(Lock& lock) noexcept {
+  Waiting waiting = take_waiting();
   bool waited = false;
-  for (const CachedBlock* block = pending_; block != nullptr; block = block->right) {
-    for (const StreamOrder::Event event : block->events) waited |= order_->synchronize(event);
+  {
+    const Unlocked unlocked(lock);
+    for (const CachedBlock* block = waiting.pending; block != nullptr; block = block->right) {
+      for (const StreamOrder::Event event : block->events) waited |= order_->synchronize(event);
+    }
+    for (const Home* home = waiting.retired.get(); home != nullptr;
+         home = home->next_retired.get()) {
+      if (home->mark != 0) waited |= order_->synchronize(home->mark);
+    }
   }
-  for (const Home* home = retired_.get(); home != nullptr; home = home->next_retired.get()) {
-    if (home->mark != 0) waited |= order_->synchronize(home->mark);
-  }
+  put_back(std::move(waiting));
   if (waited) settle();
   return waited;
 }
 
-void CachingPool::wait_for_everything() noexcept {
+void CachingPool::wait_for_everything(Lock& lock) noexcept {
   if (pending_ == nullptr && retired_ == nullptr) return;
   settle();
-  if ((pending_ == nullptr && retired_ == nullptr) || !order_->synchronize_all()) return;
-  while (pending_ != nullptr) settle_block(pending_);
-  for (Home* home = retired_.get(); home != nullptr; home = home->next_retired.get()) {
-    home->finished = true;
+  if (pending_ == nullptr && retired_ == nullptr) return;
+  Waiting waiting = take_waiting();
+  bool waited = false;
+  {
+    const Unlocked unlocked(lock);
+    waited = order_->synchronize_all();
   }
-  settle_retired();
+  // What came meanwhile may not be finished.
+  Waiting later = take_waiting();
+  put_back(std::move(waiting));
+  if (waited) {
+    while (pending_ != nullptr) settle_block(pending_);
+    for (Home* home = retired_.get(); home != nullptr; home = home->next_retired.get()) {
+      home->finished = true;
+    }
+  }
+  put_back(std::move(later));
+  if (waited) settle_retired();
 }
 
 }  // namespace xpuruntime

@@ -145,6 +145,9 @@ std::shared_ptr<MemoryPool> make_plain_pool(std::string_view kind,
 /// behind an event; unused segments are given back, and the device is asked once more; marks of
 /// other streams are waited for, and asked once more; OutOfMemoryError.
 ///
+/// Threads that the cache serves never wait for a thread that takes memory from the resource, gives
+/// it back, or waits for events. One thread at a time calls `allocate` and `deallocate` of it.
+///
 /// Segments are given back while work on streams may still use them, so the resource's `deallocate`
 /// must wait for the device, as cudaFree and cudaFreeHost do.
 ///
