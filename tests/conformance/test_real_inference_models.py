@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Models of published wheels against the raw engines: the small ones of `tools/real_models.py`, all of its checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "real_models.py"
+#: Folders of the cache that `--small --fetch` fills.
+MODELS = {"basic-pitch": "basic_pitch-*", "silero-vad": "silero_vad-*", "swift-f0": "swift_f0-*"}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_published_model_does_as_on_the_raw_engine_or_is_refused_as_expected(model, engine, tmp_path):
+    if not list((ROOT / "build" / "real-models").glob(f"{MODELS[model]}/*.onnx")):
+        pytest.skip("the model is not here: python tools/real_models.py --small --fetch")
+    if find_spec(engine) is None:
+        pytest.skip(f"could not import '{engine}'")
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, str(TOOL), "--models", model, "--engines", engine, "--json", str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads(rows.read_text())) == 7
