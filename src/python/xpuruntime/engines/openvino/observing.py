@@ -262,6 +262,8 @@ class _Units:
         """
         if wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
             return one.precision
+        if one.kind == "Subgraph" and one.node_precision in FLOATS and one.writes in FLOATS:
+            return one.node_precision  # the kernel is named after a mask, such as the constant one of a Trilu
         first = (node.inputs[0] if node.inputs else "" for node in (self.info.nodes[i] for i in owned))
         return one.writes if any(self.read.get(name, "") not in FLOATS for name in first) else one.precision
 
