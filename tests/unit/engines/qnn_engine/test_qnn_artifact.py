@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import operator_patterns
 import pytest
 from exported_models import example, exported
 from qnn_models import array, chip, open_on, unary
@@ -70,6 +71,21 @@ def test_a_transformer_compiles_as_a_whole(precision: Any, tmp_path: Path) -> No
         report = session.explain(feeds, runs=1)
     assert {name: array.tobytes() for name, array in got.items()} == {n: a.tobytes() for n, a in want.items()}
     assert sorted(n for unit in report.units for n in unit.source_nodes) == sorted(n.name for n in session.model.nodes)
+
+
+def test_a_graph_that_a_fusion_spoils_opens_and_compiles_without_it(tmp_path: Path) -> None:
+    """In fp16, ONNX Runtime makes a LayerNormalization of two types of what is written out."""
+    name = "layer_norm_written_out"
+    path, feeds = operator_patterns.write(name, tmp_path), operator_patterns.inputs_of(name)
+    policy = chip(precision="fp16")
+    xrt.compile_model(path, tmp_path / "n.xrt", device="npu", engine="qnn", policy=policy)
+    with xrt.InferenceSession(path, device="npu", engine="qnn", policy=policy) as direct:
+        want = direct.run(feeds)["y"]
+        report = direct.explain(feeds, runs=1)
+    assert any("without LayerNormFusion" in one.what for one in report.conversions)
+    assert report.honoured
+    with xrt.InferenceSession(tmp_path / "n.xrt") as session:
+        assert session.run(feeds)["y"].tobytes() == want.tobytes()
 
 
 def test_evidence_of_a_reload_names_the_source_nodes(conv: Path, artifact: Path) -> None:
