@@ -62,6 +62,7 @@ def test_run(xrt: Xrt, two_inputs: str) -> None:
         "max": 3.5,
         "mean": 2.5,
         "not_finite": 0,
+        "first": [1.5, 2.5, 3.5],
         "values": [[1.5, 2.5, 3.5]],
     }
     assert outputs["count"]["values"] == [[1, 2, 3]]

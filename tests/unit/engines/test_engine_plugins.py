@@ -103,6 +103,13 @@ print("onnx" in sys.modules, "onnxruntime" in sys.modules)
         ran = python("-c", main, "plan", model, "--engine", "onnx-reference", "--json", folder=example)
         assert '"onnx-reference@cpu"' in ran.stdout, ran.stderr
 
+    def test_the_code_of_the_readme_runs(self, example: Path):
+        text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+        (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        done = python("-c", code, folder=example)
+        assert done.returncode == 0, done.stderr
+        assert "policy honoured" in done.stdout
+
     def test_it_comes_after_the_engines_of_this_package(self, example: Path):
         found, said = names(example)
         assert found[0] == "onnxruntime"

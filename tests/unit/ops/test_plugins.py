@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -199,4 +200,28 @@ assert plugins.load_library({str(library)!r}) == ("example_native.matmul",)
 np.testing.assert_allclose(xrt.ops.matmul(a, b, bias, kernel="example_native.matmul"), want, rtol=0, atol=1e-3)
 """
     done = python(BEGIN + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_code_of_the_readme_runs(example: Path) -> None:
+    text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    done = python(code, example)
+    assert done.returncode == 0, done.stderr
+    assert "example_native.matmul" in done.stdout
+
+
+def test_a_kernel_of_cuda_is_not_available_without_a_device(tmp_path: Path) -> None:
+    code = """
+import xpuruntime as xrt
+from xpuruntime.ops.listing import _on_this_machine
+import msgspec
+cuda = [one for one in xrt.ops.kernels() if one.device_type == "cuda"]
+assert xrt.get_device_count("cuda") or not any(one.available for one in cuda), cuda
+made = msgspec.structs.replace(xrt.ops.kernels()[0], device_type="cuda", available=True)
+assert _on_this_machine(made, "") is made
+told = _on_this_machine(made, "no NVIDIA driver was found")
+assert (told.available, told.reason) == (False, "there is no CUDA device: no NVIDIA driver was found")
+"""
+    done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -45,10 +45,11 @@ def bench(
     """
     from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json, progress
+    from xpuruntime.evidence.text.tables import duration_text
 
     _, feeds = prepare(model, input, dim, trust=choice.trust)
     arrays = feeds.arrays
-    session, load_us = open_session(model, choice, as_json=json)
+    session, load_us = open_session(model, choice, feeds, as_json=json)
     samples: dict[str, list[float]] = {}
     with session, progress(as_json=json) as bar:
         plan = session.plan
@@ -82,8 +83,8 @@ def bench(
         return
     console().print(_table(found))
     console().print(
-        f"{plan.candidate}, precision {plan.precision}, {runs} runs after {warmup}, loaded in {load_us / 1e3:,.1f} ms, "
-        f"CUDA graph: {graph}",
+        f"{plan.candidate}, precision {plan.precision}, {runs} runs after {warmup}, "
+        f"loaded in {duration_text(load_us)}, CUDA graph: {graph}",
         soft_wrap=True,
     )
 
@@ -175,10 +176,12 @@ def _latency(samples: list[float]) -> Latency:
 def _table(found: dict[str, Latency]) -> Any:
     from rich.table import Table
 
-    table = Table(title="latency in us", title_justify="left")
+    from xpuruntime.evidence.text.tables import duration_text
+
+    table = Table(title="latency", title_justify="left")
     for column in ("call", "median", "p90", "p99", "min", "runs"):
         table.add_column(column, justify="left" if column == "call" else "right")
     for name, row in found.items():
         times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
-        table.add_row(name, *(f"{value:,.1f}" for value in times), f"{row.runs:,}")
+        table.add_row(name, *map(duration_text, times), f"{row.runs:,}")
     return table

@@ -15,7 +15,7 @@ from xpuruntime.cli.options import (
     DimOption,
     InputOption,
     JsonOption,
-    ModelArgument,
+    OnnxArgument,
     PolicyOption,
     PrecisionOption,
     html_option,
@@ -49,7 +49,7 @@ LayersOption = Annotated[
 
 
 def compare(
-    model: ModelArgument,
+    model: OnnxArgument,
     engines: EnginesOption = None,
     input: InputOption = None,
     policy: PolicyOption = None,
@@ -69,7 +69,7 @@ def compare(
     none could run.
     """
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.opening import prepare
+    from xpuruntime.cli.opening import prepare, say_made_up
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.reports import check_target
@@ -78,19 +78,21 @@ def compare(
     check_target("--html", html)
     choice = Choice(policy=policy, device=device, precision=precision, calibration=calibration)
     check_outputs({"--html": html}, model, choice, input)
-    given = prepare(model, input, dim)[1].arrays if input or dim else None
+    feeds = prepare(model, input, dim)[1] if input or dim else None
     with working("comparing", as_json=json):
         found = compare_engines(
             model,
             None if engines is None else engines.split(","),
             device=device,
             precision=precision,  # type: ignore[arg-type]
-            inputs=given,
+            inputs=None if feeds is None else feeds.arrays,
             policy=policy,
             calibration=calibration,
             runs=runs,
             search=search,
             layers=html is not None if layers is None else layers,
         )
+    if feeds is not None:
+        say_made_up(feeds)
     print_and_save(found, {found.save_html: html}, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

@@ -14,7 +14,7 @@ from xpuruntime.cli.options import (
     DeviceOption,
     EngineOption,
     JsonOption,
-    ModelArgument,
+    OnnxArgument,
     PolicyOption,
     PrecisionOption,
 )
@@ -36,7 +36,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace a folder tha
 
 
 def compile_(
-    model: ModelArgument,
+    model: OnnxArgument,
     output: OutputOption,
     policy: PolicyOption = None,
     device: DeviceOption = None,

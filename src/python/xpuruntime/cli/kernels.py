@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xpuruntime.cli.completing import operations
 from xpuruntime.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ __all__ = ["kernels"]
 
 def kernels(
     op: Annotated[
-        str | None, typer.Argument(help="Only kernels of this operation, such as matmul or attention_backward.")
+        str | None,
+        typer.Argument(
+            help="Only kernels of this operation, such as matmul or attention_backward.", autocompletion=operations
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -72,11 +72,11 @@ def _machine_tables(machine: Machine) -> RenderableType:
         )
         table.add_row(f"cuda:{gpu.index}", Text(gpu.name), _gib(gpu.total_memory), facts, ", ".join(gpu.dtypes))
     engines = Table(title="engines", title_justify="left")
-    for column in ("engine", "version", "usable", "providers"):
+    for column in ("engine", "version", "loadable", "providers"):
         engines.add_column(column, overflow="fold")
     for name, engine in machine.engines.items():
-        usable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
-        engines.add_row(name, engine.version or "not installed", usable, ", ".join(engine.providers))
+        loadable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
+        engines.add_row(name, engine.version or "not installed", loadable, ", ".join(engine.providers))
     parts: list[RenderableType] = [
         Text(f"{machine.system} {machine.architecture}, Python {machine.python}"),
         table,

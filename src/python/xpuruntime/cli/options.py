@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from xpuruntime.cli.completing import devices, engines, precisions
+
 __all__ = [
     "CalibrationOption",
     "DeviceOption",
@@ -16,6 +18,7 @@ __all__ = [
     "InputOption",
     "JsonOption",
     "ModelArgument",
+    "OnnxArgument",
     "PolicyOption",
     "PrecisionOption",
     "TrustOption",
@@ -27,13 +30,20 @@ __all__ = [
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
 ]
+OnnxArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", "-p", metavar="FILE", help="Policy file, YAML or JSON; or 'auto'.", show_default=False),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", "-d", help="Device, such as cpu or cuda:0. Overrides the policy.", show_default=False),
+    typer.Option(
+        "--device",
+        "-d",
+        help="Device, such as cpu or cuda:0. Overrides the policy.",
+        autocompletion=devices,
+        show_default=False,
+    ),
 ]
 EngineOption = Annotated[
     str | None,
@@ -41,13 +51,17 @@ EngineOption = Annotated[
         "--engine",
         "-e",
         help="Engine, such as onnxruntime, or several in order with commas. Overrides the policy.",
+        autocompletion=engines,
         show_default=False,
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        "--precision", help="fp32, tf32, fp16, bf16, int8 or model. Overrides the policy.", show_default=False
+        "--precision",
+        help="fp32, tf32, fp16, bf16, int8 or model. Overrides the policy.",
+        autocompletion=precisions,
+        show_default=False,
     ),
 ]
 CalibrationOption = Annotated[
@@ -60,9 +74,12 @@ CalibrationOption = Annotated[
     ),
 ]
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Load a .pt2 file although that can run code of the file.", show_default=False)
+    bool,
+    typer.Option(
+        "--trust", metavar=" ", help="Load a .pt2 file although that can run code of the file.", show_default=False
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+JsonOption = Annotated[bool, typer.Option("--json", metavar=" ", help="Print JSON on stdout, and nothing else there.")]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(

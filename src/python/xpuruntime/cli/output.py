@@ -93,14 +93,16 @@ def print_thing(thing: Any, *, as_json: bool) -> None:
         console().print(thing)
 
 
-def print_and_save(thing: Any, saves: Mapping[Callable[[str], Any], str | None], *, as_json: bool) -> None:
+def print_and_save(
+    thing: Any, saves: Mapping[Callable[[str], Any], str | None], *, shown: Any = None, as_json: bool
+) -> None:
     """Print a thing, and write it to the files that were asked for, each by the call that does so.
 
     What cannot be written has been printed by then. Under ``--json`` it is the other way round: on stdout is one value,
-    and that of a failure is the error.
+    and that of a failure is the error. `shown` is printed in place of the thing.
     """
     if not as_json:
-        print_thing(thing, as_json=False)
+        console().print(thing if shown is None else shown)
         sys.stdout.flush()
     for save, path in saves.items():
         if path is not None:

@@ -33,6 +33,10 @@ SaveOption = Annotated[
     str | None,
     typer.Option("--output", "-o", metavar="FILE", help="Save the report as JSON, too.", show_default=False),
 ]
+SummaryOption = Annotated[
+    bool,
+    typer.Option("--summary", metavar=" ", help="Show the verdict and the policy's keys alone.", show_default=False),
+]
 NoiseOption = Annotated[
     float | None,
     typer.Option(
@@ -86,6 +90,7 @@ def explain(
     html: HtmlOption = None,
     noise: NoiseOption = None,
     noise_us: NoiseUsOption = None,
+    summary: SummaryOption = False,
     json: JsonOption = False,
 ) -> int:
     """Run a model with its engine instrumented, and hold what ran against the policy.
@@ -98,6 +103,7 @@ def explain(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
+    from xpuruntime.evidence.text.terminal import render
 
     check_target("--output", output)
     check_target("--html", html)
@@ -108,14 +114,15 @@ def explain(
             "--output": output,
             **{f"--{name}": value for name, value in choice.arguments().items()},
         }
-        return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, as_json=json)
+        return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
     model = models[0]
     check_outputs({"--output": output, "--html": html}, model, choice, input)
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim, trust=choice.trust)
-    session, _ = open_session(model, choice, as_json=json)
+    session, _ = open_session(model, choice, feeds, as_json=json)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
-    print_and_save(report, {report.save: output, report.save_html: html}, as_json=json)
+    shown = render(report, summary=True) if summary else None
+    print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED

@@ -55,7 +55,7 @@ def profile(
         raise InputError("--nodes are nodes in the trace, and none is written: give --trace FILE, or leave --nodes out")
     prof = profiling()
     _, feeds = prepare(model, input, dim, trust=choice.trust)
-    session, _ = open_session(model, choice, as_json=json)
+    session, _ = open_session(model, choice, feeds, as_json=json)
     with session:
         for _ in range(warmup):
             session.run(feeds.arrays)

@@ -90,6 +90,7 @@ def show_reports(
     html: str | None,
     noise: float | None,
     noise_us: float | None,
+    summary: bool,
     as_json: bool,
 ) -> int:
     """Show one saved report again, or compare two, and return the exit code.
@@ -104,6 +105,8 @@ def show_reports(
         Where the report, or the comparison of two, is to be written as a page.
     noise, noise_us : float, optional
         As for `compare_reports`.
+    summary : bool
+        Whether the verdict and the policy's keys of one report are shown alone.
     as_json : bool
 
     Raises
@@ -113,6 +116,7 @@ def show_reports(
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save
     from xpuruntime.evidence import Report, compare_reports
+    from xpuruntime.evidence.text.terminal import render
 
     given = [name for name, value in options.items() if value]
     if given:
@@ -124,8 +128,11 @@ def show_reports(
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")
         report = Report.load(paths[0])
-        print_and_save(report, {report.save_html: html}, as_json=as_json)
+        shown = render(report, summary=True) if summary else None
+        print_and_save(report, {report.save_html: html}, shown=shown, as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
+    if summary:
+        raise InputError("--summary is for one report, and two were given: leave it out")
     limits = {name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None}
     found = compare_reports(paths[0], paths[1], **limits)
     print_and_save(found, {found.save_html: html}, as_json=as_json)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,10 +24,12 @@ __all__ = ["ArraySummary", "check_output_path", "output_table", "save_outputs", 
 
 #: Arrays up to this many elements are printed whole in JSON.
 _WHOLE = 1024
+#: Values shown in a table.
+_FIRST = 5
 
 
 class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One output: dtype, shape, range and mean over finite elements, how many are not finite, and the values if few."""
+    """One output: dtype, shape, range and mean of finite elements, how many are not, the first values, all if few."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,6 +37,7 @@ class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
     max: float | None = None
     mean: float | None = None
     not_finite: int = 0
+    first: tuple[Any, ...] = ()
     values: Any = None
 
 
@@ -53,7 +57,7 @@ def output_table(outputs: Mapping[str, ArraySummary]) -> RenderableType:
     for name, one in outputs.items():
         numbers = ("-" if value is None else f"{value:.6g}" for value in (one.min, one.max, one.mean))
         shape = str(list(one.shape)) + (f" ({one.not_finite} not finite)" if one.not_finite else "")
-        table.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one.values)))
+        table.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one)))
     return table
 
 
@@ -120,8 +124,9 @@ def _summary(value: Any) -> ArraySummary:
     array = np.asarray(value)
     shape = tuple(int(size) for size in array.shape)
     values = array.tolist() if array.size <= _WHOLE else None
+    first = tuple(array.flat[:_FIRST].tolist())
     if array.dtype.kind not in "biuf" or array.size == 0:
-        return ArraySummary(dtype=str(array.dtype), shape=shape, values=values)
+        return ArraySummary(dtype=str(array.dtype), shape=shape, first=first, values=values)
     wide = array.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     return ArraySummary(
@@ -131,23 +136,11 @@ def _summary(value: Any) -> ArraySummary:
         max=float(finite.max()) if finite.size else None,
         mean=float(finite.mean()) if finite.size else None,
         not_finite=int(wide.size - finite.size),
+        first=first,
         values=values,
     )
 
 
-def _first(values: Any) -> str:
-    flat: list[str] = []
-
-    def walk(value: Any) -> None:
-        if len(flat) > 5:
-            return
-        if isinstance(value, list):
-            for one in value:
-                walk(one)
-        else:
-            flat.append(f"{value:.5g}" if isinstance(value, float) else str(value))
-
-    if values is None:
-        return ""
-    walk(values)
-    return ", ".join(flat[:5]) + (", ..." if len(flat) > 5 else "")
+def _first(one: ArraySummary) -> str:
+    shown = [f"{value:.5g}" if isinstance(value, float) else str(value) for value in one.first]
+    return ", ".join(shown) + (", ..." if math.prod(one.shape) > len(shown) else "")

@@ -36,11 +36,12 @@ def run(
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
+    from xpuruntime.evidence.text.tables import duration_text
 
     check_outputs({"--output": output}, model, choice, input)
     info, feeds = prepare(model, input, dim, trust=choice.trust)
     check_output_path(output, len(info.outputs))
-    session, _ = open_session(model, choice, as_json=json)
+    session, _ = open_session(model, choice, feeds, as_json=json)
     with session:
         start = time.perf_counter_ns()
         outputs = session.run(feeds.arrays)
@@ -68,4 +69,6 @@ def run(
         return
     console().print(output_table(found))
     where = f"; written to {output}" if output else ""
-    console().print(f"{plan.candidate}, precision {plan.precision}, first run {elapsed:,.0f} us{where}", soft_wrap=True)
+    console().print(
+        f"{plan.candidate}, precision {plan.precision}, first run {duration_text(elapsed)}{where}", soft_wrap=True
+    )

@@ -161,12 +161,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         from rich.table import Table
         from rich.text import Text
 
+        from xpuruntime.evidence.text.tables import duration_text
+
         table = Table(
             box=SIMPLE_HEAD, title=f"{self.model} against {self.reference}, input {self.inputs}", title_justify="left"
         )
-        for column in ("engine", "precision", "max abs", "max rel", "cosine", "us", "verdict"):
+        for column in ("engine", "precision", "max abs", "max rel", "cosine", "median", "verdict"):
             table.add_column(
-                column, overflow="fold", justify="right" if column[:3] in ("max", "cos", "med") else "left"
+                column,
+                overflow="fold",
+                no_wrap=column in ("engine", "precision", "median"),
+                justify="right" if column[:3] in ("max", "cos", "med") else "left",
             )
         for row in self.rows:
             numbers = [
@@ -175,9 +180,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                     (row.max_abs, ".3g"),
                     (row.max_rel, ".3g"),
                     (row.cosine, ".5f"),
-                    (row.median_us, ",.1f"),
                 )
             ]
+            numbers.append("-" if row.median_us is None else duration_text(row.median_us))
             table.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
         return Group(table, *(Text(line) for row in self.rows for line in _story(row)))
 

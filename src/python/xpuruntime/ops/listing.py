@@ -33,7 +33,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     automatic : bool
         Whether ``"auto"`` may choose it.
     available : bool
-        Whether its library can be loaded here.
+        Whether its library can be loaded here, and there is a device of its type.
     reason : str
         Why not, and what to install; empty where it is available.
     version : str
@@ -74,4 +74,13 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
         For an unknown operation; lists the known ones.
     """
     prepare()
-    return tuple(msgspec.convert(one, KernelInfo) for one in _core.KernelRegistry.instance().kernels(op))
+    found = tuple(msgspec.convert(one, KernelInfo) for one in _core.KernelRegistry.instance().kernels(op))
+    missing = _core.DeviceManager.instance().cuda_reason()
+    return tuple(_on_this_machine(one, missing) for one in found)
+
+
+def _on_this_machine(kernel: KernelInfo, missing: str) -> KernelInfo:
+    """Return a kernel of CUDA as not available where there is no CUDA device, and why: `missing`."""
+    if kernel.device_type != "cuda" or not kernel.available or not missing:
+        return kernel
+    return msgspec.structs.replace(kernel, available=False, reason=f"there is no CUDA device: {missing}")

@@ -64,6 +64,8 @@ def refusal(
         lines.extend(f"  {line}" for line in control_lines(controls))
     message = "\n".join([text, *lines])
 
+    if len(absent) == len(verdicts):  # engines were named, and there is none of their devices
+        return EngineError(message, engine=engine)
     if codes <= {"engine_unknown", "option_invalid"}:
         return PolicyError(message, engine=engine)
     cuda = [c.device.startswith("cuda") for c in candidates]

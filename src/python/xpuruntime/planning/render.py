@@ -45,10 +45,15 @@ def plan_tables(plan: Plan) -> RenderableType:
     tried.add_column("verdict", no_wrap=True)
     tried.add_column("reason", overflow="fold")
     for verdict in plan.verdicts:
-        colour = "green" if verdict.accepted else "dim" if verdict.code == "not_tried" else "red"
-        tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), _reason(verdict.reason, verdict.fix))
+        if verdict.code != "not_tried":
+            colour = "green" if verdict.accepted else "red"
+            reason = _reason(verdict.reason, verdict.fix)
+            tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), reason)
 
     parts: list[RenderableType] = [head, tried]
+    after = [verdict.candidate for verdict in plan.verdicts if verdict.code == "not_tried"]
+    if after:
+        parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))
     if plan.controls:
         keys = Table(title="policy keys", title_justify="left", expand=False)
         longest = max(len(control.key) for control in plan.controls)

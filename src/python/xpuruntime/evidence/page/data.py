@@ -37,6 +37,20 @@ _WORDS = (
 _LISTS = ("source_nodes", "outputs", "serves")
 
 
+def _deviations(report: Report) -> list[dict[str, str]]:
+    """Return the keys that deviate, each with what to do about it: the plan's fix, where it has one."""
+    fixes = {one.get("key"): one.get("fix") for one in report.plan.get("controls") or [] if isinstance(one, dict)}
+    return [
+        {
+            **{name: getattr(one, name) for name in ("key", "requested", "observed", "reason")},
+            "fix": str(
+                fixes.get(one.key) or f"state mode: strict, so that such a session is refused, or change {one.key}"
+            ),
+        }
+        for one in ordered(report.deviations)
+    ]
+
+
 def page_data(report: Report) -> dict[str, Any]:
     """Return plain dicts, lists and scalars; `page/js/core.js` reads them."""
     names = _Names()
@@ -45,6 +59,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "headline": report.headline,
         "honoured": report.honoured,
         "partial": report.partial,
+        "deviations": _deviations(report),
         "created": report.created,
         "command": report.command,
         "schema": report.schema,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["arrow_text", "bytes_text", "outside_text", "plain", "table", "time_text"]
+__all__ = ["arrow_text", "bytes_text", "duration_text", "outside_text", "plain", "table", "time_text"]
 
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
@@ -95,9 +95,19 @@ def bytes_text(value: int | None) -> str:
     return f"{amount:.1f} GiB"
 
 
+def duration_text(us: float) -> str:
+    """Return a time in the unit that suits it: ``410.0 us``, ``177.7 ms``, ``2.1 s``."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if abs(us) >= size:
+            return f"{us / size:,.1f} {unit}"
+    return f"{us:.1f} us"
+
+
 def time_text(value: Time | None) -> str:
     """Return a time with its unit; ``?`` where it is not known."""
-    return "?" if value is None else f"{value.value:,.1f} {value.unit}"
+    if value is None:
+        return "?"
+    return duration_text(value.value) if value.unit == "us" else f"{value.value:,.1f} {value.unit}"
 
 
 def outside_text(found: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from xpuruntime.evidence.text.decision_tables import decision_tables
 from xpuruntime.evidence.text.operators import by_operator
 from xpuruntime.evidence.text.section_tables import graph_tables, memory_tables, shape_tables
 from xpuruntime.evidence.text.tables import bytes_text as _bytes
-from xpuruntime.evidence.text.tables import plain
+from xpuruntime.evidence.text.tables import duration_text, plain
 from xpuruntime.evidence.text.tables import table as _table
 from xpuruntime.evidence.text.tables import time_text as _time
 
@@ -45,14 +45,16 @@ def plain_text(report: Report, width: int = 80) -> str:
     return plain(render(report), width)
 
 
-def render(report: Report) -> RenderableType:
-    """Return the report as rich renderables."""
+def render(report: Report, *, summary: bool = False) -> RenderableType:
+    """Return the report as rich renderables; with `summary` the headline, the policy and the reasons alone."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = [_headline(report)]
     if report.observations:
         parts += [_policy(report), *_reasons(report)]
+    if summary:
+        return Group(*parts)
     timed = [u for u in report.units if u.time is not None]
     if timed:
         parts.append(_hot_units(timed, _instrumented(report)))
@@ -100,8 +102,8 @@ def _headline(report: Report) -> RenderableType:
     if report.latency is not None:
         latency = report.latency
         text.append(
-            f"\nlatency: median {latency.median_us:,.1f} us, p90 {latency.p90_us:,.1f} us, "
-            f"least {latency.min_us:,.1f} us over {latency.runs} {'run' if latency.runs == 1 else 'runs'}"
+            f"\nlatency: median {duration_text(latency.median_us)}, p90 {duration_text(latency.p90_us)}, "
+            f"min {duration_text(latency.min_us)} over {latency.runs} {'run' if latency.runs == 1 else 'runs'}"
         )
     return text
 
@@ -240,7 +242,7 @@ def _accounting(report: Report) -> RenderableType:
     text = f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}"
     run = _instrumented(report)
     if "coverage" in run:
-        text += f"; their times are {run['coverage']:.0%} of an instrumented run ({run['run_us']:,.1f} us)"
+        text += f"; their times are {run['coverage']:.0%} of an instrumented run ({duration_text(run['run_us'])})"
     return Text(text)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xpuruntime.evidence.text.tables import plain, table
+from xpuruntime.evidence.text.tables import duration_text, plain, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,7 +77,7 @@ def _headline(explanation: Explanation) -> RenderableType:
 
     coverage = explanation.coverage
     where = "on devices" if explanation.time_kind == "device" else "on the CPU"
-    text = Text(f"{_time(explanation.total_us)} {where}: ")
+    text = Text(f"{duration_text(explanation.total_us)} {where}: ")
     text.append(f"{coverage.rule:.1%} under a rule", style="bold")
     if coverage.substituted:
         text.append(f" ({coverage.substituted:.1%} substituted)", style="bold red")
@@ -115,13 +115,13 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
             Text(observed[0] + (f" + {len(observed) - 1}" if len(observed) > 1 else "") if observed else "-"),
             Text(row.status, style=_STYLE[row.status]),
             str(row.count),
-            _time(row.time_us),
+            duration_text(row.time_us),
             _share(row.time_us, total),
         )
     if len(groups) > _TOP:
         rest = sum(row.time_us for row, _ in groups[_TOP:])
         calls = sum(row.count for row, _ in groups[_TOP:])
-        shown.add_row(f"{len(groups) - _TOP} more", *[""] * 6, str(calls), _time(rest), _share(rest, total))
+        shown.add_row(f"{len(groups) - _TOP} more", *[""] * 6, str(calls), duration_text(rest), _share(rest, total))
     return shown
 
 
@@ -151,11 +151,13 @@ def _others(rows: list[Row], total: float) -> RenderableType:
         "operations that no policy can speak of", ("operator", ">count", ">time", ">share"), widths=_WIDTHS, dense=True
     )
     for row in rows[:_TOP_OTHER]:
-        shown.add_row(Text(short_kernel(row.operator)), str(row.count), _time(row.time_us), _share(row.time_us, total))
+        shown.add_row(
+            Text(short_kernel(row.operator)), str(row.count), duration_text(row.time_us), _share(row.time_us, total)
+        )
     if len(rows) > _TOP_OTHER:
         rest = sum(row.time_us for row in rows[_TOP_OTHER:])
         count = sum(row.count for row in rows[_TOP_OTHER:])
-        shown.add_row(f"{len(rows) - _TOP_OTHER} more", str(count), _time(rest), _share(rest, total))
+        shown.add_row(f"{len(rows) - _TOP_OTHER} more", str(count), duration_text(rest), _share(rest, total))
     return shown
 
 
@@ -166,10 +168,6 @@ def short_kernel(name: str) -> str:
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ")
     head = re.split(r"[<(]", bare, maxsplit=1)[0]
     return head.rpartition("::")[2] or name
-
-
-def _time(us: float) -> str:
-    return f"{us / 1000:,.2f} ms" if us >= 1000 else f"{us:.1f} us"
 
 
 def _share(us: float, total: float) -> str:

@@ -144,7 +144,7 @@ def export(
     >>> done.policy.kernels.matmul
     'cpu.blas'
     """
-    target = _target(path)
+    target = _target(path, example_inputs)
     if isinstance(policy, (str, os.PathLike)):
         refuse_overwriting({"path": target}, [("the policy", policy)])
     _check_mode(model, training)
@@ -174,7 +174,9 @@ def export(
         )
 
 
-def _target(path: Any) -> Path:
+def _target(path: Any, example_inputs: Any) -> Path:
+    if isinstance(example_inputs, (str, os.PathLike)) and not isinstance(path, (str, os.PathLike)):
+        raise InputError("export takes the example inputs before the path. Fix: export(model, example_inputs, path)")
     target = user_path(path, "the exported model")
     if target.suffix not in (".onnx", ".pt2"):
         raise InputError(f"cannot export to {str(target)!r}: name a file that ends in .onnx or in .pt2")

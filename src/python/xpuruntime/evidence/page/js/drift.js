@@ -168,7 +168,7 @@ class Plot {
     return [...firsts.values()].flatMap((point, i) => {
       const x = this.x(point.layer), end = x > this.width * 0.6;
       return [draw("line", { class: "mark", x1: x, x2: x, y1: 26, y2: AXIS_Y }),
-        draw("text", { class: "mark", x: x + (end ? -6 : 6), y: 14 + 13 * (i % 2), "text-anchor": end ? "end" : "start",
+        draw("text", { class: "mark", x: end ? x - 6 : Math.max(x + 6, 104), y: 14 + 13 * (i % 2), "text-anchor": end ? "end" : "start",
           text: `first out of tolerance: ${short(point.name)} (${short(point.op, 20)})` })];
     });
   }

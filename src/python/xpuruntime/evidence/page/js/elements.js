@@ -17,14 +17,39 @@ function draw(tag, facts = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), facts, children);
 }
 
+/** Elements whose text is wrapped at the separators of names and paths, and inside of no word. */
+const WRAPPED = new Set(["td", "dd", "small"]);
+/** Words up to this length are never broken. */
+const WORD = 28;
+
+/** Text as nodes that may be wrapped behind the separators of names and paths. */
+function wrappable(text) {
+  const found = [];
+  for (const word of String(text).split(/(\s+)/)) {
+    if (word.length < 10) { found.push(word); continue; }
+    for (const part of word.split(/(?<=[/\\_:@,.=-])(?=[^\d])/)) {
+      if (found.length) found.push(document.createElement("wbr"));
+      if (part.length <= WORD) found.push(part);
+      else found.push(Object.assign(document.createElement("span"), { className: "long", textContent: part }));
+    }
+  }
+  return found;
+}
+
 function fill(element, facts, children) {
+  const wraps = WRAPPED.has(element.localName);
   for (const [key, value] of Object.entries(facts)) {
     if (value === null || value === undefined || value === false) continue;
-    if (key === "text") element.textContent = value;
+    if (key === "text" && wraps) element.append(...wrappable(value));
+    else if (key === "text") element.textContent = value;
     else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);
+  for (const child of children.flat()) {
+    if (child === null || child === undefined) continue;
+    if (wraps && typeof child === "string") element.append(...wrappable(child));
+    else element.append(child);
+  }
   return element;
 }
 

@@ -15,12 +15,22 @@ function showOverview() {
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: DATA.honoured ? "✓" : "✕" }), sentence(DATA.headline)),
     make("p", { class: "says", text: words.join(" · ") }),
   );
+  if (DATA.deviations.length) top.append(make("ul", { class: "off" }, DATA.deviations.slice(0, MOST_TOLD).map(told)));
   if (DATA.partial) {
     const text = "Partial: the observing pass broke off, or a source of records was missing. See the notes.";
     top.append(make("p", { class: "partial", text }));
   }
   top.append(make("dl", { class: "facts" }, facts().map(([name, value, more]) =>
     make("div", {}, make("dt", { text: name }), make("dd", {}, value, more ? make("small", { text: more }) : null)))));
+}
+
+/** Deviations that are told beside the headline; the others are in the table of the policy. */
+const MOST_TOLD = 4;
+
+/** One deviation: which key, what ran, and what to do. */
+function told({ key, requested, observed, reason, fix }) {
+  return make("li", {}, make("strong", { text: key }), `: ${requested} was asked for, and ${observed} was observed: ${reason}`,
+    make("small", { text: `Fix: ${fix}` }));
 }
 
 function facts() {
@@ -35,7 +45,7 @@ function facts() {
   if (plan.device) found.push(["Device", plan.device, plan.precision ? `precision ${plan.precision}` : null]);
   if (latency) {
     found.push(["Latency, median", `${amount(latency.median_us)} µs`,
-      `p90 ${amount(latency.p90_us)}, least ${amount(latency.min_us)}; ${count(latency.runs, "run")} without instruments`]);
+      `p90 ${amount(latency.p90_us)}, min ${amount(latency.min_us)}; ${count(latency.runs, "run")} without instruments`]);
   }
   if (UNITS.length) found.push(["Units", whole.format(UNITS.length), accounting()]);
   return found;
