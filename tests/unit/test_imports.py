@@ -26,6 +26,7 @@ ALLOWED["pytorch"] = {"files", "policies", "runtime", "evidence", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
+ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
 SHARED = {"errors", "notebook", "printable", "_core", "_version"}
 

@@ -13,9 +13,11 @@ Importing this package imports no vendor package and needs no GPU, driver or ven
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import (
+    AccuracyError,
     CudaError,
     EngineError,
     InputError,
@@ -29,7 +31,17 @@ from xpuruntime.errors import (
 )
 
 if TYPE_CHECKING:
+    from xpuruntime import distributed as distributed
+    from xpuruntime import engines as engines
+    from xpuruntime import evidence as evidence
+    from xpuruntime import inference as inference
     from xpuruntime import ops
+    from xpuruntime import planning as planning
+    from xpuruntime import policies as policies
+    from xpuruntime import pytorch as pytorch
+    from xpuruntime import runtime as runtime
+    from xpuruntime import testing as testing
+    from xpuruntime import training as training
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
     from xpuruntime.demo import demo_images, demo_model_path
     from xpuruntime.engines.artifact import Artifact
@@ -55,6 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccuracyError",
     "AccuracyPolicy",
     "Artifact",
     "ArtifactPolicy",
@@ -150,6 +163,25 @@ _LAZY = {
     "use_policy": "ops",
 }
 
+#: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
+_PACKAGES = frozenset((
+    "distributed", "engines", "evidence", "inference", "ops", "planning", "policies", "pytorch", "runtime", "testing",
+    "training",
+))  # fmt: skip
+
+#: Names of the original design that are spelled otherwise, and how.
+_REPLACED = {
+    "BackendRegistry": "use xpuruntime.engines.EngineRegistry for engines and xpuruntime.ops.kernels() for kernels",
+    "DeviceInfo": "use xpuruntime.Device",
+    "Dispatcher": "use xpuruntime.use_policy to choose kernels and xpuruntime.decisions() to see which were chosen",
+    "EngineRegistry": "use xpuruntime.engines.EngineRegistry",
+    "KernelRegistry": "use xpuruntime.ops.kernels()",
+    "MemoryStats": "use xpuruntime.runtime.MemoryStats",
+    "MemoryType": "the kind of memory is a word: xpuruntime.MemoryPool(device, kind='caching'), or 'direct', 'driver' "
+    "or 'pinned'",
+    "Profiler": "use xpuruntime.profile",
+}
+
 
 def get_version() -> str:
     """Return the version of this package."""
@@ -157,16 +189,24 @@ def get_version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("xpuruntime.ops")
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     module = _LAZY.get(name)
     if module is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"{msg}: {_REPLACED[name]}" if name in _REPLACED else msg)
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    packages = _PACKAGES if _has_torch() else _PACKAGES - {"pytorch", "training"}
+    return sorted({*globals(), *__all__, *packages})
+
+
+def _has_torch() -> bool:
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except ValueError:  # it is in sys.modules, and is no module
+        return False

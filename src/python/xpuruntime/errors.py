@@ -11,7 +11,8 @@ Every message names the thing, the reason and the fix, with control characters a
      ├── PolicyError (ValueError)          a policy has an unknown key, a bad value, or is not a policy
      ├── ModelError (ValueError)           a model file is missing, corrupt, or refers outside its folder
      ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
-     ├── EngineError                       an engine is missing, refused the model, or failed while running
+     ├── EngineError                       an engine or its device is missing, or it failed while loading or running
+     │    └── AccuracyError                results are out of tolerance, so the model is not used
      └── LockError                         a lock does not match what it is held against
 
     XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
@@ -22,6 +23,7 @@ from __future__ import annotations
 from xpuruntime.printable import printable
 
 __all__ = [
+    "AccuracyError",
     "CudaError",
     "EngineError",
     "InputError",
@@ -89,7 +91,11 @@ class InputError(XpuRuntimeError, ValueError):
 
 
 class EngineError(XpuRuntimeError):
-    """An engine is not installed, refused the model, or failed while running it."""
+    """An engine or the device it needs is not there, it refused the model, or it failed while running it."""
+
+
+class AccuracyError(EngineError):
+    """Results are out of tolerance, so the model is not used."""
 
 
 class LockError(XpuRuntimeError):

@@ -19,7 +19,8 @@ class TestShortForms:
     def test_preferences(self):
         policy = KernelPolicy(matmul="cublasLt", attention=["cudnn", "flash_v2"])
         assert policy.preferences == {"matmul": "cublasLt", "attention": ("cudnn", "flash_v2")}
-        policy.preferences["matmul"] = "cublas"
+        with pytest.raises(TypeError, match=r"policy\.set\(op, kernel\)"):
+            policy.preferences["matmul"] = "cublas"
         assert policy.matmul == "cublasLt"
 
     def test_set_get_remove_return_new_values(self):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 __all__ = ["FrozenDict"]
 
@@ -17,14 +17,17 @@ class FrozenDict(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
+    #: What to do instead.
+    FIX: ClassVar[str] = "make a copy with dict(...) and a new policy"
+
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError("the mappings of a policy are frozen; make a copy with dict(...) and a new policy")
+        raise TypeError(f"the mappings of a policy are frozen; {self.FIX}")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (dict(self),)
+        return type(self), (dict(self),)
 
     def __copy__(self) -> FrozenDict:
         return self

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
+from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelName, KernelRule
 from xpuruntime.policies.kinds import Choice, Kind
@@ -29,6 +30,13 @@ AutoStrategy = Literal["first_supported", "best_performance"]
 def _kernels(op: str) -> OneOrMore:
     doc = f"Kernel for {op}, or several in order of preference."
     return OneOrMore(KernelName(op), doc, keep_single=True, last="auto", optional=True)
+
+
+class _Preferences(FrozenDict):
+    """The short forms of a `KernelPolicy`."""
+
+    __slots__ = ()
+    FIX = "take the new policy that policy.set(op, kernel) or policy.remove(op) returns"
 
 
 class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
@@ -98,8 +106,11 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
 
     @property
     def preferences(self) -> dict[str, str | tuple[str, ...]]:
-        """The short forms that are stated: operation to kernel, or to kernels in order. A new dict each time."""
-        return {op: kernel for op in OPS if (kernel := getattr(self, op)) is not None}
+        """The short forms that are stated: operation to kernel, or to kernels in order.
+
+        Frozen as the policy is: changing it raises `TypeError`; `set` and `remove` return a new policy.
+        """
+        return _Preferences({op: kernel for op in OPS if (kernel := getattr(self, op)) is not None})
 
     def get(self, op: str) -> str | tuple[str, ...] | None:
         """Return the short form for `op`, or ``None``. Raises `PolicyError` for an unknown operation."""

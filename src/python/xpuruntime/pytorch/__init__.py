@@ -65,12 +65,20 @@ __all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY, and the packages
     *sorted(_LAZY),
 ]
 
+#: Names of the original design that are spelled otherwise, and how.
+_REPLACED = {
+    "CUDAGraphWrapper": "use step = capture_graph(fn), or `with capture_graph() as graph` and graph.replay()",
+    "XpuRuntimeAllocator": "use set_allocator() and reset_allocator()",
+    "fused_attention": "use xpuruntime.pytorch.ops.fused_attention",
+    "fused_layernorm": "use xpuruntime.pytorch.ops.fused_layernorm",
+}
+
 
 def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"{msg}: {_REPLACED[name]}" if name in _REPLACED else msg)
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

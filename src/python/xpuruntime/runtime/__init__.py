@@ -1,3 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
 """What the machine has: devices, streams, memory, tensors, libraries, and the `Machine` snapshot."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xpuruntime.runtime.device import (
+        Device,
+        get_all_devices,
+        get_current_device,
+        get_device_count,
+        set_current_device,
+        synchronize,
+    )
+    from xpuruntime.runtime.machine import Machine
+    from xpuruntime.runtime.memory import Buffer, MemoryPool, MemoryReport, MemoryStats, memory_report
+    from xpuruntime.runtime.profiler import profiled
+    from xpuruntime.runtime.snapshot import load_machine, machine_snapshot
+    from xpuruntime.runtime.stream import Event, Graph, Stream
+    from xpuruntime.runtime.tensor import Tensor
+
+__all__ = [
+    "Buffer",
+    "Device",
+    "Event",
+    "Graph",
+    "Machine",
+    "MemoryPool",
+    "MemoryReport",
+    "MemoryStats",
+    "Stream",
+    "Tensor",
+    "get_all_devices",
+    "get_current_device",
+    "get_device_count",
+    "load_machine",
+    "machine_snapshot",
+    "memory_report",
+    "profiled",
+    "set_current_device",
+    "synchronize",
+]
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "Buffer": "memory",
+    "Device": "device",
+    "Event": "stream",
+    "Graph": "stream",
+    "Machine": "machine",
+    "MemoryPool": "memory",
+    "MemoryReport": "memory",
+    "MemoryStats": "memory",
+    "Stream": "stream",
+    "Tensor": "tensor",
+    "get_all_devices": "device",
+    "get_current_device": "device",
+    "get_device_count": "device",
+    "load_machine": "snapshot",
+    "machine_snapshot": "snapshot",
+    "memory_report": "memory",
+    "profiled": "profiler",
+    "set_current_device": "device",
+    "synchronize": "device",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -150,6 +150,11 @@ class Device:
         """Whether it computes in fp8 (e4m3) natively."""
         return "fp8_e4m3" in self._info.dtypes
 
+    @property
+    def supports_int4(self) -> bool:
+        """Whether it computes in int4 natively: CUDA devices of compute capability 7.5 to 8.9."""
+        return "int4" in self._info.dtypes
+
     def synchronize(self) -> None:
         """Wait for all work of the device. On the CPU there is nothing to wait for."""
         DeviceManager.instance().synchronize(self._info.device)
@@ -189,7 +194,12 @@ def get_device_count(type: str | None = "cuda") -> int:
 
 
 def get_all_devices() -> list[Device]:
-    """Return all devices: the CPU, then the CUDA devices by index."""
+    """Return the devices that the core runs on: the CPU, then the CUDA devices by index.
+
+    NPUs and other devices that only an engine reaches are not among them: ``xrt devices`` and
+    `xpuruntime.runtime.machine_snapshot` list the engines that reach one, and ``device="npu"`` of a session or policy
+    chooses it.
+    """
     return [Device(info.device) for info in DeviceManager.instance().get_all_devices()]
 
 
