@@ -277,7 +277,7 @@ class TestRefusal:
         assert caught.value.device == "cuda:99"
 
     def test_another_device_that_is_not_there(self) -> None:
-        with pytest.raises(UnsupportedOperationError, match="alpha@npu: device_missing"):
+        with pytest.raises(EngineError, match="alpha@npu: device_missing"):
             settle({"execution": {"device": "npu"}})
 
     def test_an_engine_that_is_not_installed_names_the_extra(self) -> None:
@@ -311,7 +311,7 @@ class TestRefusal:
         engine = FactsEngine(devices=("cuda:0",), rejects={"cpu": reason})
         with pytest.raises(EngineError, match="alpha@auto: engine_broken: the package does not import"):
             settle(None, CPU, engine)
-        with pytest.raises(UnsupportedOperationError, match="alpha@auto: device_missing"):
+        with pytest.raises(EngineError, match="alpha@auto: device_missing"):
             settle(None, CPU, FactsEngine(devices=("cuda:0",)))
 
 

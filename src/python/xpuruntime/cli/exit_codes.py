@@ -7,6 +7,7 @@ from __future__ import annotations
 import enum
 
 from xpuruntime.errors import (
+    AccuracyError,
     CudaError,
     EngineError,
     InputError,
@@ -40,6 +41,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (InputError, ExitCode.BAD_INPUT),
     (UnsupportedOperationError, ExitCode.NOT_HONOURED),
     (LockError, ExitCode.NOT_HONOURED),
+    (AccuracyError, ExitCode.NOT_HONOURED),
     (CudaError, ExitCode.ENVIRONMENT),
     (EngineError, ExitCode.ENVIRONMENT),
     (OutOfMemoryError, ExitCode.ENVIRONMENT),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
-from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
+from xpuruntime.errors import AccuracyError, EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def check_accuracy(
 
     Raises
     ------
-    EngineError
+    AccuracyError
         The outputs are out of tolerance, and `check` refuses them; the message has the figures.
     XpuRuntimeError
         The model fails on the probe input.
@@ -218,7 +218,7 @@ def check_accuracy(
     if not result.passed and check.refuses:
         where = "fp32 on the CPU" if request.model.format == "onnx" else "the unconverted model on the CPU"
         msg = f"{request.model.path} on {request.device} does not agree with {where}: {result}"
-        raise EngineError(msg, engine=engine, device=request.device)
+        raise AccuracyError(msg, engine=engine, device=request.device)
     return result
 
 

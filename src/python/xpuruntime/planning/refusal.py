@@ -45,8 +45,8 @@ def refusal(
     -------
     XpuRuntimeError
         `PolicyError` when every engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
-        not there, `EngineError` when engines or their libraries are missing or a compiled artifact does not fit,
-        `UnsupportedOperationError` otherwise.
+        not there, `EngineError` when engines, their libraries or another device are missing or a compiled artifact does
+        not fit, `UnsupportedOperationError` otherwise.
     """
     absent = [v for v in verdicts if v.code == "device_missing" and v.candidate.endswith("@auto")]
     counted = [verdict for verdict in verdicts if verdict not in absent] or verdicts
@@ -71,6 +71,8 @@ def refusal(
     cuda = [c.device.startswith("cuda") for c in candidates]
     if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):
         return CudaError(message, device=device, engine=engine)
+    if "device_missing" in codes and codes <= _ELSEWHERE | {"device_missing"}:
+        return EngineError(message, device=device, engine=engine)
     if codes - _ELSEWHERE and codes - _ELSEWHERE <= {"library_missing", "engine_broken"}:
         return EngineError(message, device=device, engine=engine)  # one engine could, once it is mended
     if codes & _ARTIFACT_CODES or (codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
+from xpuruntime.errors import AccuracyError, InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ def check_rewriting(
 
     Raises
     ------
-    EngineError
+    AccuracyError
         They are not equal within the tolerance of the types; the first rewritten node whose result differs is named.
     """
     from xpuruntime.engines.model.shapes import with_shapes
@@ -89,7 +89,7 @@ def check_rewriting(
         f"own on a probe input. {where}. Of the model's outputs, {_failing(result)}. Ask for another kernel for this "
         "node, or remove the kernel key"
     )
-    raise EngineError(msg, engine="onnxruntime", device=request.device)
+    raise AccuracyError(msg, engine="onnxruntime", device=request.device)
 
 
 def _tolerance(rewriting: Rewriting) -> Tolerance:

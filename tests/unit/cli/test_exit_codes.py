@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Exit codes: each kind of failure through every command that can meet it, and the table of the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import xpuruntime
+from xpuruntime import errors
+from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "errors.md"
+
+#: Commands that take a model and a policy, without what a failure adds.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "plan": (),
+    "run": (),
+    "bench": ("--runs", "1", "--warmup", "0"),
+    "profile": ("--runs", "1"),
+    "compile": ("--output", "OUT"),
+    "compare": ("--runs", "1", "--no-search"),
+    "explain": (),
+}
+STRICT = "mode: strict\nexecution: {engine: onnxruntime, device: cpu}\nkernels: {matmul: cublas}\n"
+INACCURATE = """
+execution: {engine: onnxruntime, device: cpu, precision: fp16}
+accuracy: {rtol: 1.0e-9, atol: 0.0}
+"""
+#: Kind of failure: the options that bring it, and its code.
+FAILURES: dict[str, tuple[tuple[str, ...], ExitCode]] = {
+    "an option that there is not": (("--nonsense",), ExitCode.BAD_INPUT),
+    "a model that is not there": (("MISSING",), ExitCode.BAD_INPUT),
+    "a model that is damaged": (("DAMAGED",), ExitCode.BAD_INPUT),
+    "a policy that is not there": (("--policy", "nope.yaml"), ExitCode.BAD_INPUT),
+    "an unknown key of a policy": (("--policy", "UNKNOWN"), ExitCode.BAD_INPUT),
+    "a device that is no word": (("--device", "nonsense"), ExitCode.BAD_INPUT),
+    "a CUDA device that is not there": (("--device", "cuda:99"), ExitCode.ENVIRONMENT),
+    "an Intel NPU that is not there": (("--policy", "NPU"), ExitCode.ENVIRONMENT),
+    "a key that is not enforced under strict": (("--policy", "STRICT"), ExitCode.NOT_HONOURED),
+    "results out of tolerance": (("--policy", "INACCURATE"), ExitCode.NOT_HONOURED),
+}
+#: Commands that end otherwise: a plan runs nothing, and a comparison shows what cannot run as a row.
+OTHERWISE = {
+    ("plan", "results out of tolerance"): ExitCode.OK,
+    ("compare", "a CUDA device that is not there"): ExitCode.NOT_HONOURED,
+    ("compare", "an Intel NPU that is not there"): ExitCode.NOT_HONOURED,
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_failure_has_the_same_code_in_every_command(
+    xrt: Callable[..., Any], digits: str, tmp_path: Path, command: str, failure: str
+) -> None:
+    given, code = FAILURES[failure]
+    if "NPU" in given:
+        pytest.importorskip("openvino", reason="OpenVINO looks for the NPU")
+    files = {
+        "UNKNOWN": "execution: {engin: onnxruntime}\n",
+        "NPU": "execution: {engine: openvino, device: npu}\n",
+        "STRICT": STRICT,
+        "INACCURATE": INACCURATE,
+    }
+    named = {"OUT": str(tmp_path / "made.xrt"), "MISSING": "", "DAMAGED": ""}
+    for name, text in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        named[name] = str(path)
+    model = digits
+    if "MISSING" in given:
+        model = str(tmp_path / "none.onnx")
+    elif "DAMAGED" in given:
+        damaged = tmp_path / "damaged.onnx"
+        damaged.write_bytes(b"no model" * 20)
+        model = str(damaged)
+    more = ("--engines", "onnxruntime") if command == "compare" and "NPU" not in given else ()
+    if command == "compare" and "NPU" in given:
+        more = ("--engines", "openvino")
+    arguments = [named.get(word, word) for word in (*COMMANDS[command], *given, *more)]
+    result = xrt(command, model, *[word for word in arguments if word])
+    assert result.code == OTHERWISE.get((command, failure), code), result.err
+    if result.code == ExitCode.BAD_INPUT or (command != "compare" and result.code != ExitCode.OK):
+        assert result.err.strip()
+        assert not (tmp_path / "made.xrt").exists()
+
+
+def test_the_table_is_that_of_the_code() -> None:
+    """Every class of the error tree has a row, with the code that the command line exits with."""
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\| (\d+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    classes = [name for name in errors.__all__ if name != "XpuRuntimeWarning"]
+    assert sorted(name for name, _ in rows) == sorted(classes)
+    for name, code in rows:
+        assert exit_code_of(getattr(errors, name)("why")) == int(code), name
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError("full"), 3),
+        (MemoryError(), 3),
+        (ImportError("no torch", name="torch"), 3),
+        (ImportError("no such module", name="xpuruntime.nothing"), 70),
+        (ZeroDivisionError(), 70),
+    ],
+)
+def test_codes_of_other_exceptions(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_missing_devices_are_the_environment_and_accuracy_is_not() -> None:
+    pytest.importorskip("openvino", reason="OpenVINO looks for the NPU")
+    with pytest.raises(xpuruntime.EngineError, match="needs an Intel NPU"):
+        xpuruntime.plan(xpuruntime.demo_model_path(), device="npu", engine="openvino")
+    policy = {
+        "execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp16"},
+        "accuracy": {"rtol": 1e-9, "atol": 0.0},
+    }
+    warned = pytest.warns(xpuruntime.XpuRuntimeWarning, match="advisory")
+    with warned, pytest.raises(xpuruntime.AccuracyError, match="does not agree") as caught:
+        xpuruntime.InferenceSession(xpuruntime.demo_model_path(), policy=policy)
+    assert isinstance(caught.value, xpuruntime.EngineError)
