@@ -237,7 +237,7 @@ def asynchronous(engine: str) -> str:
     """Say who runs asynchronously: the engine, or threads that every model has."""
     module, name = CLASSES[engine].split(":")
     model = getattr(importlib.import_module(f"xpuruntime.engines.{module}"), name)
-    return "threads of ours" if model.stop_async is LoadedModel.stop_async else "requests of the engine"
+    return "xpuruntime threads" if model.stop_async is LoadedModel.stop_async else "requests of the engine"
 
 
 def facts_table() -> Iterator[str]:
