@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 from xml.sax.saxutils import escape
+
+from diagram_data import DESIGN, Arrow, Box, Diagram
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "assets"
-GAP_X, GAP_Y, MARGIN, LINE = 46, 44, 16, 21
+GAP_X, GAP_Y, MARGIN, LINE = 58, 44, 16, 21
 #: Fill and border of each kind of box.
 KINDS = {
     "data": ("#e8eaf6", "#3f51b5"),
@@ -28,34 +29,6 @@ STYLE = (
     ".h{font-size:19px;font-weight:600}.s{font-size:15px;fill:#43465a}.a{font-size:14px;fill:#43465a}"
     ".f{fill:none;stroke:#43465a;stroke-width:2;marker-end:url(#end)}.d{stroke-dasharray:6 5}"
 )
-
-
-class Box(NamedTuple):
-    """A box at a place of the grid: a heading, and lines below it."""
-
-    column: int
-    row: int
-    head: str
-    lines: tuple[str, ...] = ()
-    kind: str = "step"
-
-
-class Arrow(NamedTuple):
-    """An arrow between two boxes."""
-
-    start: str
-    end: str
-    label: str = ""
-    dashed: bool = False
-
-
-class Diagram(NamedTuple):
-    """A drawing, and the sentence that a screen reader reads in its place."""
-
-    title: str
-    width: int
-    boxes: dict[str, Box]
-    arrows: tuple[Arrow, ...]
 
 
 def loop(texts: dict[str, tuple[str, str, str]], later: str, title: str) -> Diagram:
@@ -96,6 +69,7 @@ DIAGRAMS = {
         "아직 없음",
         "정책, 계획, 실행, 증거. 그다음 잠금과 검증은 아직 없다",
     ),
+    **DESIGN,
 }
 
 
@@ -128,7 +102,7 @@ def draw_box(diagram: Diagram, box: Box) -> str:
 
 
 def draw_arrow(diagram: Diagram, arrow: Arrow) -> str:
-    """Return a straight line, or one with a corner where neither row nor column is shared."""
+    """Return a straight line, or a curve where neither row nor column is shared."""
     one, two = diagram.boxes[arrow.start], diagram.boxes[arrow.end]
     left, top, width, height = frame(diagram, one)
     left2, top2, width2, height2 = frame(diagram, two)
@@ -141,13 +115,13 @@ def draw_arrow(diagram: Diagram, arrow: Arrow) -> str:
         y, y2 = (top + height, top2) if top < top2 else (top, top2 + height2)
         text = (x + 8, (y + y2) // 2 + 5)
     else:
-        # From the side of the first to the top or bottom of the second.
-        y, x2 = top + height // 2, left2 + width2 // 2
-        x, y2 = (left + width if left < left2 else left), (top2 if top < top2 else top2 + height2)
-        text = ((x + x2) // 2, y - 8)
-    corner = f" L{x2},{y}" if x != x2 and y != y2 else ""
+        # A curve in the gap between the columns, from side to side.
+        y, y2 = top + height // 2, top2 + height2 // 2
+        x, x2 = (left + width, left2) if left < left2 else (left, left2 + width2)
+        text = ((x + x2) // 2, (y + y2) // 2 - 6)
     dashes = " d" if arrow.dashed else ""
-    line = f'<path class="f{dashes}" d="M{x},{y}{corner} L{x2},{y2}"/>'
+    way = f"L{x2},{y2}" if x == x2 or y == y2 else f"C{(x + x2) // 2},{y} {(x + x2) // 2},{y2} {x2},{y2}"
+    line = f'<path class="f{dashes}" d="M{x},{y} {way}"/>'
     anchor = ' style="text-anchor:start"' if one.column == two.column else ""
     label = f'<text class="a" x="{text[0]}" y="{text[1]}"{anchor}>{escape(arrow.label)}</text>' if arrow.label else ""
     return f"{line}\n{label}" if label else line

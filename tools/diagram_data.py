@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Diagrams of the design pages as data: boxes on a grid, and arrows between them; `tools/diagrams.py` draws them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Box(NamedTuple):
+    """A box at a place of the grid: a heading, and lines below it."""
+
+    column: int
+    row: int
+    head: str
+    lines: tuple[str, ...] = ()
+    kind: str = "step"
+
+
+class Arrow(NamedTuple):
+    """An arrow between two boxes."""
+
+    start: str
+    end: str
+    label: str = ""
+    dashed: bool = False
+
+
+class Diagram(NamedTuple):
+    """A drawing, and the sentence that a screen reader reads in its place."""
+
+    title: str
+    width: int
+    boxes: dict[str, Box]
+    arrows: tuple[Arrow, ...]
+
+
+DESIGN = {
+    "architecture": Diagram(
+        "policy, model and machine give a plan; an engine loads it; runs give results, instrumented runs give a report",
+        214,
+        {
+            "policy": Box(0, 0, "Policy", ("a file or a value",), "data"),
+            "model": Box(0, 1, "model file", ("names, shapes, nodes",), "data"),
+            "machine": Box(0, 2, "Machine", ("what can be loaded",), "data"),
+            "plan": Box(1, 1, "resolve → Plan", ("pure; asks each engine", "for verdict and controls")),
+            "refused": Box(1, 2, "error", ("every candidate,", "with reason and fix"), "stop"),
+            "load": Box(2, 1, "Engine.load", ("convert, load, read back,", "probe against fp32")),
+            "run": Box(2, 0, "session.run", ("the engine's own call",)),
+            "report": Box(2, 2, "explain → Report", ("a second, instrumented", "session"), "data"),
+        },
+        (
+            Arrow("policy", "plan"), Arrow("model", "plan"), Arrow("machine", "plan"),
+            Arrow("plan", "refused"), Arrow("plan", "load"), Arrow("load", "run"), Arrow("load", "report"),
+        ),
+    ),
+    "kernels": Diagram(
+        "arrays are described; a known description launches its kernel, another is decided once",
+        214,
+        {
+            "arrays": Box(0, 0, "arrays", ("any library, by DLPack",), "data"),
+            "desc": Box(1, 0, "OpDesc", ("dtypes, shapes, strides,", "no addresses")),
+            "site": Box(2, 0, "CallSite", ("known description?",)),
+            "launch": Box(2, 1, "launch", ("addresses, workspace,", "the caller's stream")),
+            "rules": Box(1, 1, "rules", ("which kernels, in which", "order")),
+            "supports": Box(0, 1, "supports", ("yes, or no with", "one sentence")),
+            "prepare": Box(0, 2, "prepare", ("slow; may ask the library",)),
+            "tuner": Box(1, 2, "measure", ("where the policy says", "best_performance")),
+            "decision": Box(2, 2, "decision", ("winner, and why not", "the others"), "data"),
+        },
+        (
+            Arrow("arrays", "desc"), Arrow("desc", "site"),
+            Arrow("site", "launch", "yes"), Arrow("site", "rules", "no"),
+            Arrow("rules", "supports"), Arrow("supports", "prepare"), Arrow("prepare", "tuner"),
+            Arrow("tuner", "decision"), Arrow("decision", "launch"),
+        ),
+    ),
+    "evidence": Diagram(
+        "three sources of an instrumented session are joined by output tensor names into units and a report",
+        214,
+        {
+            "model": Box(0, 1, "model", ("every node gets", "a unique name"), "data"),
+            "assignment": Box(1, 0, "assignment", ("provider of each node,", "before fusion"), "data"),
+            "optimised": Box(1, 1, "optimised model", ("what each executed node", "reads and writes"), "data"),
+            "profile": Box(1, 2, "profile", ("what ran, in which", "dtype, how long"), "data"),
+            "join": Box(2, 1, "join", ("by the names of", "output tensors")),
+            "units": Box(2, 0, "units", ("exact, fused, inserted,", "folded, opaque"), "data"),
+            "report": Box(2, 2, "observations", ("one for each policy key,", "with a status"), "data"),
+        },
+        (
+            Arrow("model", "assignment"), Arrow("model", "optimised"), Arrow("model", "profile"),
+            Arrow("assignment", "join"), Arrow("optimised", "join"), Arrow("profile", "join"),
+            Arrow("join", "units"), Arrow("join", "report"),
+        ),
+    ),
+    "artifacts": Diagram(
+        "an artifact is compiled in a staging folder, probed, renamed; a plan compares its target before loading",
+        214,
+        {
+            "request": Box(0, 0, "model + policy", ("and calibration",), "data"),
+            "compile": Box(1, 0, "Engine.compile", ("into a staging folder",)),
+            "probe": Box(2, 0, "probe", ("loaded, compared with", "fp32, then renamed")),
+            "artifact": Box(2, 1, "artifact", ("manifest, target,", "SHA-256 of every file"), "data"),
+            "plan": Box(1, 1, "plan", ("target, model, policy", "as they were?")),
+            "load": Box(0, 1, "Engine.load", ("starts without", "compiling")),
+            "refused": Box(1, 2, "refused", ("stale, foreign or", "damaged"), "stop"),
+        },
+        (
+            Arrow("request", "compile"), Arrow("compile", "probe"),
+            Arrow("probe", "artifact"), Arrow("artifact", "plan"),
+            Arrow("plan", "load", "yes"), Arrow("plan", "refused", "no"),
+        ),
+    ),
+    "precision": Diagram(
+        "a graph is converted node by node, then compared with fp32 before the session opens",
+        214,
+        {
+            "graph": Box(0, 0, "model in fp32", (), "data"),
+            "three": Box(1, 0, "three say yes?", ("signature, list,", "engine has a kernel")),
+            "convert": Box(2, 0, "converted", ("weights rounded,", "kept finite")),
+            "keep": Box(1, 1, "kept in fp32", ("counted by operator", "and reason"), "data"),
+            "probe": Box(2, 1, "probe", ("compared with fp32", "on the CPU")),
+            "session": Box(2, 2, "session", (), "data"),
+            "refused": Box(1, 2, "refused", ("out of tolerance",), "stop"),
+        },
+        (
+            Arrow("graph", "three"), Arrow("three", "convert", "yes"), Arrow("three", "keep", "no"),
+            Arrow("keep", "probe"), Arrow("convert", "probe"), Arrow("probe", "session"), Arrow("probe", "refused"),
+        ),
+    ),
+    "memory-pool": Diagram(
+        "an allocation takes a free block of its size, then joins neighbours, then asks the device, then retries",
+        214,
+        {
+            "ask": Box(0, 0, "allocate", ("size, stream",), "data"),
+            "bin": Box(1, 0, "bin of that size", ("a freed block waits there",)),
+            "join": Box(2, 0, "join and cut", ("free neighbours, best fit",)),
+            "device": Box(2, 1, "new segment", ("from the device, below", "the limit")),
+            "retry": Box(1, 1, "retry", ("blocks of other streams,", "unused segments, waiting")),
+            "error": Box(0, 1, "OutOfMemoryError", ("asked, in use, cached,", "limit, free"), "stop"),
+        },
+        (
+            Arrow("ask", "bin"), Arrow("bin", "join", "empty"), Arrow("join", "device", "none"),
+            Arrow("device", "retry", "fails"), Arrow("retry", "error"),
+        ),
+    ),
+    "custom-ops": Diagram(
+        "a node that the policy names becomes an xpuruntime operator, whose kernel runs on the engine's stream",
+        214,
+        {
+            "model": Box(0, 0, "node", ("MatMul, Attention, Conv, …",), "data"),
+            "rewrite": Box(1, 0, "rewritten", ("to the domain xpuruntime,", "result checked")),
+            "kernel": Box(2, 0, "OpKernel", ("one node in one session",)),
+            "site": Box(2, 1, "CallSite", ("the same dispatcher as", "xrt.ops and PyTorch")),
+            "launch": Box(1, 1, "launch", ("on ONNX Runtime's stream,", "in its CUDA graph")),
+            "log": Box(0, 1, "decisions", ("by the node's name,", "for the report"), "data"),
+        },
+        (
+            Arrow("model", "rewrite"), Arrow("rewrite", "kernel"), Arrow("kernel", "site"), Arrow("site", "launch"),
+            Arrow("launch", "log"),
+        ),
+    ),
+    "pytorch": Diagram(
+        "a call of PyTorch goes by its known route to a kernel, or once through Python to find the route",
+        214,
+        {
+            "call": Box(0, 0, "PyTorch call", ("mm, layer_norm, sdpa, …",), "data"),
+            "gate": Box(1, 0, "fast path", ("C++: route known?",)),
+            "native": Box(2, 0, "native kernel", ("PyTorch's own",), "data"),
+            "key": Box(0, 1, "key", ("shapes, strides, dtypes,", "phase, module")),
+            "held": Box(1, 1, "Held.routes", ("found before?",)),
+            "kernel": Box(2, 1, "xpuruntime kernel", ("or a library's, a plugin's",), "data"),
+            "rules": Box(1, 2, "rules of the policy", ("each word is tried; a", "refusal is remembered")),
+            "refused": Box(2, 2, "strict: error", ("with every reason",), "stop"),
+        },
+        (
+            Arrow("call", "gate"), Arrow("gate", "native", "yes"), Arrow("gate", "kernel"),
+            Arrow("gate", "held", "no"), Arrow("key", "held"), Arrow("held", "kernel"), Arrow("held", "rules", "no"),
+            Arrow("rules", "refused"),
+        ),
+    ),
+    "pytorch-fast-path": Diagram(
+        "the first of three fast paths that this PyTorch allows is taken; what is not known goes to Python once",
+        214,
+        {
+            "call": Box(0, 0, "operator", ("below autograd",), "data"),
+            "plain": Box(1, 0, "plain", ("as PyTorch's own kernels;", "no GIL if native")),
+            "c": Box(1, 1, "in C", ("torch_library_impl,", "stable C functions")),
+            "python": Box(1, 2, "in Python", ("over the native handle",)),
+            "kernel": Box(2, 0, "kernel", ("native or xpuruntime",), "data"),
+            "slow": Box(2, 1, "slow path", ("key, route, reasons;", "once for each kind")),
+            "why": Box(0, 1, "why_not_plain()", ("why a path is not taken",), "data"),
+        },
+        (
+            Arrow("call", "plain"), Arrow("plain", "kernel", "known"), Arrow("plain", "c", "not allowed"),
+            Arrow("c", "python", "not allowed"), Arrow("plain", "slow"), Arrow("slow", "kernel"),
+            Arrow("python", "slow"), Arrow("plain", "why", dashed=True),
+        ),
+    ),
+    "pytorch-attention": Diagram(
+        "calls that want the same backend run together; a call that wants another waits, then sets the switches",
+        214,
+        {
+            "a": Box(0, 0, "calls for flash", ("any number of threads",), "data"),
+            "b": Box(0, 1, "a call for cuDNN", ("another thread",), "data"),
+            "lock": Box(1, 0, "GroupLock", ("one group at a time,", "first come, first served")),
+            "wait": Box(1, 1, "waits", ("without the GIL",)),
+            "switch": Box(2, 0, "SDPA switches", ("of the process, set", "for the group")),
+            "back": Box(2, 1, "last one out", ("gives the program", "its switches back")),
+        },
+        (
+            Arrow("a", "lock"), Arrow("b", "wait"), Arrow("wait", "lock"), Arrow("lock", "switch"),
+            Arrow("switch", "back"),
+        ),
+    ),
+    "pytorch-phase": Diagram(
+        "gradients recorded is train, inside a backward pass is backward, all else is infer",
+        214,
+        {
+            "call": Box(0, 0, "call", (), "data"),
+            "grad": Box(1, 0, "gradients?", ("recorded by autograd",)),
+            "train": Box(2, 0, "train", (), "data"),
+            "back": Box(1, 1, "backward?", ("inside a backward pass",)),
+            "backward": Box(2, 1, "backward", (), "data"),
+            "infer": Box(1, 2, "infer", (), "data"),
+        },
+        (
+            Arrow("call", "grad"), Arrow("grad", "train", "yes"), Arrow("grad", "back", "no"),
+            Arrow("back", "backward", "yes"), Arrow("back", "infer", "no"),
+        ),
+    ),
+}  # fmt: skip
