@@ -10,6 +10,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 KOREAN = "ko/"
+#: Korean pages whose English page lies elsewhere than beside its folder.
+MOVED = {"names.md": "reference/names.md"}
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -22,12 +24,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 def on_page_context(context: Any, *, page: Any, config: Any, **_: Any) -> Any:
     """Let the language menu of each page lead to the same page, or to the home of that language if there is none."""
-    english = page.file.src_uri.removeprefix(KOREAN)
-    there = {file.stem for file in (ROOT / "docs" / KOREAN).glob("*.md")}
-    korean = english.removesuffix(".md") if english.removesuffix(".md") in there else "index"
-    exists = (ROOT / "docs" / english).is_file()
+    pairs = {MOVED.get(file.name, file.name): file.name for file in (ROOT / "docs" / KOREAN).glob("*.md")}
+    own = page.file.src_uri.removeprefix(KOREAN)
+    english = MOVED.get(own, own)
     config.extra["alternate"] = [
-        {"name": "English", "lang": "en", "link": f"{english.removesuffix('.md') if exists else 'index'}.html"},
-        {"name": "한국어", "lang": "ko", "link": f"{KOREAN}{korean}.html"},
+        {"name": "English", "lang": "en", "link": f"{english.removesuffix('.md')}.html"},
+        {"name": "한국어", "lang": "ko", "link": f"{KOREAN}{pairs.get(english, 'index.md').removesuffix('.md')}.html"},
     ]
     return context

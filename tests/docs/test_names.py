@@ -90,6 +90,13 @@ def test_a_name_resolves_or_is_replaced(name: str, replacements: list[str]):
         assert not (HEADERS / name).exists()
 
 
+def test_the_korean_page_has_the_same_rows():
+    korean = (ROOT / "docs" / "ko" / "names.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", korean, re.M)
+    english = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert cells == [(name, "같음" if here == "the same" else here) for name, here in english]
+
+
 def test_a_replaced_name_says_what_replaced_it():
     for module, replaced in ((xpuruntime, xpuruntime._REPLACED),):
         for name, fix in replaced.items():
