@@ -20,8 +20,8 @@ TIMES = {("us", "wall"): "host us", ("us", "device"): "device us", ("cycles", "s
 
 
 def evidence() -> dict[str, list[str]]:
-    """Return the rows of the table below `What the report can show`, by engine."""
-    section = PAGE.split("## What the report can show")[1].split("\n## ")[0]
+    """Return the rows of the table below `Evidence by engine`, by engine."""
+    section = PAGE.split("## Evidence by engine")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in section.splitlines() if "|" in line]
     return {name.strip(): row[1:] for row in rows[2:] for name in row[0].split(",")}
 
