@@ -59,8 +59,8 @@ METHOD = """
 * On CUDA, a round ends with a synchronisation of the device, inside its time. **Host waits** says what a case does
   before that. *Each call*: the call returns when the device is done, so the host cannot prepare the next call
   meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order of the caller's
-  stream. ONNX Runtime waits in each call unless a run option says otherwise; ours waits for NumPy arrays and for
-  sessions with a memory pool of ours. A difference between two rows of different kinds contains that wait.
+  stream. ONNX Runtime waits in each call unless a run option says otherwise; xpuruntime waits for NumPy arrays and for
+  sessions with an xpuruntime memory pool. A difference between two rows of different kinds contains that wait.
 * Kernels on CUDA are timed without the host: a CUDA graph holds one call for each of several sets of operands, together
   more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a sample.
   Attention, whose calls take a large part of a millisecond and more, is timed by events around plain calls. Training
@@ -97,7 +97,7 @@ def rounds(record: dict[str, Any], samples: dict[str, list[float]]) -> str:
 
 
 def session(record: dict[str, Any]) -> Section:
-    """Session overhead: each call of the engine's own, then ours that do the same."""
+    """Session overhead: each call of the engine's own, then xpuruntime's that do the same."""
     samples, device = record["samples_us"], record["device"]
     found = {case: spread(values) for case, values in samples.items()}
     rows, checks = [], []
@@ -157,7 +157,7 @@ def resnet(record: dict[str, Any]) -> Section:
         parts.append(
             f"### Batch {batch}\n\n"
             + table(("ms a call", "host waits", "median", "p10", "p90", "times as fast", "error"), rows)
-            + f"\nFastest of ours: `{best}`, {number(found[own][0] / found[best][0])} times as fast as `{own}`.\n"
+            + f"\nFastest of xpuruntime: `{best}`, {number(found[own][0] / found[best][0])} times as fast as `{own}`.\n"
         )
     policies = "".join(
         f"* `{name}`: {f'`{json.dumps(policy)}`' if policy else 'nothing stated'}\n"
@@ -165,12 +165,12 @@ def resnet(record: dict[str, Any]) -> Section:
     )
     sample = next(iter(record["batches"].values()))["samples_us"]
     text = (
-        "How long does ResNet-50 take through plain ONNX Runtime, through us by default, and through us under policies "
+        "How long does ResNet-50 take through plain ONNX Runtime, through xpuruntime by default, and under policies "
         f"found by hand?\n\n{machine(record)}\n`python benchmarks/bench_resnet.py`: {rounds(record, sample)} Random "
         f"weights. The last two columns are speed against `{own}` and the largest error against fp32 on the CPU, as "
         "a share of the largest logit. There is no target.\n\nThe policies:\n\n"
         f"{policies}\nThey do not compute in the same precision. By default ONNX Runtime's CUDA provider uses TF32 for "
-        "fp32 convolutions and matrix products, and so do we under `default`. Compare rows of one "
+        "fp32 convolutions and matrix products, and so does xpuruntime under `default`. Compare rows of one "
         "precision to see what layout and graph bring.\n\n" + "\n".join(parts)
     )
     return Section("ResNet-50 on CUDA", text)
@@ -179,7 +179,11 @@ def resnet(record: dict[str, Any]) -> Section:
 def soak(record: dict[str, Any]) -> Section:
     """Memory growth after the first tenth of the work."""
     rows, checks = [], []
-    parts = {"runs": "runs and bound runs", "plain": "sessions of ONNX Runtime alone", "sessions": "sessions of ours"}
+    parts = {
+        "runs": "runs and bound runs",
+        "plain": "sessions of ONNX Runtime alone",
+        "sessions": "sessions of xpuruntime",
+    }
     for key, what in parts.items():
         part = record.get(key)
         if part is None:
@@ -193,7 +197,7 @@ def soak(record: dict[str, Any]) -> Section:
     device = record["device"]
     plain = (
         "ONNX Runtime's own CUDA sessions leave memory behind when they are closed; what as many of those leave is "
-        "taken off ours in the second table.\n\n"
+        "subtracted from those of xpuruntime in the second table.\n\n"
         if "plain" in record
         else ""
     )

@@ -24,13 +24,13 @@ NORMS_BOUND = """
 What bounds the rows that miss: the statistics of a row are known only when all of it was read, so a block writes after
 it has read, where a copy does both all the time. More rows in flight, persistent blocks and bulk copies were tried and
 were slower. The gradient also adds the weight's and the bias's partial sums, and a second, small kernel joins them; the
-kernel that it is held against moves its bytes faster than a copy does.
+kernel that it is compared with moves its bytes faster than a copy does.
 """
 MATMUL_BOUND = """
 What bounds the decode shapes from 16 rows on: each multiprocessor reads `a` again for its columns, so the traffic from
 L2 grows with the rows, to as many bytes as the weights at 64. That is an estimate from bytes, not from counters. The
-kernel that only reads the weights is launched plainly; ours begins to fetch before the kernel in front of it has ended,
-which is how it comes below. Where the tuned choice is behind, its own measurement had another winner a moment earlier.
+kernel that only reads the weights is launched plainly; `cuda_raw.skinny` begins to fetch before the kernel in front of
+it has ended, which is how it comes below. Where the tuned choice is behind, its own measurement had another winner a moment earlier.
 """
 
 
@@ -70,7 +70,7 @@ def matmul(record: dict[str, Any]) -> Section:
         found = medians(case)
         rows.append([str(case["m"]), *(number(us) for us in found.values())])
         best = min(found["auto"], found["cuda_raw.skinny"])
-        checks.append(Check(f"decode, {case['m']} rows, fastest of ours", best, case["target_us"], "µs"))
+        checks.append(Check(f"decode, {case['m']} rows, fastest of xpuruntime", best, case["target_us"], "µs"))
     decode = table(("rows", *medians(record["decode"][0])), rows)
     rows, behind, worst = [], 0, 0.0
     for case in record["grid"]:
@@ -123,15 +123,15 @@ def attention(record: dict[str, Any]) -> Section:
             if index == 0:
                 flash = found["cuda_raw.flash_attention_v2"]
                 target = case["flop"] / record["targets"][f"flash_{what}"] * 1e6
-                checks.append(Check(f"our flash attention, {what}, {label}", flash, target, "µs"))
+                checks.append(Check(f"cuda_raw.flash_attention_v2, {what}, {label}", flash, target, "µs"))
         parts.append(table((f"{what}, TFLOP/s", *columns, "auto, of the matmul ceiling"), rows))
     text = (
         "How fast is attention, beside PyTorch's own kernels? bfloat16; batch x heads/kv_heads x length x head_dim.\n"
         "Causal work counts half.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_attention.py`: PyTorch's backward goes through its autograd. The "
         f"ceiling is torch's product of 8192 x 8192 x 8192, {record['flop_per_second'] / 1e12:.0f} TFLOP/s. The "
-        "targets are 308 TFLOP/s forward and 200 backward for our kernel in the first shape, and for `auto` the best "
-        "row less 2 %.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
+        "targets are 308 TFLOP/s forward and 200 backward for `cuda_raw.flash_attention_v2` in the first shape, "
+        "and for `auto` the best row less 2 %.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}"
     )
     return Section("Attention on CUDA", text, tuple(checks))
 

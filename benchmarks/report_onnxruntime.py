@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The section of ``docs/benchmarks.md`` about our kernels inside ONNX Runtime."""
+"""The section of ``docs/benchmarks.md`` about xpuruntime kernels inside ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = "onnxruntime"
 
 
 def costs(record: dict[str, Any]) -> tuple[list[str], list[Check]]:
-    """Return chains of one operator, stock and ours; a target where the same kernels ran."""
+    """Return chains of one operator, stock and of xpuruntime; a target where the same kernels ran."""
     parts, checks = [], []
     for dtype, cases in record.get("cost", {}).items():
         rows = []
@@ -35,7 +35,7 @@ def costs(record: dict[str, Any]) -> tuple[list[str], list[Check]]:
 
 
 def steps(record: dict[str, Any]) -> tuple[list[str], list[Check]]:
-    """Return steps of the decoder; the fastest of ours is held against ONNX Runtime alone."""
+    """Return steps of the decoder; the fastest of xpuruntime is compared with ONNX Runtime alone."""
     rows, checks = [], []
     for case in record.get("decoder", ()):
         found = {label: statistics.median(values) / 1e3 for label, values in case["samples_us"].items()}
@@ -49,7 +49,7 @@ def steps(record: dict[str, Any]) -> tuple[list[str], list[Check]]:
         if ours and record["device"] != "cpu":
             best = min(ours, key=lambda label: ours[label])
             checks.append(Check(f"decoder, {what}, {best}", ours[best], found[PLAIN], "ms"))
-    head = ("one step of the decoder", "policy", "ms", "times as fast", "nodes of ours", "difference")
+    head = ("one step of the decoder", "policy", "ms", "times as fast", "xpuruntime nodes", "difference")
     return ([table(head, rows)] if rows else []), checks
 
 
@@ -66,11 +66,11 @@ def custom_ops(record: dict[str, Any]) -> Section:
         parts += made
         checks += held
     text = (
-        "What does an operator of ours cost over a stock one that runs the same kernels, and what does one step of a "
-        "decoder of GPT-2's size (12 layers of 768, 12 heads, 50,257 words) gain?\n\n"
+        "What does an xpuruntime operator cost over a stock one that runs the same kernels, and what does one step of "
+        "a decoder of GPT-2's size (12 layers of 768, 12 heads, 50,257 words) gain?\n\n"
         f"{machine(record)}\n`python benchmarks/bench_ort_custom_ops.py --device {device}`: random weights. The last "
         "column is the largest difference to plain ONNX Runtime's result, as a share of its largest value.\n\n"
         + "\n".join(parts)
         + (f"\n{target_table(checks)}" if checks else "")
     )
-    return Section(f"Our kernels inside ONNX Runtime on {device}", text, tuple(checks))
+    return Section(f"xpuruntime kernels inside ONNX Runtime on {device}", text, tuple(checks))

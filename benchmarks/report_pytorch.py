@@ -18,7 +18,7 @@ ANCHOR = "by hand"
 
 
 def override_overhead(record: dict[str, Any]) -> Section:
-    """Overhead of a policy for a call that it leaves to PyTorch, and for one that it gives to a kernel of ours."""
+    """Overhead of a policy for a call that it leaves to PyTorch, and for one that it gives to an xpuruntime kernel."""
     samples, device = record["samples_us"], record["device"]
     least = {op: {state: min(values) for state, values in states.items()} for op, states in samples.items()}
     checks = [
@@ -114,7 +114,7 @@ def _line(text: str) -> str:
 
 
 def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
-    """Say where `torch.compile` is faster than the best of ours, and why it can be."""
+    """Say where `torch.compile` is faster than the best of xpuruntime, and why it can be."""
     ratio = {case["variant"]: case["to_anchor"] for case in cases if "to_anchor" in case and "error" not in case}
     ours = {name: value for name, value in ratio.items() if name.startswith("capture_graph")}
     if not ours:
@@ -128,8 +128,8 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
     if not faster:
         return f"\nNo variant of `torch.compile` is faster than `{best}`.\n"
     return (
-        f"\nFaster than `{best}`, each held to the capture by hand of its phase: {', '.join(faster)}. `torch.compile` "
-        "makes few kernels of what lies between the products: norms, activations, additions, casts, the loss, as the "
+        f"\nFaster than `{best}`, each compared with the capture by hand of its phase: {', '.join(faster)}. "
+        "`torch.compile` makes few kernels of what lies between the products: norms, activations, additions, casts, the loss, as the "
         "next section shows. A policy chooses kernels of single operations and fuses none.\n"
     )
 
@@ -199,7 +199,7 @@ def training_kernels(record: dict[str, Any]) -> Section:
 
 
 def collectives(record: dict[str, Any]) -> Section:
-    """All-reduce for each size, ours beside PyTorch's over the same NCCL."""
+    """All-reduce for each size, xpuruntime beside PyTorch's over the same NCCL."""
     ranks = record["ranks"]
     names = list(record["cases"][0]["samples_us"])
     rows, host = [], []

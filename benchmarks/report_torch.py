@@ -20,8 +20,8 @@ def torch_sessions(record: dict[str, Any]) -> Section:
         for case, extra in record["overhead_us"].items()
     ]
     text = (
-        "What does a session cost over PyTorch's own call of the same exported program? Bound buffers are held against "
-        f"the call and a copy into a buffer, since PyTorch makes new results.\n\n{machine(record)}\n"
+        "What does a session cost over PyTorch's own call of the same exported program? Bound buffers are compared "
+        f"with the call and a copy into a buffer, since PyTorch makes new results.\n\n{machine(record)}\n"
         f"PyTorch {record['versions']['torch']}. `python benchmarks/bench_torch_overhead.py`: {count} rounds of "
         f"{record['calls']} calls each, one thread.\n\n"
         + table(("µs a call", "median", "p10", "p90"), [[c, *map(number, f)] for c, f in found.items()])

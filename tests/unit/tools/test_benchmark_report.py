@@ -155,7 +155,7 @@ def test_resnet_says_how_fast_and_how_exact(made):
     fast = row(page, "xpuruntime fp16, bound")
     assert fast == ["xpuruntime fp16, bound", "once a round", "1.600", "1.472", "1.728", "2.50", "8.0e-04"]
     assert row(page, "xpuruntime default run, NumPy")[1] == "each call"
-    assert "Fastest of ours: `xpuruntime fp16, bound`, 2.50 times" in page
+    assert "Fastest of xpuruntime: `xpuruntime fp16, bound`, 2.50 times" in page
     assert '`fp16`: `{"execution": {"precision": "fp16"}}`' in page
 
 
