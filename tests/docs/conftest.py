@@ -25,5 +25,7 @@ def reader_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "samples.npz", image=demo_images()[0][:64])
     np.save(tmp_path / "image.npy", demo_images()[0][:1])
     (tmp_path / "machine.json").write_text(machine_to_json(machine_snapshot(default_registry().engines())))
+    (tmp_path / "docs" / "examples").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/examples/machine.json", tmp_path / "docs" / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
