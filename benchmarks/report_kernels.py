@@ -30,7 +30,8 @@ MATMUL_BOUND = """
 What bounds the decode shapes from 16 rows on: each multiprocessor reads `a` again for its columns, so the traffic from
 L2 grows with the rows, to as many bytes as the weights at 64. That is an estimate from bytes, not from counters. The
 kernel that only reads the weights is launched plainly; `cuda_raw.skinny` begins to fetch before the kernel in front of
-it has ended, which is how it comes below. Where the tuned choice is behind, its own measurement had another winner a moment earlier.
+it has ended, which is how it comes below. Where the tuned choice is behind, its own measurement had another winner a
+moment earlier.
 """
 
 

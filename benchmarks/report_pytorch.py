@@ -129,8 +129,8 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
         return f"\nNo variant of `torch.compile` is faster than `{best}`.\n"
     return (
         f"\nFaster than `{best}`, each compared with the capture by hand of its phase: {', '.join(faster)}. "
-        "`torch.compile` makes few kernels of what lies between the products: norms, activations, additions, casts, the loss, as the "
-        "next section shows. A policy chooses kernels of single operations and fuses none.\n"
+        "`torch.compile` makes few kernels of what lies between the products: norms, activations, additions, casts, "
+        "the loss, as the next section shows. A policy chooses kernels of single operations and fuses none.\n"
     )
 
 
