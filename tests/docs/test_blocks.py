@@ -56,8 +56,8 @@ def test_python_blocks_run_in_order(page: Path, reader_folder: Path, subtests: p
 def test_commands_exit_as_shown(block: Block, reader_folder: Path):
     """The lines of one block run in order, in one folder; an exit code is that of the last line.
 
-    A command that names a CUDA device must say so, and exit with 3, on a machine without one; a plan for another machine
-    (``--machine``) needs none.
+    A command that names a CUDA device must say so, and exit with 3, on a machine without one; a plan for another
+    machine (``--machine``) needs none.
     """
     if missing := block.missing():
         pytest.skip(", ".join(missing))
