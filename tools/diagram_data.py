@@ -38,7 +38,7 @@ class Diagram(NamedTuple):
 DESIGN = {
     "architecture": Diagram(
         "policy, model and machine give a plan; an engine loads it; runs give results, instrumented runs give a report",
-        214,
+        236,
         {
             "policy": Box(0, 0, "Policy", ("a file or a value",), "data"),
             "model": Box(0, 1, "model file", ("names, shapes, nodes",), "data"),
@@ -56,7 +56,7 @@ DESIGN = {
     ),
     "kernels": Diagram(
         "arrays are described; a known description launches its kernel, another is decided once",
-        214,
+        236,
         {
             "arrays": Box(0, 0, "arrays", ("any library, by DLPack",), "data"),
             "desc": Box(1, 0, "OpDesc", ("dtypes, shapes, strides,", "no addresses")),
@@ -77,7 +77,7 @@ DESIGN = {
     ),
     "evidence": Diagram(
         "three sources of an instrumented session are joined by output tensor names into units and a report",
-        214,
+        236,
         {
             "model": Box(0, 1, "model", ("every node gets", "a unique name"), "data"),
             "assignment": Box(1, 0, "assignment", ("provider of each node,", "before fusion"), "data"),
@@ -95,7 +95,7 @@ DESIGN = {
     ),
     "artifacts": Diagram(
         "an artifact is compiled in a staging folder, probed, renamed; a plan compares its target before loading",
-        214,
+        236,
         {
             "request": Box(0, 0, "model + policy", ("and calibration",), "data"),
             "compile": Box(1, 0, "Engine.compile", ("into a staging folder",)),
@@ -113,7 +113,7 @@ DESIGN = {
     ),
     "precision": Diagram(
         "a graph is converted node by node, then compared with fp32 before the session opens",
-        214,
+        236,
         {
             "graph": Box(0, 0, "model in fp32", (), "data"),
             "three": Box(1, 0, "three say yes?", ("signature, list,", "engine has a kernel")),
@@ -130,7 +130,7 @@ DESIGN = {
     ),
     "memory-pool": Diagram(
         "an allocation takes a free block of its size, then joins neighbours, then asks the device, then retries",
-        214,
+        236,
         {
             "ask": Box(0, 0, "allocate", ("size, stream",), "data"),
             "bin": Box(1, 0, "bin of that size", ("a freed block waits there",)),
@@ -146,13 +146,13 @@ DESIGN = {
     ),
     "custom-ops": Diagram(
         "a node that the policy names becomes an xpuruntime operator, whose kernel runs on the engine's stream",
-        214,
+        236,
         {
             "model": Box(0, 0, "node", ("MatMul, Attention, Conv, …",), "data"),
-            "rewrite": Box(1, 0, "rewritten", ("to the domain xpuruntime,", "result checked")),
+            "rewrite": Box(1, 0, "rewritten", ("to domain xpuruntime,", "result checked")),
             "kernel": Box(2, 0, "OpKernel", ("one node in one session",)),
             "site": Box(2, 1, "CallSite", ("the same dispatcher as", "xrt.ops and PyTorch")),
-            "launch": Box(1, 1, "launch", ("on ONNX Runtime's stream,", "in its CUDA graph")),
+            "launch": Box(1, 1, "launch", ("on the engine's stream,", "in its CUDA graph")),
             "log": Box(0, 1, "decisions", ("by the node's name,", "for the report"), "data"),
         },
         (
@@ -162,7 +162,7 @@ DESIGN = {
     ),
     "pytorch": Diagram(
         "a call of PyTorch goes by its known route to a kernel, or once through Python to find the route",
-        214,
+        236,
         {
             "call": Box(0, 0, "PyTorch call", ("mm, layer_norm, sdpa, …",), "data"),
             "gate": Box(1, 0, "fast path", ("C++: route known?",)),
@@ -181,7 +181,7 @@ DESIGN = {
     ),
     "pytorch-fast-path": Diagram(
         "the first of three fast paths that this PyTorch allows is taken; what is not known goes to Python once",
-        214,
+        236,
         {
             "call": Box(0, 0, "operator", ("below autograd",), "data"),
             "plain": Box(1, 0, "plain", ("as PyTorch's own kernels;", "no GIL if native")),
@@ -199,7 +199,7 @@ DESIGN = {
     ),
     "pytorch-attention": Diagram(
         "calls that want the same backend run together; a call that wants another waits, then sets the switches",
-        214,
+        236,
         {
             "a": Box(0, 0, "calls for flash", ("any number of threads",), "data"),
             "b": Box(0, 1, "a call for cuDNN", ("another thread",), "data"),
@@ -215,7 +215,7 @@ DESIGN = {
     ),
     "pytorch-phase": Diagram(
         "gradients recorded is train, inside a backward pass is backward, all else is infer",
-        214,
+        236,
         {
             "call": Box(0, 0, "call", (), "data"),
             "grad": Box(1, 0, "gradients?", ("recorded by autograd",)),

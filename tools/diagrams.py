@@ -16,7 +16,7 @@ from diagram_data import DESIGN, Arrow, Box, Diagram
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "assets"
-GAP_X, GAP_Y, MARGIN, LINE = 58, 44, 16, 21
+GAP_X, GAP_Y, MARGIN, LINE = 52, 40, 14, 23
 #: Fill and border of each kind of box.
 KINDS = {
     "data": ("#e8eaf6", "#3f51b5"),
@@ -26,7 +26,7 @@ KINDS = {
 }
 STYLE = (
     "text{font-family:system-ui,'Noto Sans','Noto Sans KR',sans-serif;fill:#1a1c2b;text-anchor:middle}"
-    ".h{font-size:19px;font-weight:600}.s{font-size:15px;fill:#43465a}.a{font-size:14px;fill:#43465a}"
+    ".h{font-size:21px;font-weight:600}.s{font-size:17px;fill:#43465a}.a{font-size:15px;fill:#43465a}"
     ".f{fill:none;stroke:#43465a;stroke-width:2;marker-end:url(#end)}.d{stroke-dasharray:6 5}"
 )
 
@@ -41,7 +41,7 @@ def loop(texts: dict[str, tuple[str, str, str]], later: str, title: str) -> Diag
         boxes[name] = Box(column, row, head, (*lines, later) if kind == "later" else tuple(lines), kind)
     names = list(places)
     arrows = [Arrow(a, b, dashed=b in ("lock", "verify")) for a, b in pairwise(names)]
-    return Diagram(title, 208, boxes, (*arrows, Arrow("verify", "policy", dashed=True)))
+    return Diagram(title, 212, boxes, (*arrows, Arrow("verify", "policy", dashed=True)))
 
 
 DIAGRAMS = {
