@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the tables of vendor options into the pages of ``docs/engines``, from the code that checks them.
+"""Write the tables of vendor options, ``docs/reference/options.md``, from the code that checks them.
 
 ``python tools/option_tables.py`` writes; ``--check`` only says whether the page is up to date (``make lint``).
 """
@@ -31,12 +31,19 @@ from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT
 from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from xpuruntime.engines.options import Option
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "engines"
-BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
+INTRO = """\
+# Vendor options
+
+<!-- Written by tools/option_tables.py from the code that checks the options. Do not edit. -->
+
+`execution.provider_options` of a policy takes these, under the name of the engine. A name or a value that is not here
+is refused. What an option does in a session is on the pages of the [engines](../engines/index.md).
+"""
 
 
 def values(option: Option) -> str:
@@ -56,7 +63,7 @@ def table(options: Mapping[str, Option]) -> str:
     return text + (f"\nSet elsewhere: {', '.join(owned)}.\n" if owned else "")
 
 
-#: Page to the titles of its tables, and the options in each.
+#: Page of an engine to the titles of its tables, and the options in each.
 PARTS: dict[str, tuple[tuple[str, Mapping[str, Option]], ...]] = {
     "onnxruntime.md": (
         ("On `cuda:N`", CUDA_OPTIONS),
@@ -87,29 +94,37 @@ PARTS: dict[str, tuple[tuple[str, Mapping[str, Option]], ...]] = {
 }
 
 
-def page(text: str, parts: Sequence[tuple[str, Mapping[str, Option]]]) -> str:
-    """Return a page with fresh tables."""
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    tables = "".join(f"\n### {title}\n\n{table(options)}" for title, options in parts)
-    return f"{head}{BEGIN}{tables}\n{END}{tail}"
+#: Page of an engine to its title.
+TITLES = {
+    "onnxruntime.md": "ONNX Runtime",
+    "openvino.md": "OpenVINO",
+    "qnn.md": "QNN",
+    "tensorrt.md": "TensorRT",
+    "torch.md": "PyTorch",
+}
+
+
+def page() -> str:
+    """Return the page."""
+    sections = [INTRO]
+    for name, parts in PARTS.items():
+        sections.append(f"\n## {TITLES[name]}\n\nHow they are used: [{TITLES[name]}](../engines/{name}#options).\n")
+        sections += [
+            f"\n### {TITLES[name]}: {title[0].lower()}{title[1:]}\n\n{table(options)}" for title, options in parts
+        ]
+    return "".join(sections)
 
 
 def main() -> int:
-    """Write or check the pages."""
-    stale = 0
-    for name, parts in PARTS.items():
-        path = PAGES / name
-        text = path.read_text(encoding="utf-8")
-        fresh = page(text, parts)
-        if fresh == text:
-            continue
-        if "--check" in sys.argv[1:]:
-            print(f"error: {name} does not match the code: run python tools/option_tables.py")
-            stale = 1
-        else:
-            path.write_text(fresh, encoding="utf-8")
-    return stale
+    """Write or check the page."""
+    fresh = page()
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == fresh:
+        return 0
+    if "--check" in sys.argv[1:]:
+        print(f"error: {PAGE.name} does not match the code: run python tools/option_tables.py")
+        return 1
+    PAGE.write_text(fresh, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

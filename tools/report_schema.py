@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the JSON Schemas of reports, and the tables of their page, into ``docs/reference``, from the types.
+"""Write the JSON Schemas of reports, and the page with their keys, into ``docs/reference``, from the types.
 
 ``python tools/report_schema.py`` writes; ``--check`` only says whether they are up to date (``make lint``).
 """
@@ -15,7 +15,7 @@ from typing import Any
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
-PAGE = FOLDER / "report.md"
+PAGE = FOLDER / "report-keys.md"
 BEGIN, END = "<!-- schema: begin -->\n", "<!-- schema: end -->\n"
 
 
