@@ -74,10 +74,7 @@ KernelRule to_rule(const py::dict& dict) {
   KernelMatch& match = rule.match;
   const std::map<std::string, std::optional<IntRange>*> ranges{
       {"m", &match.m}, {"n", &match.n}, {"k", &match.k}, {"head_dim", &match.head_dim}};
-  const std::map<std::string, std::string*> texts{{"op", &match.op},
-                                                  {"device", &match.device},
-                                                  {"node", &match.node},
-                                                  {"module", &match.module}};
+  const std::map<std::string, std::string*> texts{{"op", &match.op}, {"device", &match.device}};
   for (const auto& [key, value] : dict["match"].cast<py::dict>()) {
     const auto name = key.cast<std::string>();
     if (const auto range = ranges.find(name); range != ranges.end()) {
@@ -144,20 +141,19 @@ void bind_log(py::module_& module) {
 
 void bind_rules(py::module_& module) {
   py::class_<KernelRules, std::shared_ptr<KernelRules>>(module, "KernelRules",
-                                                        "A KernelPolicy, compiled. Immutable.")
+                                                        "Rules of one place. Immutable.")
       .def(py::init(&make_rules), py::kw_only(), "rules"_a = std::vector<py::dict>(),
            "defaults"_a = std::vector<py::dict>(), "enforcement"_a = "prefer",
            "auto_strategy"_a = "first_supported", "log"_a = py::none())
       .def(
           "choose",
-          [](const KernelRules& self, const py::dict& desc, const std::string& node,
-             const std::string& module_name, const std::optional<std::pair<int, int>>& capability) {
+          [](const KernelRules& self, const py::dict& desc,
+             const std::optional<std::pair<int, int>>& capability) {
             const OpDesc op = op_from_dict(desc);
-            const Preference found = self.choose(op, device_of(op, capability), node, module_name);
+            const Preference found = self.choose(op, device_of(op, capability));
             return std::pair(py::tuple(py::cast(found.use)), found.source);
           },
-          "desc"_a, py::kw_only(), "node"_a = "", "module"_a = "",
-          "compute_capability"_a = py::none(),
+          "desc"_a, py::kw_only(), "compute_capability"_a = py::none(),
           "The kernels asked for an operation, in order, and the key that asks.");
 }
 

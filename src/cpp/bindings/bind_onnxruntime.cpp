@@ -2,8 +2,10 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "bind.h"
 #include "onnxruntime/named_rules.h"
@@ -49,11 +51,13 @@ py::dict list_operators() {
 
 void bind_onnxruntime(py::module_& module) {
   py::class_<ort::NamedRules>(module, "OnnxRuntimeRules",
-                              "KernelRules under a name that a node can carry.")
-      .def(py::init([](std::shared_ptr<KernelRules> rules) {
-             return std::make_unique<ort::NamedRules>(std::move(rules));
+                              "KernelRules under a name that nodes can carry.")
+      .def(py::init([](std::shared_ptr<KernelRules> rules,
+                       const std::map<std::string, std::shared_ptr<KernelRules>>& nodes) {
+             return std::make_unique<ort::NamedRules>(
+                 std::move(rules), ort::NamedRules::ByNode(nodes.begin(), nodes.end()));
            }),
-           "rules"_a)
+           "rules"_a, "nodes"_a = std::map<std::string, std::shared_ptr<KernelRules>>())
       .def_property_readonly("key", &ort::NamedRules::key);
   module.def("onnxruntime_ops", list_operators,
              "Operators of the domain `xpuruntime` that this module holds, by name.");

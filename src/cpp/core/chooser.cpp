@@ -37,8 +37,7 @@ Chooser::Chooser(Dispatcher& dispatcher, const OpDesc& op, const DeviceInfo& dev
 
 Choice Chooser::choose(const std::string& node, const std::string& module,
                        const std::vector<std::string>& pin) {
-  asked_ =
-      pin.empty() ? rules_.choose(op_, device_, node, module) : Preference{pin, "kernel=", false};
+  asked_ = pin.empty() ? rules_.choose(op_, device_) : Preference{pin, "kernel=", false};
   strict_ = !pin.empty() || rules_.enforcement == Enforcement::kStrict;
   bool found = false;
   bool free_choice = false;

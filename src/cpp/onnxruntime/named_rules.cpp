@@ -15,10 +15,15 @@
 namespace xpuruntime::ort {
 namespace {
 
+struct Named {
+  std::shared_ptr<const KernelRules> rules;
+  NamedRules::ByNode nodes;
+};
+
 struct Table {
   std::mutex mutex;
   std::uint64_t made = 0;
-  std::unordered_map<std::string, std::shared_ptr<const KernelRules>> rules;
+  std::unordered_map<std::string, Named> rules;
 };
 
 // Never destroyed: a handle may be given back when the process ends.
@@ -37,13 +42,15 @@ std::string prefix() {
 
 }  // namespace
 
-NamedRules::NamedRules(std::shared_ptr<const KernelRules> rules) {
-  if (rules == nullptr) throw InputError("there are no rules to name: pass an empty KernelRules");
+NamedRules::NamedRules(std::shared_ptr<const KernelRules> rules, ByNode nodes) {
+  bool lacks = rules == nullptr;
+  for (const auto& one : nodes) lacks = lacks || one.second == nullptr;
+  if (lacks) throw InputError("there are no rules to name: pass an empty KernelRules");
   static const std::string process = prefix();
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   key_ = process + std::to_string(++all.made);
-  all.rules.emplace(key_, std::move(rules));
+  all.rules.emplace(key_, Named{std::move(rules), std::move(nodes)});
 }
 
 NamedRules::~NamedRules() {
@@ -52,11 +59,15 @@ NamedRules::~NamedRules() {
   all.rules.erase(key_);
 }
 
-std::shared_ptr<const KernelRules> NamedRules::find(const std::string& key) {
+std::shared_ptr<const KernelRules> NamedRules::find(const std::string& key,
+                                                    const std::string& node) {
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   const auto found = all.rules.find(key);
-  if (found != all.rules.end()) return found->second;
+  if (found != all.rules.end()) {
+    const auto own = found->second.nodes.find(node);
+    return own == found->second.nodes.end() ? found->second.rules : own->second;
+  }
   if (key.empty()) {
     throw InputError(
         "the attribute 'rules' is missing: it names the kernel policy of a session, so open the "

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "xpuruntime/kernel_rules.h"
 
@@ -16,8 +17,11 @@ namespace xpuruntime::ort {
 /// never mistaken for one of here. Thread-safe.
 class NamedRules {
  public:
-  /// Throws InputError without rules.
-  explicit NamedRules(std::shared_ptr<const KernelRules> rules);
+  using ByNode = std::unordered_map<std::string, std::shared_ptr<const KernelRules>>;
+
+  /// `nodes`: the rules of nodes by their names; `rules`: those of every other one. Throws
+  /// InputError without rules.
+  explicit NamedRules(std::shared_ptr<const KernelRules> rules, ByNode nodes = {});
   ~NamedRules();
   NamedRules(const NamedRules&) = delete;
   NamedRules& operator=(const NamedRules&) = delete;
@@ -25,7 +29,7 @@ class NamedRules {
   const std::string& key() const noexcept { return key_; }
 
   /// Throws InputError, which says why a name may not be known.
-  static std::shared_ptr<const KernelRules> find(const std::string& key);
+  static std::shared_ptr<const KernelRules> find(const std::string& key, const std::string& node);
 
  private:
   std::string key_;

@@ -87,7 +87,8 @@ OpKernel::OpKernel(const OrtApi& api, const OrtKernelInfo* info, const OpSpec& s
       device_(device_of(api, info, type)),
       operation_(spec.make(KernelAttributes(api, info))),
       site_(Dispatcher::instance(),
-            NamedRules::find(KernelAttributes(api, info).text("rules").value_or("")),
+            NamedRules::find(KernelAttributes(api, info).text("rules").value_or(""),
+                             source_name(api, info)),
             source_name(api, info)),
       streams_(device_) {
   check(api, api.KernelInfo_GetInputCount(info, &count_));

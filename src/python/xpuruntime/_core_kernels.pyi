@@ -32,11 +32,12 @@ class DecisionLog:
     def clear(self) -> None: ...
 
 class KernelRules:
-    """A KernelPolicy, compiled; `xpuruntime.ops.rules.compile_rules` makes them. Immutable.
+    """The rules of a KernelPolicy for one place; `xpuruntime.ops.rules.compile_rules` makes them. Immutable.
 
-    Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device,
-    node, module`` (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). With `log`, what
-    is decided by these rules is recorded there, and not in the log of the process.
+    Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device``
+    (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). Names of nodes and modules were
+    compared when the rules of the place were selected. With `log`, what is decided by these rules is recorded there,
+    and not in the log of the process.
     """
 
     def __init__(
@@ -52,8 +53,6 @@ class KernelRules:
         self,
         desc: OpDict,
         *,
-        node: str = "",
-        module: str = "",
         compute_capability: tuple[int, int] | None = None,
     ) -> tuple[tuple[str, ...], str]:
         """Return the kernels asked for an operation, in order, and the key that asks.

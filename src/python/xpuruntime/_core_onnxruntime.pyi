@@ -6,6 +6,7 @@
 ``xpuruntime`` for the sessions of these options.
 """
 
+from collections.abc import Mapping
 from typing import TypedDict
 
 from xpuruntime._core import KernelRules
@@ -23,13 +24,13 @@ class OnnxRuntimeOp(TypedDict):
     providers: list[str]
 
 class OnnxRuntimeRules:
-    """KernelRules under a name that nodes carry as their attribute ``rules``.
+    """KernelRules under a name that nodes carry as their attribute ``rules``: those of each node by name, and others.
 
     The name is known as long as this object lives, and in this process only. Keep it until the session is open: the
     operators of the session keep the rules from then on.
     """
 
-    def __init__(self, rules: KernelRules) -> None: ...
+    def __init__(self, rules: KernelRules, nodes: Mapping[str, KernelRules] = ...) -> None: ...
     @property
     def key(self) -> str:
         """What to write into the attribute."""

@@ -49,9 +49,9 @@ class CallSite {
   static constexpr std::size_t kMost = 8192;
 
   /// `pin`: kernels that the call itself asks for, before the policy; when none of them can serve,
-  /// the call is refused, however strict the policy is. `node` and `module` are the names that
-  /// rules may ask for. Decisions are recorded in the log of the rules; without one, in that of the
-  /// dispatcher.
+  /// the call is refused, however strict the policy is. `rules` are those of this place; `node` and
+  /// `module` are its names, for the decisions. Decisions are recorded in the log of the rules;
+  /// without one, in that of the dispatcher.
   CallSite(Dispatcher& dispatcher, std::shared_ptr<const KernelRules> rules, std::string node = {},
            std::string module = {}, std::vector<std::string> pin = {});
   ~CallSite();

@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "xpuruntime/device_manager.h"
@@ -25,21 +24,18 @@ struct IntRange {
   bool contains(std::int64_t value) const noexcept { return first <= value && value <= last; }
 };
 
-/// The operations that a rule is for. What is not stated holds always; a fact that the operation
-/// has not never meets a stated key. The same meaning as RuleMatch of the Python policies.
+/// The calls that a rule is for, of one place: the rule engine of the Python policies compares the
+/// names of nodes and modules, and hands over the rules that may match there. What is not stated
+/// holds always; a fact that the operation has not never meets a stated key. The same meaning as
+/// RuleMatch of the Python policies.
 struct KernelMatch {
   std::string op;  ///< a policy key; empty: any
   std::optional<IntRange> m, n, k, head_dim;
   std::vector<std::string> dtypes;
   std::string device;  ///< "cuda", "cuda:1", "sm90"; "auto" and empty: any
-  /// Patterns: "*" any text, "?" one character, "[ab]" and "[a-z]" one of several, "[!ab]" any but
-  /// those.
-  std::string node, module;
   std::vector<std::string> phases;
 
-  /// An empty name is none.
-  bool matches(const OpDesc& desc, const DeviceInfo& info, std::string_view node_name,
-               std::string_view module_name) const;
+  bool matches(const OpDesc& desc, const DeviceInfo& info) const;
 };
 
 struct KernelRule {
@@ -61,7 +57,7 @@ struct Preference {
   bool from_rule = false;
 };
 
-/// A KernelPolicy, compiled once. Immutable.
+/// The rules of a KernelPolicy for one place, compiled once. Immutable.
 struct KernelRules {
   std::vector<KernelRule> rules;     ///< the first that matches wins
   std::vector<KernelRule> defaults;  ///< the short forms; `match` has the op only
@@ -70,11 +66,7 @@ struct KernelRules {
   /// Where call sites record what they decide by these; null: the dispatcher's.
   std::shared_ptr<DecisionLog> log = nullptr;
 
-  Preference choose(const OpDesc& op, const DeviceInfo& device, std::string_view node,
-                    std::string_view module) const;
+  Preference choose(const OpDesc& op, const DeviceInfo& device) const;
 };
-
-/// Whether `text` is meant by a pattern of KernelMatch. Case counts.
-bool matches_pattern(std::string_view pattern, std::string_view text) noexcept;
 
 }  // namespace xpuruntime

@@ -259,11 +259,13 @@ def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control])
         "execution.fallback": f"used: {candidate}" if candidate.fallback else "not needed",
     }
     found = {control.key: control for control in controls}
+    covered = {part for key in found for part in (key, *_parents(key))}
     for key, value in policy.stated().items():
         if key in own and key in found:  # the engine may say how it is checked; what became of it is known here
             found[key] = msgspec.structs.replace(found[key], requested=_text(value), resolved=resolved[key])
-        if any(_covers(known, key) for known in found):
+        if key in covered or any(parent in found for parent in _parents(key)):
             continue
+        covered.update((key, *_parents(key)))
         if key in own:
             found[key] = Control(
                 key=key, requested=_text(value), resolved=resolved[key], enforceability="enforced", reason=own[key]
@@ -280,12 +282,9 @@ def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control])
     return tuple(found.values())
 
 
-def _covers(known: str, key: str) -> bool:
-    """Whether a control for `known` speaks about `key`: the same key, or one inside the other."""
-    if known == key:
-        return True
-    short, long = sorted((known, key), key=len)
-    return long.startswith((f"{short}.", f"{short}["))
+def _parents(key: str) -> list[str]:
+    """Return the keys that a key is inside of."""
+    return [key[:place] for place, character in enumerate(key) if character in ".["]
 
 
 def _text(value: object) -> str:

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import difflib
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from xpuruntime.policies.name_patterns import NameSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,11 +23,12 @@ __all__ = ["without_nodes"]
 def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control]:
     """Return the controls, where a rule whose pattern names no node of the model is unsupported: it does nothing."""
     names = [node.name for node in request.model.nodes]
+    known = NameSet(names)
     rules = request.policy.kernels.rules
     patterns = {f"kernels.rules[{index}]": rule.match.node for index, rule in enumerate(rules)}
     return [
         _nothing(control, pattern, names)
-        if (pattern := patterns.get(control.key)) and not any(fnmatchcase(name, pattern) for name in names)
+        if (pattern := patterns.get(control.key)) and not known.matches(pattern)
         else control
         for control in controls
     ]

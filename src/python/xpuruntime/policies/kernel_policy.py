@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
+from xpuruntime.policies.call_facts import CallFacts
+from xpuruntime.policies.compiled_rules import CompiledRules
 from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kernel_ids import OPS
@@ -39,7 +42,7 @@ class _Preferences(FrozenDict):
     FIX = "take the new policy that policy.set(op, kernel) or policy.remove(op) returns"
 
 
-class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
+class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """Which kernel runs each operation.
 
     A kernel is a family such as ``"cublasLt"`` or an id such as ``"cuda_raw.flash_attention_v2"``. Several are in
@@ -156,12 +159,8 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
         The first rule that matches and states `use` wins, then the short form. Rules that state only a precision do not
         choose a kernel; see `choose_precision`.
         """
-        _check_op(op)
-        for index, rule in enumerate(self.rules):
-            if rule.use is not None and rule.match.matches(op=op, **facts):
-                return _as_tuple(rule.use), f"kernels.rules[{index}]"
-        kernel = self.get(op)
-        return (("auto",), "default") if kernel is None else (_as_tuple(kernel), f"kernels.{op}")
+        result = self.compiled_rules.match(CallFacts(op=_check_op(op), **facts))
+        return result.use, result.source
 
     def choose_precision(self, op: str | None, **facts: Any) -> tuple[str | None, str]:
         """Return the precision that a rule asks for one operation, and the key that asks.
@@ -171,10 +170,12 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True):
         """
         if op is not None:
             _check_op(op)
-        for index, rule in enumerate(self.rules):
-            if rule.precision is not None and rule.match.matches(op=op, **facts):
-                return rule.precision, f"kernels.rules[{index}]"
-        return None, "default"
+        return self.compiled_rules.match_precision(CallFacts(op=op, **facts))
+
+    @functools.cached_property
+    def compiled_rules(self) -> CompiledRules:
+        """The rules, compiled at the first use: matches calls some of whose facts are unknown as well."""
+        return CompiledRules(self.rules, self.preferences)
 
     def to_json(self) -> str:
         """Return the policy as the text of a JSON policy file with only a ``kernels`` section."""
@@ -229,7 +230,3 @@ def _check_op(op: str) -> str:
         text = op if isinstance(op, str) else repr(op)
         raise PolicyError(f"{quote(text)} is not an operation of a KernelPolicy{did_you_mean(text, OPS, 'operations')}")
     return op
-
-
-def _as_tuple(kernel: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (kernel,) if isinstance(kernel, str) else kernel

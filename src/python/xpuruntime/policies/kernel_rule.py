@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from xpuruntime.policies.call_facts import CallFacts
+from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
 from xpuruntime.policies.document import describe_value
@@ -18,7 +20,7 @@ from xpuruntime.policies.value import PolicyValue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DType", "IntRange", "KernelName", "KernelRule", "Phase", "RuleMatch", "RulePrecision", "contains"]
+__all__ = ["DType", "IntRange", "KernelName", "KernelRule", "Phase", "RuleMatch", "RulePrecision", "bounds_of"]
 
 DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
 Phase = Literal["train", "infer", "backward"]
@@ -68,16 +70,25 @@ class IntRange(Text):
         return {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MOST}, {"type": "string", "pattern": pattern}]}
 
 
-def contains(condition: int | str, value: int) -> bool:
-    """Say whether `value` meets a condition in the canonical form of `IntRange`."""
+def bounds_of(condition: int | str) -> tuple[int, int]:
+    """Return the first and the last number that meet a condition in the canonical form of `IntRange`.
+
+    The last is less than the first where none does.
+    """
     if isinstance(condition, int):
-        return value == condition
+        return condition, condition
     if (span := _SPAN.fullmatch(condition)) is not None:
-        return int(span[1]) <= value <= int(span[2])
+        return int(span[1]), int(span[2])
     bound = _BOUND.fullmatch(condition)
     assert bound is not None
-    limit = int(bound[2])
-    return {"<=": value <= limit, "<": value < limit, ">=": value >= limit, ">": value > limit}[bound[1]]
+    number = int(bound[2])
+    if bound[1] == "<=":
+        return 0, number
+    if bound[1] == "<":
+        return 0, number - 1
+    if bound[1] == ">=":
+        return number, _MOST
+    return (number + 1, _MOST) if number < _MOST else (1, 0)
 
 
 class KernelName(Text):
@@ -192,35 +203,8 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
 
         `device` is concrete, such as ``"cuda:0"``; `arch` is its architecture, such as ``"sm90"``.
         """
-        numbers = ((self.m, m), (self.n, n), (self.k, k), (self.head_dim, head_dim))
-        words = ((self.op, op), (self.dtype, dtype), (self.phase, phase))
-        patterns = ((self.node, node), (self.module, module))
-        return (
-            all(_holds_word(stated, fact) for stated, fact in words)
-            and all(stated is None or (fact is not None and contains(stated, fact)) for stated, fact in numbers)
-            and _holds_device(self.device, device, arch)
-            and all(_holds_pattern(stated, fact) for stated, fact in patterns)
-        )
-
-
-def _holds_word(stated: str | tuple[str, ...] | None, fact: str | None) -> bool:
-    if isinstance(stated, tuple):
-        return fact in stated
-    return stated is None or stated == fact
-
-
-def _holds_device(stated: str | None, device: str | None, arch: str | None) -> bool:
-    if stated is None:
-        return True
-    if _ARCH.fullmatch(stated):
-        return stated == arch
-    return device is not None and (stated in ("auto", device) or stated == device.partition(":")[0])
-
-
-def _holds_pattern(stated: str | None, fact: str | None) -> bool:
-    import fnmatch
-
-    return stated is None or (fact is not None and fnmatch.fnmatchcase(fact, stated))
+        facts = CallFacts(op, m, n, k, head_dim, dtype, device, arch, node, module, phase)
+        return certainty_of(conditions_of(self), facts) == "yes"
 
 
 class KernelRule(PolicyValue, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, Terms, find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting import Found, RuleQuery, Terms, find_rewrites
 from xpuruntime.engines.written_out import written_out
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def found(model: onnx.ModelProto, kernels: Any = None, *, device: str = "cpu", *
     arch = "sm90" if capability else None
     named = onnx.ModelProto()
     named.CopyFrom(model)
-    return find_rewrites(named, Asking(policy, device, arch), Terms(device, **terms), capability)
+    return find_rewrites(named, RuleQuery(policy, device, arch), Terms(device, **terms), capability)
 
 
 def only(model: onnx.ModelProto, kernels: Any = None) -> Any:

@@ -27,7 +27,8 @@ from custom_op_models import (  # noqa: E402
     open_session,
 )
 
-from xpuruntime import InputError, _core  # noqa: E402
+from xpuruntime import InputError, KernelPolicy, _core  # noqa: E402
+from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules  # noqa: E402
 
 F32 = np.float32
 randn = Normal(12)
@@ -67,7 +68,8 @@ def test_rules_choose_by_shape() -> None:
 
 
 def test_rules_choose_by_the_name_of_the_source_node() -> None:
-    rules = name_rules(rules=[{"match": {"node": "source/sec*"}, "use": "cpu.reference"}], matmul="cpu.blas")
+    policy = KernelPolicy(rules=[{"match": {"node": "source/sec*"}, "use": "cpu.reference"}], matmul="cpu.blas")
+    rules = session_rules(policy, ["source/first", "source/second"], strict=True)
     nodes = [
         node("MatMul", ["a", "b"], ["c"], rules, name="first"),
         node("MatMul", ["c", "d"], ["y"], rules, name="second"),

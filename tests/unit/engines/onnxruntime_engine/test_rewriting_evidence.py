@@ -256,10 +256,10 @@ def test_the_same_bits_in_every_run(tmp_path: Path) -> None:
 
 def test_a_stored_rewritten_graph_is_no_model(tmp_path: Path) -> None:
     """Its rules belong to the process that made it."""
-    from xpuruntime.engines.onnxruntime.rewriting import Asking, Terms, find_rewrites, rewrite
+    from xpuruntime.engines.onnxruntime.rewriting import RuleQuery, Terms, find_rewrites, rewrite
 
     model = mlp()
-    found = find_rewrites(model, Asking(xrt.KernelPolicy(matmul="cpu.blas"), "cpu", None), Terms("cpu"))
+    found = find_rewrites(model, RuleQuery(xrt.KernelPolicy(matmul="cpu.blas"), "cpu", None), Terms("cpu"))
     edited = rewrite(model, found.rewrites, "rules-of-another-process-1", deterministic=False)
     path = tmp_path / "edited.onnx"
     path.write_bytes(edited.SerializeToString())

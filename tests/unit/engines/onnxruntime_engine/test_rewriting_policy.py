@@ -13,7 +13,7 @@ from rewriting_models import close, found, graph, normal, present, save, session
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
-from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,9 +302,9 @@ def test_equal_operations_are_measured_once() -> None:
     weights = {f"w{i}": normal(64, 64, seed=i) for i in range(4)}
     body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
     model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
-    from xpuruntime.engines.onnxruntime.rewriting import Asking, Terms, find_rewrites
+    from xpuruntime.engines.onnxruntime.rewriting import RuleQuery, Terms, find_rewrites
 
-    free = find_rewrites(model, Asking(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free
+    free = find_rewrites(model, RuleQuery(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free
     opened: list[bytes] = []
 
     def count(part: bytes) -> Any:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
-from xpuruntime.engines.onnxruntime.rewriting import Asking, Found, find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting import Found, Left, Rewrite, RuleQuery, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.applying import arch_of, terms_of
+from xpuruntime.engines.onnxruntime.rewriting.records import by_key
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 from xpuruntime.engines.written_out import NOTHING, written_out
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.book import Book
-    from xpuruntime.engines.onnxruntime.rewriting import Left, Rewrite
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["KernelKeys"]
@@ -60,7 +60,7 @@ class KernelKeys:
         self._cuda = request.device.startswith("cuda")
         self._policy = request.policy.kernels
         settings.capability = capability
-        self._asking = Asking(self._policy, request.device, arch_of(settings))
+        self._query = RuleQuery(self._policy, request.device, arch_of(settings))
         self._why_not = _why_not(request, settings)
         tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
         self._found = self._find(capability, tune=tune) if self._why_not is None else Found()
@@ -106,14 +106,14 @@ class KernelKeys:
                 )
 
     def _find(self, capability: tuple[int, int] | None, *, tune: bool) -> Found:
-        if not (tune or self._asking.speaks):
+        if not (tune or self._query.requests_kernels):
             return Found()
         from xpuruntime.engines.model.shapes import with_shapes
 
         request, settings = self._request, self._settings
         return find_rewrites(
             with_shapes(request.model, request.policy).named_proto(),
-            self._asking,
+            self._query,
             terms_of(request, settings),
             capability,
             tune=tune,
@@ -125,7 +125,7 @@ class KernelKeys:
         wanted = (use,) if isinstance(use, str) else tuple(use)
         if wanted[0] == "auto":
             self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
-        elif self._asking.ours(op, wanted) and (self._why_not is None or not self._has_option(op, wanted)):
+        elif self._query.names_kernel(op, wanted) and (self._why_not is None or not self._has_option(op, wanted)):
             self._rewritten(key, wanted, present=self._present(op), what=op)
         elif not self._present(op) and self._seen.get(op) and not (op == "attention" and self._cuda):
             self._unserved(key, op, wanted)
@@ -162,15 +162,27 @@ class KernelKeys:
         self._book.add(key, "-", "unsupported", reason, _REMOVE)
 
     def _present(self, op: str) -> bool:
-        kinds = {one.kind for one in self._found.rewrites} | {one.kind for one in self._found.left}
-        if op in kinds:
-            return True
-        return any(name.rpartition(":")[2] in _OPS_OF[op] for name in self._request.model.ops)
+        return op in self._kinds or not _OPS_OF[op].isdisjoint(self._op_types)
+
+    @functools.cached_property
+    def _kinds(self) -> set[str]:
+        return {one.kind for one in self._found.rewrites} | {one.kind for one in self._found.left}
+
+    @functools.cached_property
+    def _op_types(self) -> set[str]:
+        return {name.rpartition(":")[2] for name in self._request.model.ops}
+
+    @functools.cached_property
+    def _done(self) -> dict[str, list[Rewrite]]:
+        return by_key(self._found.rewrites)
+
+    @functools.cached_property
+    def _left(self) -> dict[str, list[Left]]:
+        return by_key(self._found.left)
 
     def _rewritten(self, key: str, wanted: Sequence[str], *, present: bool, what: str) -> None:
         """Add the control of a key that asks for kernels of ours."""
-        done = [one for one in self._found.rewrites if key in one.keys]
-        left = [one for one in self._found.left if key in one.keys]
+        done, left = self._done.get(key, []), self._left.get(key, [])
         if self._why_not is not None and present:
             reason, fix = self._why_not
             self._book.add(key, "-", "unsupported", f"{', '.join(wanted)}: {reason}", fix)
@@ -202,7 +214,7 @@ class KernelKeys:
                 keep.append(glob)
             if chosen and rule.precision is not None and not kept:
                 self._precision(key)
-            elif chosen and self._asking.ours(rule.match.op, use):
+            elif chosen and self._query.names_kernel(rule.match.op, use):
                 present = rule.match.op is None or self._present(rule.match.op)
                 self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
             elif chosen:

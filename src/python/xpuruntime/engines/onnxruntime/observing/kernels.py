@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.observing.decisions import told
-from xpuruntime.engines.onnxruntime.rewriting.asking import kernels_of, module_of
+from xpuruntime.engines.onnxruntime.rewriting.records import by_key
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import facts_of_decision, kernels_of
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 from xpuruntime.evidence.records import KeySeen
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
     from xpuruntime.evidence.records import Unit
     from xpuruntime.ops.decision_log import Decision
 
@@ -84,12 +86,12 @@ class DecidedKernels:
         asked: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
         for node, ones in made.items():
             for one in ones:
-                words, key = policy.choose(kinds[node], **self._facts(one))
-                asked.setdefault(key, []).append((one, words))
-        known = {key for one in self._rewriting.rewrites for key in one.keys}
-        known |= {key for one in self._rewriting.found.left for key in one.keys}
+                found = policy.compiled_rules.match(facts_of_decision(one, kinds[node], self._device, self._arch))
+                asked.setdefault(found.source, []).append((one, found.use))
+        done, left = by_key(self._rewriting.rewrites), by_key(self._rewriting.found.left)
         seen = {
-            key: self._compare(key, asked.get(key, []), kinds) for key in sorted(known | (set(asked) - {"default"}))
+            key: self._compare(asked.get(key, []), kinds, done.get(key, []), left.get(key, []))
+            for key in sorted({*done, *left, *asked} - {"default"})
         }
         if policy.auto_strategy == "best_performance":
             tuned = sum(one.key == "tuning" for one in self._rewriting.rewrites)
@@ -99,24 +101,14 @@ class DecidedKernels:
             )
         return seen
 
-    def _facts(self, one: Decision) -> dict[str, Any]:
-        shapes = one.shapes
-        facts: dict[str, Any] = {
-            "dtype": one.dtype,
-            "device": self._device,
-            "arch": self._arch,
-            "node": one.node,
-            "module": module_of(one.node) or None,
-            "phase": one.phase,
-        }
-        if "a" in shapes and "b" in shapes:
-            facts.update(m=shapes["a"][-2], k=shapes["a"][-1], n=shapes["b"][-1])
-        if "q" in shapes:
-            facts["head_dim"] = shapes["q"][-1]
-        return facts
-
-    def _compare(self, key: str, ran: list[tuple[Decision, tuple[str, ...]]], kinds: dict[str, str]) -> KeySeen:
-        left = [one for one in self._rewriting.found.left if key in one.keys]
+    def _compare(
+        self,
+        ran: list[tuple[Decision, tuple[str, ...]]],
+        kinds: dict[str, str],
+        rewrites: list[Rewrite],
+        left: list[Left],
+    ) -> KeySeen:
+        """Compare what ran with what one key asks for; `rewrites` and `left` are of the nodes that it may be for."""
         nodes = {one.node for one, _ in ran}
         counts: dict[str, set[str]] = {}
         for one, _ in ran:
@@ -138,7 +130,7 @@ class DecidedKernels:
         if not ran:
             reason = "no operation of the observed runs was one that it is for"
             return KeySeen(observed=text, status="unobservable", reason=reason)
-        lost = [one.node for one in self._rewriting.rewrites if key in one.keys and one.node not in nodes]
+        lost = [one.node for one in rewrites if one.node not in nodes]
         if lost and self._log.dropped:
             reason = (
                 f"the record of {len(lost)} {_nodes(len(lost))}, such as {lost[0]!r}, was dropped: the log was full"

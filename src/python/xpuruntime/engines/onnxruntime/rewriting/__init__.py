@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 
-__all__ = ["DOMAIN", "Asking", "Found", "Left", "Rewrite", "Terms", "find_rewrites", "rewrite"]
+__all__ = ["DOMAIN", "Found", "Left", "Rewrite", "RuleQuery", "Terms", "find_rewrites", "rewrite"]

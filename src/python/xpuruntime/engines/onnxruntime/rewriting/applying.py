@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.source import Source
 from xpuruntime.errors import EngineError
@@ -169,7 +169,7 @@ def left_alone(request: Request, settings: Settings, source: Source) -> tuple[Le
 
 
 def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> Found:
-    asking = Asking(request.policy.kernels, request.device, arch_of(settings))
+    asking = RuleQuery(request.policy.kernels, request.device, arch_of(settings))
     return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
 

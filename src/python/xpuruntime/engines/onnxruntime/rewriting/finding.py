@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import normal_domain
-from xpuruntime.engines.onnxruntime.rewriting.asking import kernels_of
 from xpuruntime.engines.onnxruntime.rewriting.attention import find_attention
 from xpuruntime.engines.onnxruntime.rewriting.conv import find_conv
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
 from xpuruntime.engines.onnxruntime.rewriting.records import Asked, Candidate, Form, Found, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import kernels_of
 from xpuruntime.evidence.carried.policy import OP_OF_NODE
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.onnxruntime.rewriting.asking import Asking
     from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+    from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 
 __all__ = ["find_rewrites"]
 
@@ -32,7 +32,7 @@ _STAND_INS = (16, 1, 256)
 
 def find_rewrites(
     model: onnx.ModelProto,
-    asking: Asking,
+    asking: RuleQuery,
     terms: Terms,
     capability: tuple[int, int] | None = None,
     *,
@@ -45,7 +45,7 @@ def find_rewrites(
     ----------
     model : onnx.ModelProto
         With unique node names; weights are not read.
-    asking : Asking
+    asking : RuleQuery
     terms : Terms
     capability : (int, int), optional
         Compute capability of the CUDA device.
@@ -78,7 +78,7 @@ def _kinds(function: onnx.FunctionProto) -> list[str]:
 
 class _Finder:
     def __init__(
-        self, asking: Asking, terms: Terms, capability: tuple[int, int] | None, opset: int, *, tune: bool
+        self, asking: RuleQuery, terms: Terms, capability: tuple[int, int] | None, opset: int, *, tune: bool
     ) -> None:
         self.asking, self.terms, self.capability, self.opset, self.tune = asking, terms, capability, opset, tune
         self.rewrites: list[Rewrite] = []

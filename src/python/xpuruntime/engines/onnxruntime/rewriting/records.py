@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["DOMAIN", "Asked", "Candidate", "Form", "Found", "Left", "NewTranspose", "Rewrite"]
+__all__ = ["DOMAIN", "Asked", "Candidate", "Form", "Found", "Left", "NewTranspose", "Rewrite", "by_key"]
 
 #: The domain of our operators, version 1.
 DOMAIN = "xpuruntime"
@@ -184,3 +184,15 @@ class Found(NamedTuple):
     rewrites: tuple[Rewrite, ...] = ()
     left: tuple[Left, ...] = ()
     free: tuple[Rewrite, ...] = ()
+
+
+T = TypeVar("T", Rewrite, Left)
+
+
+def by_key(found: Iterable[T]) -> dict[str, list[T]]:
+    """Return what was found for nodes, by each policy key that may ask for their kernels."""
+    grouped: dict[str, list[T]] = {}
+    for one in found:
+        for key in one.keys:
+            grouped.setdefault(key, []).append(one)
+    return grouped

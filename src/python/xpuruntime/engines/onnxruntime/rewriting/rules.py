@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import os
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.rewriting.asking import module_of
-from xpuruntime.evidence.carried.policy import literally
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
+from xpuruntime.policies.call_facts import ANY_CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from xpuruntime import _core
     from xpuruntime.policies import KernelPolicy
-    from xpuruntime.policies.kernel_rule import KernelRule
 
 __all__ = ["THREADS", "session_rules", "threads_of_ours"]
 
@@ -46,21 +44,17 @@ def session_rules(
         Where what is decided for these nodes is recorded, instead of the log of the process.
     """
     from xpuruntime import _core
-    from xpuruntime.ops.rules import compile_placed
+    from xpuruntime.ops.rules import core_rules
 
-    placed = _placed(policy, tuple(nodes))
-    return _core.OnnxRuntimeRules(compile_placed(policy, placed, "strict" if strict else "prefer", log))
+    enforcement = "strict" if strict else "prefer"
+    made: dict[tuple[int, ...], _core.KernelRules] = {}
 
+    def rules_at(node: str | None) -> _core.KernelRules:
+        facts = ANY_CALL._replace(node=node, module=module_of(node or "") or None)
+        rules = [rule for rule in policy.compiled_rules.matching(facts) if rule.use]
+        places = tuple(rule.index for rule in rules)
+        if places not in made:
+            made[places] = core_rules(policy, rules, enforcement, log)
+        return made[places]
 
-def _placed(policy: KernelPolicy, nodes: tuple[str, ...]) -> Iterator[tuple[int, KernelRule]]:
-    """Yield the rules with their places. An operator knows its node and no module: rules for modules name the nodes."""
-    for place, rule in enumerate(policy.rules):
-        match = rule.match
-        if match.module is None:
-            yield place, rule
-            continue
-        for name in nodes:
-            module = module_of(name)
-            inside = bool(module) and fnmatchcase(module, match.module)
-            if inside and (match.node is None or fnmatchcase(name, match.node)):
-                yield place, rule.replace(match=match.replace(module=None, node=literally(name)))
+    return _core.OnnxRuntimeRules(rules_at(None), {node: rules_at(node) for node in nodes})
