@@ -23,8 +23,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_page_context(context: Any, *, page: Any, config: Any, **_: Any) -> Any:
-    """Let the language menu of each page lead to the same page, or to the home of that language if there is none."""
+    """Set the language of a page, and link its language menu to the translation, or to the home of that language."""
     pairs = {MOVED.get(file.name, file.name): file.name for file in (ROOT / "docs" / KOREAN).glob("*.md")}
+    config.theme["language"] = "ko" if page.file.src_uri.startswith(KOREAN) else "en"
     own = page.file.src_uri.removeprefix(KOREAN)
     english = MOVED.get(own, own)
     config.extra["alternate"] = [
