@@ -160,6 +160,23 @@ DESIGN = {
             Arrow("launch", "log"),
         ),
     ),
+    "engines": Diagram(
+        "an engine is probed, then judges without touching a device; after that it loads, runs and observes",
+        236,
+        {
+            "probe": Box(0, 0, "probe", ("is it installed, and", "which version?")),
+            "devices": Box(1, 0, "devices", ("from facts alone",)),
+            "judge": Box(2, 0, "judge", ("verdict, controls,", "settings: pure")),
+            "load": Box(2, 1, "load", ("slow; leaves nothing", "behind on an error")),
+            "run": Box(1, 1, "run, bind", ("hot; from many threads",)),
+            "observe": Box(0, 1, "observe", ("instrumented, slow:", "units for the report")),
+            "compile": Box(1, 2, "compile", ("files of an artifact,", "if the engine compiles")),
+        },
+        (
+            Arrow("probe", "devices"), Arrow("devices", "judge"), Arrow("judge", "load"), Arrow("load", "run"),
+            Arrow("run", "observe"), Arrow("judge", "compile", dashed=True),
+        ),
+    ),
     "pytorch": Diagram(
         "a call of PyTorch goes by its known route to a kernel, or once through Python to find the route",
         236,
@@ -170,7 +187,7 @@ DESIGN = {
             "key": Box(0, 1, "key", ("shapes, strides, dtypes,", "phase, module")),
             "held": Box(1, 1, "Held.routes", ("found before?",)),
             "kernel": Box(2, 1, "xpuruntime kernel", ("or a library's, a plugin's",), "data"),
-            "rules": Box(1, 2, "rules of the policy", ("each word is tried; a", "refusal is remembered")),
+            "rules": Box(1, 2, "rules of the policy", ("each name is tried; a", "refusal is remembered")),
             "refused": Box(2, 2, "strict: error", ("with every reason",), "stop"),
         },
         (
