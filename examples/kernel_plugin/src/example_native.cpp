@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <new>
 
 #include "xpuruntime/kernel_plugin.h"
@@ -14,12 +15,15 @@ namespace {
 
 enum Operand { kA, kB, kBias, kScaleA, kScaleB, kOut };
 
-constexpr std::int64_t kBlockK = 128, kBlockN = 64;
+constexpr std::int64_t kBlockK = 128;
+// How many columns a block has: the configurations of the kernel, the usual choice first.
+constexpr std::int64_t kBlocksN[] = {64, 32, 128};
 
 // What `prepare` settles for `launch`. Row and column strides count elements.
 struct Matmul {
   std::int64_t m, n, k;
   std::int64_t a_row, a_column, b_row, b_column, out_row, out_column, bias;
+  std::int64_t block_n;
 };
 
 void write(XpuText into, const char* sentence) {
@@ -29,16 +33,17 @@ void write(XpuText into, const char* sentence) {
 bool is_fp32(const XpuTensor& x) { return x.code == 2 && x.bits == 32 && x.lanes == 1; }
 
 std::int32_t supports(const XpuOpDescription* op, XpuText reason) {
-  const XpuTensor& a = op->operands[kA];
-  const XpuTensor& out = op->operands[kOut];
+  const XpuTensor& a = *op->operands[kA];
+  const XpuTensor& b = *op->operands[kB];
+  const XpuTensor& out = *op->operands[kOut];
   if (!is_fp32(a) || !is_fp32(out)) {
     write(reason, "it multiplies fp32 into fp32 only");
     return 0;
   }
-  if (a.rank != 2 || op->operands[kB].rank != 2) {
+  if (a.rank != 2 || b.rank != 2) {
     (void)std::snprintf(reason.text, reason.size,
                         "it has no batches: a has %d dimensions and b %d, and it takes 2 of each",
-                        a.rank, op->operands[kB].rank);
+                        a.rank, b.rank);
     return 0;
   }
   if (op->activation != 0) {
@@ -48,23 +53,55 @@ std::int32_t supports(const XpuOpDescription* op, XpuText reason) {
   return 1;
 }
 
-void* prepare(const XpuOpDescription* op, std::size_t* workspace, XpuText error) {
-  const XpuTensor& a = op->operands[kA];
-  const XpuTensor& b = op->operands[kB];
-  const XpuTensor& out = op->operands[kOut];
-  const XpuTensor& bias = op->operands[kBias];
+void* prepare_block(const XpuOpDescription* op, std::int64_t block_n, std::size_t* workspace,
+                    XpuText error) {
+  const XpuTensor& a = *op->operands[kA];
+  const XpuTensor& b = *op->operands[kB];
+  const XpuTensor& out = *op->operands[kOut];
+  const XpuTensor* const bias = op->operands[kBias];  // NULL where the call has none
   auto* const made =
       new (std::nothrow) Matmul{out.shape[0],   out.shape[1],
                                 a.shape[1],     a.strides[0],
                                 a.strides[1],   b.strides[0],
                                 b.strides[1],   out.strides[0],
-                                out.strides[1], bias.present != 0 ? bias.strides[0] : 0};
+                                out.strides[1], bias != nullptr ? bias->strides[0] : 0,
+                                block_n};
   if (made == nullptr) {
     write(error, "there is no memory for its description");
     return nullptr;
   }
-  *workspace = (kBlockK * kBlockN + kBlockN) * sizeof(float);
+  *workspace = static_cast<std::size_t>((kBlockK + 1) * block_n) * sizeof(float);
   return made;
+}
+
+void* prepare(const XpuOpDescription* op, std::size_t* workspace, XpuText error) {
+  return prepare_block(op, kBlocksN[0], workspace, error);
+}
+
+void write_config(std::int64_t block_n, XpuText into) {
+  (void)std::snprintf(into.text, into.size, "block_n=%d", static_cast<int>(block_n));
+}
+
+// The configurations worth measuring, one at a time.
+std::int32_t config(const XpuOpDescription* /*op*/, std::uint32_t index, XpuText into) {
+  if (index >= sizeof(kBlocksN) / sizeof(kBlocksN[0])) return 0;
+  write_config(kBlocksN[index], into);
+  return 1;
+}
+
+void* prepare_config(const XpuOpDescription* op, const char* config, std::size_t* workspace,
+                     XpuText error) {
+  for (const std::int64_t block_n : kBlocksN) {
+    char name[32];
+    write_config(block_n, {name, sizeof name});
+    if (std::strcmp(name, config) == 0) return prepare_block(op, block_n, workspace, error);
+  }
+  write(error, "its configurations are block_n=64, block_n=32 and block_n=128");
+  return nullptr;
+}
+
+void chosen_config(const void* prepared, XpuText into) {
+  write_config(static_cast<const Matmul*>(prepared)->block_n, into);
 }
 
 // Adds the part of a row of the product that columns `from` to `from + depth` of `a` make.
@@ -72,7 +109,7 @@ void add_block(const Matmul& x, const float* a, const float* block, std::int64_t
                std::int64_t width, float* sums) {
   for (std::int64_t p = 0; p < depth; ++p) {
     const float factor = a[p * x.a_column];
-    for (std::int64_t j = 0; j < width; ++j) sums[j] += factor * block[p * kBlockN + j];
+    for (std::int64_t j = 0; j < width; ++j) sums[j] += factor * block[p * x.block_n + j];
   }
 }
 
@@ -84,15 +121,15 @@ std::int32_t launch(void* prepared, void* const* operands, void* workspace, void
   const auto* const bias = static_cast<const float*>(operands[kBias]);
   auto* const out = static_cast<float*>(operands[kOut]);
   auto* const block = static_cast<float*>(workspace);
-  float* const sums = block + kBlockK * kBlockN;
-  for (std::int64_t column = 0; column < x.n; column += kBlockN) {
-    const std::int64_t width = std::min(kBlockN, x.n - column);
+  float* const sums = block + kBlockK * x.block_n;
+  for (std::int64_t column = 0; column < x.n; column += x.block_n) {
+    const std::int64_t width = std::min(x.block_n, x.n - column);
     // Once also for k = 0, where the product is zero.
     for (std::int64_t from = 0; from == 0 || from < x.k; from += kBlockK) {
       const std::int64_t depth = std::min(kBlockK, x.k - from);
       for (std::int64_t p = 0; p < depth; ++p) {
         for (std::int64_t j = 0; j < width; ++j) {
-          block[p * kBlockN + j] = b[(from + p) * x.b_row + (column + j) * x.b_column];
+          block[p * x.block_n + j] = b[(from + p) * x.b_row + (column + j) * x.b_column];
         }
       }
       for (std::int64_t i = 0; i < x.m; ++i) {
@@ -124,6 +161,14 @@ constexpr XpuKernel kKernels[] = {{
     prepare,
     launch,
     destroy,
+    0,        // explicit_only: `auto` may choose it
+    0,        // family_count
+    nullptr,  // families
+    nullptr,  // available: it needs nothing that could be missing
+    nullptr,  // favoured
+    config,
+    prepare_config,
+    chosen_config,
 }};
 
 }  // namespace

@@ -301,11 +301,11 @@ void bind_kernels(py::module_& module) {
       "backend"_a, "Register kernels that Python objects define, all or none.");
   module.def(
       "register_plugin_library",
-      [](const std::string& path) {
+      [](const std::string& path, const std::map<std::string, std::vector<std::string>>& families) {
         const ReleaseGil unlocked;
-        return register_plugin_library(KernelRegistry::instance(), path);
+        return register_plugin_library(KernelRegistry::instance(), path, families);
       },
-      "path"_a,
+      "path"_a, "families"_a,
       "Register the kernels of a shared library; see kernel_plugin.h. Returns their ids.");
   module.def("set_search_folders", &SharedLibrary::set_search_folders, "folders"_a,
              "Folders in which vendors' libraries are looked for, in order.");

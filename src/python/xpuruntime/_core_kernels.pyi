@@ -215,14 +215,16 @@ def register_python_kernel(backend: PythonBackend, *kernels: PythonKernel) -> No
         has.
     """
 
-def register_plugin_library(path: str) -> list[str]:
+def register_plugin_library(path: str, families: Mapping[str, Sequence[str]]) -> list[str]:
     """Register the kernels of a shared library, all or none; see ``kernel_plugin.h``. Returns their ids.
+
+    `families` are the words that policies know for an operation, by its name; those of others are not checked.
 
     Raises
     ------
     InputError
-        When it cannot be opened, is no such library, describes a kernel that makes no sense, or brings an id or the
-        name of a backend that is taken.
+        When it cannot be opened, is no such library, describes a kernel that makes no sense or is of an unknown
+        family, or brings an id or the name of a backend that is taken.
     """
 
 def set_search_folders(folders: Iterable[str]) -> None:

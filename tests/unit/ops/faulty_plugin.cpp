@@ -2,12 +2,18 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 //
 // A library of kernels with one thing wrong, which -D says; without any, its kernels work or fail
-// as their names say.
+// as their names say. With ABI1 it is built against version 1 of the header, as it was published.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 
+#ifdef ABI1
+#include "kernel_plugin_abi1.h"
+#define OPERAND(op, index) (&(op)->operands[index])
+#else
 #include "xpuruntime/kernel_plugin.h"
+#define OPERAND(op, index) ((op)->operands[index])
+#endif
 
 #ifndef BACKEND
 #define BACKEND "faulty"
@@ -43,7 +49,7 @@ constexpr std::size_t kScratch = 10000;
 
 void* prepare(const XpuOpDescription* op, std::size_t* workspace, XpuText) {
   *workspace = kScratch;
-  return new Work{op->operands[5].shape[0] * op->operands[5].shape[1]};
+  return new Work{OPERAND(op, 5)->shape[0] * OPERAND(op, 5)->shape[1]};
 }
 void* unprepared(const XpuOpDescription*, std::size_t*, XpuText error) {
   write(error, "the moon is wrong");
@@ -87,9 +93,15 @@ struct Kernel {
 #define MORE(text)
 #endif
 
+#ifdef ABI1
+#define SINCE_2
+#else
+#define SINCE_2 , 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+#endif
+
 #define KERNEL(name, supports, prepare, launch)                                                   \
   {{sizeof(Kernel), BACKEND "." name, XPU_MATMUL, XPU_CPU, "for tests", "none", "1", 1, supports, \
-    prepare, launch, destroy} MORE("later")}
+    prepare, launch, destroy SINCE_2} MORE("later")}
 
 Kernel kernels[] = {
     KERNEL("ones", yes, prepare, ones),
@@ -112,6 +124,9 @@ Kernel kernels[] = {
 EXPORT const XpuKernel* ENTRY(std::uint32_t abi, std::size_t* count) {
 #ifdef OTHER_ABI
   if (abi != XPURUNTIME_KERNEL_ABI + 1) return nullptr;
+#endif
+#ifdef STRICT
+  if (abi != XPURUNTIME_KERNEL_ABI) return nullptr;
 #endif
   if (abi == 0) return nullptr;
   *count = sizeof(kernels) / sizeof(kernels[0]);
@@ -144,6 +159,20 @@ EXPORT const XpuKernel* ENTRY(std::uint32_t abi, std::size_t* count) {
   second.version = "2";
 #elif defined(NOT_UTF8)
   second.description = "caf\xE9";
+#elif defined(NO_FAMILIES)
+  second.family_count = 2;
+#elif defined(NO_FAMILY)
+  static const char* const families[] = {nullptr};
+  second.family_count = 1;
+  second.families = families;
+#elif defined(OTHER_FAMILY)
+  static const char* const families[] = {"cpu", "flash_v2"};
+  second.family_count = 2;
+  second.families = families;
+#elif defined(NO_PREPARE_CONFIG)
+  second.config = [](const XpuOpDescription*, std::uint32_t, XpuText) { return 0; };
+#elif defined(TWO_AVAILABLE)
+  second.available = [](XpuText) { return 1; };
 #endif
   (void)second;
   return &kernels[0].known;

@@ -41,7 +41,7 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     ("define", "said"),
     [
         ("NO_ENTRY", "exports no function xpuruntime_kernels"),
-        ("OTHER_ABI", "has no kernels for version 1 of kernel_plugin.h"),
+        ("OTHER_ABI", "has no kernels for version 2 of kernel_plugin.h, nor for version 1"),
         ("NO_KERNELS", "has no kernels: it says that their number is 0"),
         ("SMALL", "describes kernel 0 with a struct of 8 bytes instead of at least "),
         ("OTHER_SIZE", "describes kernel 1 with a struct of "),
@@ -55,6 +55,15 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         ("TWO_BACKENDS", "several backends, device types or versions, faulty.ones and other.silent"),
         ("TWO_TYPES", "several backends, device types or versions, faulty.ones and faulty.silent"),
         ("TWO_VERSIONS", "several backends, device types or versions, faulty.ones and faulty.silent"),
+        ("NO_FAMILIES", "describes kernel 1 with 2 families and no list"),
+        ("NO_FAMILY", "describes kernel 1 with a family missing"),
+        (
+            "OTHER_FAMILY",
+            "describes kernel 1 as one of the family 'flash_v2', which no policy can name for matmul: the families are "
+            "cublas, cublasLt, cuda_raw, cpu, torch",
+        ),
+        ("NO_PREPARE_CONFIG", "describes kernel 1 with configurations and no function prepare_config"),
+        ("TWO_AVAILABLE", "has several functions 'available', in faulty.ones and faulty.silent"),
         ('BACKEND="cpu"', "is of a backend that is not the 'cpu' of cpu."),
         ("UNRESOLVED", "cannot be opened: "),
     ],
@@ -69,7 +78,7 @@ def test_a_library_with_one_thing_wrong_is_refused(build: Callable[..., Path], d
     assert registered() == before
 
 
-def test_mended_it_can_be_loaded(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_repaired_it_can_be_loaded(build: Callable[..., Path], tmp_path: Path) -> None:
     """At the same place, in the same process."""
     library = build("OTHER_OP")
     with pytest.raises(InputError, match="unknown operation"):

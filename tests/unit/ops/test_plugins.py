@@ -70,8 +70,11 @@ def test_policies_and_calls_name_them_and_results_are_right(example: Path) -> No
 with xrt.use_policy({"mode": "strict", "kernels": {"matmul": "example_native.matmul"}}):
     out = xrt.ops.matmul(a, b, bias)
 np.testing.assert_allclose(out, want, rtol=0, atol=1e-3)
-assert decisions()[-1].kernel == "example_native.matmul", decisions()[-1].text
+assert decisions()[-1].kernel == "example_native.matmul@block_n=64", decisions()[-1].text
 assert decisions()[-1].source == "pinned"
+for size in (32, 64, 128):
+    out = xrt.ops.matmul(a, b, bias, kernel=f"example_native.matmul@block_n={size}")
+    np.testing.assert_allclose(out, want, rtol=0, atol=1e-3)
 
 policy = xrt.KernelPolicy(rules=[{"match": {"op": "matmul", "m": "<=40"}, "use": "example_native.matmul"}])
 into = np.full((71, 37), np.nan, np.float32).T
@@ -104,7 +107,7 @@ for call, said in (
     (lambda: xrt.ops.matmul(a.astype("f8"), b.astype("f8"), kernel="example_native.matmul"), "fp32 into fp32 only"),
     (lambda: xrt.ops.rms_norm(a.astype("f2"), kernel="example.numpy_rms_norm"), "and this is float16"),
     (lambda: xrt.ops.layer_norm(a, kernel="example_triton.layer_norm"), "serves cuda, and the operands are on cpu"),
-    (lambda: xrt.ops.matmul(a, b, kernel="example_native.matmul@fast"), "has no configurations, and 'fast' is asked"),
+    (lambda: xrt.ops.matmul(a, b, kernel="example_native.matmul@fast"), "as 'fast': its configurations are block_n=64"),
     (lambda: xrt.ops.rms_norm(a, kernel="example.numpy_rms_norm@fast"), "has no configuration 'fast'"),
 ):
     try:

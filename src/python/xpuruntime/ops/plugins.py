@@ -138,13 +138,18 @@ def _check_families(kernel: PythonKernel) -> None:
         return  # refused with a reason by the registry
     if not all(isinstance(family, str) for family in families):
         raise InputError(f"kernel {_id(kernel)} has families that are no texts")
-    known = [family for family in FAMILIES[key] if family != "auto"]
+    known = _known_families(key)
     unknown = [family for family in families if family not in known]
     if unknown:
         raise InputError(
             f"kernel {_id(kernel)} says that it is of the family {unknown[0]!r}, which no policy"
             f" can name for {key}: the families are {', '.join(known)}. By its id it can be named in any case."
         )
+
+
+def _known_families(key: str) -> list[str]:
+    """Return the families that a policy can name for an operation."""
+    return [family for family in FAMILIES[key] if family != "auto"]
 
 
 def _id(kernel: object) -> str:
@@ -162,7 +167,8 @@ def _note(backend: str) -> None:
 def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Register the kernels of a shared library that is written against ``xpuruntime/kernel_plugin.h``, all or none.
 
-    The library stays loaded for as long as the process lives.
+    Libraries that were built against version 1 of that header are loaded as well. The library stays loaded for as long
+    as the process lives.
 
     Parameters
     ----------
@@ -177,8 +183,8 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises
     ------
     InputError
-        When it cannot be opened, is no such library, is of another version, describes a kernel that makes no sense, or
-        brings an id or the name of a backend that is taken.
+        When it cannot be opened, is no such library, is of another version, describes a kernel that makes no sense or
+        is of a family that no policy can name, or brings an id or the name of a backend that is taken.
     """
     file = user_path(path, "the kernel library").absolute()
     kind = kind_of(file)
@@ -186,7 +192,8 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
         raise InputError(
             f"the kernel library {file} " + ("does not exist" if kind == "missing" else f"is no file: {kind}")
         )
-    ids = tuple(_core.register_plugin_library(os.fspath(file)))
+    families = {op: _known_families(key) for key in OPS for op in (key, f"{key}_backward")}
+    ids = tuple(_core.register_plugin_library(os.fspath(file), families))
     _note(ids[0].partition(".")[0])
     return ids
 

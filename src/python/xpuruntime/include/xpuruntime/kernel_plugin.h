@@ -14,8 +14,14 @@
  * built-in ones: policies name them, `auto` measures them, decisions list them.
  *
  * Everything here is plain C and grows only at the end of its structs; `size` tells which fields
- * the other side knows. Functions are called from any thread, and may be called at the same time.
- * No exception may leave them. Text is UTF-8 and ends with a zero byte.
+ * the other side knows, and what may become more is a pointer and a count. So a new operand, rank
+ * or attribute moves no field, and a library goes on working with later versions of xpuruntime.
+ * Functions are called from any thread, and may be called at the same time. No exception may leave
+ * them. Text is UTF-8 and ends with a zero byte. Pointers in a description are valid during the
+ * call only.
+ *
+ * Libraries that were built against version 1 of this header (fixed arrays, `float` attributes)
+ * are loaded as before.
  */
 
 #include <stddef.h>
@@ -25,10 +31,8 @@
 extern "C" {
 #endif
 
-/** Raised when something here changes so that old libraries no longer fit. */
-#define XPURUNTIME_KERNEL_ABI 1u
-
-enum { XPURUNTIME_MAX_OPERANDS = 11, XPURUNTIME_MAX_RANK = 4 };
+/** The version that a library is built against; xpuruntime asks for it first, and then for 1. */
+#define XPURUNTIME_KERNEL_ABI 2u
 
 typedef enum XpuDeviceType { XPU_CPU = 0, XPU_CUDA = 1 } XpuDeviceType;
 
@@ -49,18 +53,18 @@ typedef enum XpuOp {
 
 /** Everything of an operand but its address. */
 typedef struct XpuTensor {
-  int32_t present; /**< 0: the call leaves it out */
-  uint8_t code;    /**< DLPack's type code: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn */
+  uint32_t size; /**< sizeof(XpuTensor) of xpuruntime */
+  uint8_t code;  /**< DLPack's type code: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 e4m3fn */
   uint8_t bits;
   uint16_t lanes;
-  int32_t rank;
   int32_t alignment; /**< of the address, in bytes, up to 256 */
-  int64_t shape[XPURUNTIME_MAX_RANK];
-  int64_t strides[XPURUNTIME_MAX_RANK]; /**< in elements */
+  int32_t rank;
+  const int64_t* shape;   /**< `rank` of them */
+  const int64_t* strides; /**< `rank` of them, in elements */
 } XpuTensor;
 
 typedef struct XpuOpDescription {
-  uint32_t size;
+  uint32_t size; /**< sizeof(XpuOpDescription) of xpuruntime */
   int32_t op;    /**< XpuOp */
   int32_t phase; /**< 0 infer, 1 train, 2 backward */
   int32_t device_type;
@@ -68,18 +72,21 @@ typedef struct XpuOpDescription {
   int32_t compute_capability; /**< 90 for 9.0; 0 on the CPU */
   int32_t sm_count;           /**< 0 on the CPU */
   int32_t operand_count;
-  XpuTensor operands[XPURUNTIME_MAX_OPERANDS];
-  float scale;
-  float epsilon;
-  float dropout_p;
+  const XpuTensor* const*
+      operands; /**< `operand_count` of them; NULL where the call leaves one out */
+  double scale;
+  double epsilon;
+  double dropout_p;
   int32_t activation; /**< 0 none, 1 relu, 2 gelu, 3 gelu_tanh, 4 silu */
   int32_t causal;     /**< 0 none, 1 top left, 2 bottom right */
   int32_t allow_tf32;
   int32_t deterministic;
   int32_t groups;
-  int32_t stride[2];
-  int32_t dilation[2];
-  int32_t padding[4]; /**< top, left, bottom, right */
+  int32_t spatial_rank;    /**< of a convolution: 2 for height and width; 0 for other operations */
+  const int32_t* stride;   /**< `spatial_rank` of them */
+  const int32_t* dilation; /**< `spatial_rank` of them */
+  const int32_t* padding;  /**< 2 * `spatial_rank`: before each dimension, then behind each: top,
+                              left, bottom, right */
 } XpuOpDescription;
 
 /** Where a function writes one sentence that users read, cut to `size` bytes. */
@@ -118,13 +125,47 @@ typedef struct XpuKernel {
    */
   int32_t (*launch)(void* prepared, void* const* operands, void* workspace, void* stream,
                     XpuText error);
-  /** Called once for what `prepare` returned. */
+  /** Called once for what `prepare` or `prepare_config` returned. */
   void (*destroy)(void* prepared);
+
+  /* Since version 2. All of these may be 0 or NULL. */
+
+  int32_t explicit_only; /**< 1: `auto` never chooses it; it runs where it is asked for by name */
+  uint32_t family_count;
+  const char* const* families; /**< families of a policy, such as "flash_v2", that mean it too */
+  /**
+   * 1: the library behind the kernels can be used on this machine. 0: cannot; `reason` says what is
+   * missing and what to install. The same function in all kernels of a library. NULL: always.
+   */
+  int32_t (*available)(XpuText reason);
+  /**
+   * 1: should be taken first where another kernel can serve too. 0: is known to be the slower one
+   * for this; `reason` says why. Asked where `supports` says yes. NULL: 1.
+   */
+  int32_t (*favoured)(const XpuOpDescription* op, XpuText reason);
+  /**
+   * Writes configuration `index` (from 0, the first choice first) that is worth measuring into
+   * `config`, and returns 1; 0 where there are no more. Letters, digits and "_.:=,+-". Comes with
+   * `prepare_config`.
+   */
+  int32_t (*config)(const XpuOpDescription* op, uint32_t index, XpuText config);
+  /**
+   * `prepare` for one configuration: one that `config` gave, or that a policy or the tuning cache
+   * names. Returns NULL where there is no such configuration. NULL: the kernel has none.
+   */
+  void* (*prepare_config)(const XpuOpDescription* op, const char* config, size_t* workspace,
+                          XpuText error);
+  /**
+   * Writes the configuration that `prepare` chose, so that a policy can name it and
+   * `prepare_config` do the same again. NULL: what `prepare` makes has no name.
+   */
+  void (*chosen_config)(const void* prepared, XpuText config);
 } XpuKernel;
 
 /**
  * What a library exports under the name `xpuruntime_kernels`: the kernels it has, valid for as long
- * as the process lives, and their number. Returns NULL where it cannot work with this `abi`.
+ * as the process lives, and their number. Returns NULL where `abi` is not the version that it was
+ * built against.
  */
 typedef const XpuKernel* (*XpuKernels)(uint32_t abi, size_t* count);
 
