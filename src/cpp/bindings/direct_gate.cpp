@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "call_context.h"
 #include "call_facts.h"
 #include "gate_state.h"
 #include "gil.h"
@@ -171,14 +172,13 @@ PyObject* DirectGate::run_ours(PyObject* place, PyObject* const* values, Py_ssiz
   static PyObject* const op = imported("xpuruntime._core", "op_matmul");
   static PyObject* const deterministic = imported("torch._C", "_get_deterministic_algorithms");
   ProductTensors tensors;
-  if (!take(values, count, names, tensors) || PyTuple_Check(place) == 0 ||
-      PyTuple_GET_SIZE(place) < 3) {
+  if (!take(values, count, names, tensors)) {
     return nullptr;
   }
   // PyTorch's switch may change between two calls; the place is for one setting of it.
   const auto wanted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(deterministic));
   if (!wanted) throw py::error_already_set();
-  if (wanted.ptr() != PyTuple_GET_ITEM(place, 2)) return nullptr;
+  if ((wanted.ptr() == Py_True) != call_context(place).deterministic) return nullptr;
   const auto size = static_cast<std::size_t>(count);
   // place, a, b, bias, scale_a, scale_b, out, activation, out_dtype, phase, stream
   std::array<PyObject*, 11> all{};

@@ -121,41 +121,23 @@ py::object run_call(CallSite& site, OpCall& call, std::span<const ArrayArgument>
   return all;
 }
 
-PositionalArguments::PositionalArguments(PyObject* const* values, Py_ssize_t count,
-                                         Py_ssize_t expected, const char* function)
-    : values_(values) {
-  if (count == expected) return;
-  throw py::type_error(std::string(function) + "() takes " + std::to_string(expected) +
-                       " arguments, and got " + std::to_string(count));
+void refuse_count(const char* function, Py_ssize_t given, std::span<const char* const> parameters) {
+  std::string text = function;
+  text += "() takes " + std::to_string(parameters.size()) + " arguments, and got ";
+  text += std::to_string(given) + ":";
+  for (const char* const name : parameters) text.append(" ").append(name);
+  throw py::type_error(text);
 }
 
-bool PositionalArguments::next_flag() {
-  const int truth = PyObject_IsTrue(next());
+namespace argument {
+
+bool flag(PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
   if (truth < 0) throw py::error_already_set();
   return truth == 1;
 }
 
-// Most calls of a program come from one place, so the last site is remembered, and kept.
-CallPlace PositionalArguments::next_place() {
-  static PyObject* last = nullptr;
-  static CallSite* site = nullptr;
-  PyObject* const place = next();
-  if (PyTuple_Check(place) == 0 || PyTuple_GET_SIZE(place) < 3) {
-    throw py::type_error("the first argument is a Place of xpuruntime.ops.ambient");
-  }
-  PyObject* const given = PyTuple_GET_ITEM(place, 0);
-  CallSite* found = site;
-  if (given != last) {
-    found = site = &py::handle(given).cast<CallSite&>();
-    Py_INCREF(given);
-    Py_XDECREF(std::exchange(last, given));  // may call others, which remember their own
-  }
-  below_autograd_ = PyTuple_GET_SIZE(place) > 5 && PyTuple_GET_ITEM(place, 5) == Py_True;
-  return {*found, PyTuple_GET_ITEM(place, 1) == Py_True, PyTuple_GET_ITEM(place, 2) == Py_True};
-}
-
-double PositionalArguments::next_number(const char* name) {
-  PyObject* const value = next();
+double number(PyObject* value, const char* name) {
   const double number = PyFloat_AsDouble(value);
   if (number == -1.0 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
@@ -165,21 +147,16 @@ double PositionalArguments::next_number(const char* name) {
   return number;
 }
 
-std::optional<double> PositionalArguments::next_optional_number(const char* name) {
-  if (values_[at_] == Py_None) {
-    ++at_;
-    return std::nullopt;
-  }
-  return next_number(name);
+std::optional<double> optional_number(PyObject* value, const char* name) {
+  if (value == Py_None) return std::nullopt;
+  return number(value, name);
 }
 
-Activation PositionalArguments::next_activation() {
-  PyObject* const value = next();
+Activation activation(PyObject* value) {
   return value == Py_None ? Activation::kNone : parse_activation(text_of(value, "activation"));
 }
 
-std::optional<DType> PositionalArguments::next_dtype() {
-  PyObject* const value = next();
+std::optional<DType> out_dtype(PyObject* value) {
   if (value == Py_None) return std::nullopt;
   const std::string name = text_of(value, "out_dtype");
   try {
@@ -189,18 +166,16 @@ std::optional<DType> PositionalArguments::next_dtype() {
   }
 }
 
-Phase PositionalArguments::next_phase() {
-  PyObject* const value = next();
+Phase phase(PyObject* value) {
   if (value == Py_None) return Phase::kInfer;
   const std::string name = text_of(value, "phase");
-  for (const Phase phase : {Phase::kInfer, Phase::kTrain, Phase::kBackward}) {
-    if (name == to_string(phase)) return phase;
+  for (const Phase one : {Phase::kInfer, Phase::kTrain, Phase::kBackward}) {
+    if (name == to_string(one)) return one;
   }
   throw InputError("phase is '" + name + "'; expected 'infer', 'train' or 'backward'");
 }
 
-Causal PositionalArguments::next_causal() {
-  PyObject* const value = next();
+Causal causal(PyObject* value) {
   if (value == Py_False || value == Py_None) return Causal::kNone;
   if (value == Py_True) return Causal::kTopLeft;
   if (PyUnicode_Check(value) != 0) {
@@ -212,8 +187,7 @@ Causal PositionalArguments::next_causal() {
                    "; expected True or 'top_left', 'bottom_right', or False");
 }
 
-void PositionalArguments::read_integers(std::span<std::int32_t> values, const char* name) {
-  PyObject* const given = next();
+void integers(PyObject* given, std::span<std::int32_t> values, const char* name) {
   const py::object items =
       py::reinterpret_steal<py::object>(PySequence_Fast(given, "expected a sequence"));
   bool right = items.ptr() != nullptr &&
@@ -231,4 +205,5 @@ void PositionalArguments::read_integers(std::span<std::int32_t> values, const ch
                    "; expected whole numbers that are not negative");
 }
 
+}  // namespace argument
 }  // namespace xpuruntime::bindings

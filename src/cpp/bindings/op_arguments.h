@@ -4,14 +4,16 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
+#include <string_view>
 
 #include "array_argument.h"
+#include "call_context.h"
 #include "xpuruntime/dispatcher.h"
 #include "xpuruntime/operand.h"
 
@@ -27,56 +29,87 @@ namespace xpuruntime::bindings {
 pybind11::object run_call(CallSite& site, OpCall& call, std::span<const ArrayArgument> inputs,
                           std::initializer_list<PyObject*> outputs, PyObject* stream);
 
-/// Where a call stands, and what its policy says beyond kernels.
-struct CallPlace {
-  CallSite& site;
-  bool allow_tf32 = false;
-  bool deterministic = false;
+/// Throws TypeError, which lists the parameters.
+[[noreturn]] void refuse_count(const char* function, Py_ssize_t given,
+                               std::span<const char* const> parameters);
+
+/// The value of one argument as what it is in C++. Each throws InputError, which names the
+/// argument, for a value that is none.
+namespace argument {
+/// By Python's own idea of truth.
+bool flag(PyObject* value);
+double number(PyObject* value, const char* name);
+std::optional<double> optional_number(PyObject* value, const char* name);
+Activation activation(PyObject* value);
+std::optional<DType> out_dtype(PyObject* value);
+Phase phase(PyObject* value);
+Causal causal(PyObject* value);
+void integers(PyObject* value, std::span<std::int32_t> into, const char* name);
+}  // namespace argument
+
+/// The name of a parameter, as a template argument.
+template <std::size_t kSize>
+struct ParameterName {
+  // NOLINTNEXTLINE(google-explicit-constructor): written as a literal
+  consteval ParameterName(const char (&from)[kSize]) { std::copy_n(from, kSize, text); }
+  char text[kSize];
 };
 
-/// The positional arguments of a function of CPython's own calling convention, which is what makes
-/// operations cheap to call. The Python functions of xpuruntime.ops are the only callers. Each
-/// `next` throws InputError, which names the argument, for a value that is none.
-class PositionalArguments {
+/// The arguments of a function of CPython's own calling convention (METH_FASTCALL), which is what
+/// makes operations cheap to call. `kParameters` lists the names of its parameters in their order,
+/// and is the only place that knows the order: arguments are read by name, and a name that the list
+/// has not does not compile. The first is the CallContext.
+template <const auto& kParameters>
+class Arguments {
  public:
-  PositionalArguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected,
-                      const char* function);
-
-  PyObject* next() { return values_[at_++]; }
-  /// The next arguments as arrays of these names, in this order.
-  template <std::size_t kCount>
-  std::array<ArrayArgument, kCount> next_arrays(const char* const (&names)[kCount]) {
-    return arrays_of(names, std::make_index_sequence<kCount>());
+  Arguments(PyObject* const* values, Py_ssize_t count, const char* function) : values_(values) {
+    if (count != static_cast<Py_ssize_t>(kParameters.size())) {
+      refuse_count(function, count, kParameters);
+    }
+    context_ = &call_context(values[0]);
   }
-  /// A Place of xpuruntime.ops.ambient, which begins with these three. Where its last says that
-  /// autograd is above the call, arrays that require a gradient are taken from here on.
-  CallPlace next_place();
-  /// By Python's own idea of truth.
-  bool next_flag();
-  double next_number(const char* name);
-  std::optional<double> next_optional_number(const char* name);
-  Activation next_activation();
-  std::optional<DType> next_dtype();
-  Phase next_phase();
-  Causal next_causal();
-  template <std::size_t kCount>
-  std::array<std::int32_t, kCount> next_integers(const char* name) {
+
+  /// Valid until other Python code runs.
+  const CallContext& context() const noexcept { return *context_; }
+  template <ParameterName kName>
+  PyObject* object() const noexcept {
+    return values_[place<kName>()];
+  }
+  template <ParameterName... kNames>
+  std::array<ArrayArgument, sizeof...(kNames)> arrays() const {
+    const bool below_autograd = context_->below_autograd;
+    return {ArrayArgument(object<kNames>(), kNames.text, below_autograd)...};
+  }
+  template <ParameterName kName>
+  bool flag() const {
+    return argument::flag(object<kName>());
+  }
+  template <ParameterName kName>
+  double number() const {
+    return argument::number(object<kName>(), kName.text);
+  }
+  template <ParameterName kName>
+  std::optional<double> optional_number() const {
+    return argument::optional_number(object<kName>(), kName.text);
+  }
+  template <ParameterName kName, std::size_t kCount>
+  std::array<std::int32_t, kCount> integers() const {
     std::array<std::int32_t, kCount> values{};
-    read_integers(values, name);
+    argument::integers(object<kName>(), values, kName.text);
     return values;
   }
 
  private:
-  template <std::size_t kCount, std::size_t... kAt>
-  std::array<ArrayArgument, kCount> arrays_of(const char* const (&names)[kCount],
-                                              std::index_sequence<kAt...> /*each*/) {
-    return {ArrayArgument(next(), names[kAt], below_autograd_)...};
+  template <ParameterName kName>
+  static consteval std::size_t place() {
+    for (std::size_t at = 0; at < kParameters.size(); ++at) {
+      if (std::string_view(kParameters[at]) == kName.text) return at;
+    }
+    throw "the function has no parameter of this name";
   }
-  void read_integers(std::span<std::int32_t> values, const char* name);
 
   PyObject* const* values_;
-  std::size_t at_ = 0;
-  bool below_autograd_ = false;
+  const CallContext* context_ = nullptr;
 };
 
 }  // namespace xpuruntime::bindings

@@ -9,8 +9,31 @@ come as tuples of the length stated there: two for `stride` and `dilation`, four
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xpuruntime._core import CallSite
+
+class CallContext:
+    """Where a call stands: the site of its policy, and what the policy says beyond kernels. Immutable.
+
+    With `below_autograd` the caller is a kernel below autograd, and arrays that require a gradient are taken.
+    """
+
+    def __init__(
+        self, site: CallSite, *, allow_tf32: bool, deterministic: bool, below_autograd: bool = False
+    ) -> None: ...
+    @property
+    def site(self) -> CallSite: ...
+    @property
+    def allow_tf32(self) -> bool: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def below_autograd(self) -> bool: ...
+
+#: Function to the names of its parameters, in their order.
+OP_PARAMETERS: dict[str, tuple[str, ...]]
+
 def op_matmul(
-    place: tuple[Any, ...],
+    context: CallContext,
     a: Any,
     b: Any,
     bias: Any,
@@ -24,7 +47,7 @@ def op_matmul(
     /,
 ) -> Any: ...
 def op_attention(
-    place: tuple[Any, ...],
+    context: CallContext,
     q: Any,
     k: Any,
     v: Any,
@@ -40,7 +63,7 @@ def op_attention(
     /,
 ) -> Any: ...
 def op_attention_backward(
-    place: tuple[Any, ...],
+    context: CallContext,
     grad_out: Any,
     q: Any,
     k: Any,
@@ -59,7 +82,7 @@ def op_attention_backward(
     /,
 ) -> tuple[Any, Any, Any]: ...
 def op_norm(
-    place: tuple[Any, ...],
+    context: CallContext,
     rms: bool,
     x: Any,
     residual: Any,
@@ -75,7 +98,7 @@ def op_norm(
     /,
 ) -> Any: ...
 def op_norm_backward(
-    place: tuple[Any, ...],
+    context: CallContext,
     rms: bool,
     grad_out: Any,
     x: Any,
@@ -90,7 +113,7 @@ def op_norm_backward(
     /,
 ) -> Any: ...
 def op_conv2d(
-    place: tuple[Any, ...],
+    context: CallContext,
     x: Any,
     weight: Any,
     bias: Any,
@@ -105,7 +128,7 @@ def op_conv2d(
     /,
 ) -> Any: ...
 def op_conv2d_input_gradient(
-    place: tuple[Any, ...],
+    context: CallContext,
     grad_out: Any,
     weight: Any,
     grad_x: Any,
@@ -118,7 +141,7 @@ def op_conv2d_input_gradient(
     /,
 ) -> Any: ...
 def op_conv2d_weight_gradient(
-    place: tuple[Any, ...],
+    context: CallContext,
     grad_out: Any,
     x: Any,
     grad_weight: Any,

@@ -8,7 +8,7 @@ import inspect
 import threading
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
@@ -26,17 +26,30 @@ R = TypeVar("R")
 __all__ = ["Place", "ambient_place", "current_policy", "place", "prepare", "use_policy"]
 
 
-class Place(NamedTuple):
-    """Where a call stands: the policy that holds, and what it says beyond kernels."""
+class Place(_core.CallContext):
+    """Where a call stands, with the policy that holds there.
 
-    site: _core.CallSite
-    allow_tf32: bool
-    deterministic: bool
-    policy: Policy
-    #: Under the same policy, but asking for a kernel: by operation and kernel.
-    pinned: dict[tuple[str, str | tuple[str, ...]], Place]
-    #: The caller is a kernel below autograd, so that no gradient is lost.
-    below_autograd: bool = False
+    Attributes
+    ----------
+    policy : Policy
+    pinned : dict
+        Under the same policy, but asking for a kernel: by operation and kernel.
+    """
+
+    __slots__ = ("pinned", "policy")
+
+    def __init__(
+        self,
+        site: _core.CallSite,
+        *,
+        allow_tf32: bool,
+        deterministic: bool,
+        policy: Policy,
+        below_autograd: bool = False,
+    ) -> None:
+        super().__init__(site, allow_tf32=allow_tf32, deterministic=deterministic, below_autograd=below_autograd)
+        self.policy = policy
+        self.pinned: dict[tuple[str, str | tuple[str, ...]], Place] = {}
 
 
 #: The innermost `use_policy` that is entered, as `_core.context_block` keeps it, with its place first; nothing outside
@@ -94,7 +107,6 @@ def _compile(policy: Policy, pin: tuple[str, ...]) -> Place:
         allow_tf32=execution.tf32 is True or execution.precision == "tf32",
         deterministic=execution.determinism == "run_to_run",
         policy=policy,
-        pinned={},
     )
 
 

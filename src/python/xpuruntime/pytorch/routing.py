@@ -169,9 +169,7 @@ def place_for(
         defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log
     )
     site = _core.CallSite(rules, module=module)
-    return Place(
-        site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, pinned={}, below_autograd=True
-    )
+    return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, below_autograd=True)
 
 
 def reason_of(error: Exception, op: str, word: str) -> str:
