@@ -75,7 +75,8 @@ $(STAMPS)/cuda-headers: pyproject.toml $(STAMPS)/venv
 $(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
 	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
-	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) --editable .
+	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
+	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON --editable .
 	@touch $@
 
 $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
@@ -138,7 +139,7 @@ lint-clang-format: ## clang-format
 	@$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES) && echo "clang-format: no findings"
 
 lint-clang-tidy: ## clang-tidy over the C++ that builds without CUDA
-	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DSKBUILD=ON \
+	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_DEVELOPER=ON -DSKBUILD=ON \
 	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
 	@$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -extra-arg=-Wno-unknown-warning-option -p build/tidy "src/cpp/.*\.cpp" \
 	  >build/tidy/log 2>&1 && echo "clang-tidy: no findings" || { grep -E 'error:|warning:' build/tidy/log | sort -u; exit 1; }
@@ -170,7 +171,8 @@ docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while yo
 
 wheel: $(STAMPS)/build ## Build a wheel into dist/
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
-	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) .
+	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
+	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON .
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

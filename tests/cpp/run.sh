@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 build_and_run() {
   local name=$1 type=$2 sanitize=$3
   local folder="build/cpp-$name"
-  cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON \
+  cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON -DXPURUNTIME_DEVELOPER=ON \
     -DXPURUNTIME_SANITIZE="$sanitize" >/dev/null
   cmake --build "$folder" --parallel "${JOBS:-2}"
   echo "== C++ tests, $name"
