@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "capture_calls.h"
 #include "fake_memory.h"
+#include "streams/capture_calls.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/torch_allocator.h"
 

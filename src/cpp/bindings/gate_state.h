@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/call_table.h"
+#include "core/dispatch/call_table.h"
 #include "sdpa_turn.h"
 
 namespace xpuruntime::bindings {

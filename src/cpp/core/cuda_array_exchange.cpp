@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "stream_calls.h"
+#include "streams/stream_calls.h"
 #include "xpuruntime/dlpack_exchange.h"
 #include "xpuruntime/error.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "stream_calls.h"
+#include "streams/stream_calls.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/memory_manager.h"
 #include "xpuruntime/stream_manager.h"

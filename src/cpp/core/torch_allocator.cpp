@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "stream_handle.h"
+#include "streams/stream_handle.h"
 #include "torch_allocator_slot.h"
 #include "xpuruntime/device_manager.h"
 #include "xpuruntime/error.h"

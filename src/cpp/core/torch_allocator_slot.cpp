@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "stream_handle.h"
+#include "streams/stream_handle.h"
 #include "xpuruntime/device_manager.h"
 #include "xpuruntime/error.h"
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "capture_calls.h"
+#include "streams/capture_calls.h"
 #include "xpuruntime/torch_allocator.h"
 
 namespace xpuruntime::torch_allocator {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "stream_calls.h"
+#include "streams/stream_calls.h"
 
 #include "cuda/check.h"
 #include "xpuruntime/error.h"

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "cupti/library.h"
-#include "device_activity.h"
+#include "tracing/device_activity.h"
 
 namespace xpuruntime::activity {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "device_activity.h"
+#include "tracing/device_activity.h"
 
 namespace xpuruntime::activity {
 
