@@ -23,6 +23,7 @@ from report_parts import Check, Section, machine, number, spread, table, target_
 from report_profile import PROFILE_SECTIONS
 from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
+from report_rules import kernel_rules
 from report_torch import torch_sessions
 from report_units import unit_times
 
@@ -225,6 +226,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "qnn_overhead": qnn,
     "torch_overhead": torch_sessions,
     "unit_times": unit_times,
+    "rules_cpu": kernel_rules,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
@@ -257,7 +259,15 @@ def load(folder: Path) -> list[dict[str, Any]]:
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sessions": (
         "Sessions",
-        ("session_cpu", "session_cuda", "openvino_overhead", "qnn_overhead", "torch_overhead", "unit_times"),
+        (
+            "session_cpu",
+            "session_cuda",
+            "openvino_overhead",
+            "qnn_overhead",
+            "torch_overhead",
+            "unit_times",
+            "rules_cpu",
+        ),
     ),
     "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),
     "models": ("Models on ONNX Runtime", ("resnet50_cuda", "ort_custom_ops_cpu", "ort_custom_ops_cuda")),

@@ -20,6 +20,7 @@ PLAN = {
         ["bench_ort_custom_ops.py", "--device", "cpu"],
         ["bench_openvino_overhead.py"],
         ["bench_unit_times.py"],
+        ["bench_rules.py"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],

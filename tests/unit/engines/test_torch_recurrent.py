@@ -87,12 +87,20 @@ def test_rules_by_node_find_the_layer(tmp_path: Path) -> None:
         {"matmul": ["cpu.reference", "torch"]},
         {"matmul": "auto"},
         {"rules": [{"match": {"op": "matmul", "dtype": "bf16"}, "use": "cpu.reference"}]},
-        {"rules": [{"match": {"op": "matmul", "m": "<=16"}, "use": "cpu.reference"}]},
+        {"rules": [{"match": {"op": "matmul", "head_dim": "<=16"}, "use": "cpu.reference"}]},
     ],
 )
 def test_what_does_not_ask_it_of_the_layer_stays_enforced(kernels: Any) -> None:
     found = controls(Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4)), kernels)
     assert {one.enforceability for key, one in found.items() if key.startswith("kernels.")} == {"enforced"}
+
+
+def test_a_rule_by_a_size_may_be_for_the_products_of_the_layer() -> None:
+    """How many rows they have is known when they run, by the one kernel: the rule is not promised to hold for them."""
+    rules = {"rules": [{"match": {"op": "matmul", "m": "<=16"}, "use": "cpu.reference"}]}
+    found = controls(Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4)), rules)["kernels.rules[0]"]
+    assert found.enforceability == "advisory"
+    assert "one kernel" in found.reason
 
 
 def test_layers_that_multiply_step_by_step_are_enforced_and_obey(tmp_path: Path) -> None:

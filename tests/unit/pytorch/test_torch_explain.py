@@ -292,3 +292,30 @@ def test_decisions_that_are_cleared_are_still_told():
     assert row.requested == ("cpu",)
     assert row.resolved in ("cpu.blas", "cpu.reference")
     assert row.observed == (row.resolved,)
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"op": "matmul", "node": "cell"},
+        {"op": "matmul", "module": "cell"},
+        {"op": "matmul", "device": "cpu"},
+        {"op": "matmul", "m": "<=16"},
+        {"module": "cell", "phase": ["train", "infer"]},
+    ],
+)
+def test_a_bypassed_call_counts_as_requested_whatever_fact_the_rule_states(match):
+    """A call that no override serves, under a rule that states a fact the profiler or the recorder has to find."""
+    model = torch.nn.Sequential()
+    model.add_module("cell", torch.nn.LSTM(4, 4))
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        xt.kernel_policy(rules=[{"match": match, "use": "cpu.reference"}], root=model),
+    ):
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        with xt.explain() as found:
+            model(torch.randn(3, 2, 4))
+    rows = [row for row in found.rows if row.op == "matmul"]
+    assert {row.status for row in rows} == {"bypassed"}, rows
+    assert {(row.requested, row.source) for row in rows} == {(("cpu.reference",), "kernels.rules[0]")}

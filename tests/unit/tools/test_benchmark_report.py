@@ -53,6 +53,12 @@ BODIES = {
             "1048576": {"samples_us": {"xpuruntime caching": times(0.9), "torch.empty": times(3.6)}},
         },
     },
+    "rules_cpu": {
+        "calls": 7,
+        "samples_s": {"1 rules, 100 nodes": times(0.1), "5000 rules, 100 nodes": times(2.0)},
+        "samples_us": {"no policy": times(2.0), "5000 rules": times(3.0)},
+        "targets": {"plan_s": 1.0},
+    },
     "resnet50_cuda": {
         "calls": 7,
         "policies": {"default": {}, "fp16": {"execution": {"precision": "fp16"}}},

@@ -85,8 +85,7 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that are away from their defaults."""
         defaults = _defaults(type(self))
-        values = {name: getattr(self, name) for name in self.KINDS}
-        return {name: value for name, value in values.items() if value != defaults[name]}
+        return {name: value for name in self.KINDS if (value := getattr(self, name)) != defaults[name]}
 
     def to_plain(self, hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Return what a file says of this value: plain lists, dicts and scalars, without what is at its default."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.pytorch import calls, module_names, module_paths
+from xpuruntime.policies.call_facts import UNKNOWN
+from xpuruntime.pytorch import module_names, module_paths
 from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
+from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.explaining.asking import means_more
 
 if TYPE_CHECKING:
@@ -155,13 +157,15 @@ def _asks(held: Held, op: str, path: str, part: torch.nn.Module) -> bool:
 
 
 def _asked(held: Held, op: str, module: str, like: torch.Tensor | None) -> list[tuple[str, ...]]:
-    """Return what a policy asks for in each phase, in a module, for tensors of the device and dtype of `like`."""
-    facts: dict[str, Any] = {"module": module or None, "node": module or None}
-    if like is not None:
-        device = like.device
-        facts["device"] = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
-        facts.update(dtype=calls.DTYPES.get(like.dtype), arch=calls.arch_of(device))
-    return [held.policy.kernels.choose(op, phase=phase, **facts)[0] for phase in ("train", "infer", "backward")]
+    """Return what a policy may ask for in a module, for tensors of the device and dtype of `like`."""
+    facts = facts_of_call(
+        op,
+        device=None if like is None else like.device,
+        dtype=None if like is None else like.dtype,
+        phase=UNKNOWN,
+        module=module,
+    )
+    return [one.use for one in held.policy.kernels.compiled_rules.match(facts).preferences]
 
 
 def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> bool:

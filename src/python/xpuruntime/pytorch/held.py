@@ -17,8 +17,9 @@ from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention.entries import SDPA
+from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.overriding import gates
-from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse, words_of
+from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.rule_use import RuleUse
 
 if TYPE_CHECKING:
@@ -202,20 +203,13 @@ class Held:
         UnsupportedOperationError
             The policy is strict and nothing that it asks for can serve.
         """
-        facts: dict[str, Any] = {
-            "dtype": calls.DTYPES.get(dtype),
-            "device": f"cuda:{device.index or 0}" if device.type == "cuda" else device.type,
-            "arch": calls.arch_of(device),
-            "phase": phase or None,
-            "module": module or None,
-            "node": module or None,
-            **sizes,
-        }
+        facts = facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes=sizes)
         if entry is None and op == "attention":
             entry = SDPA
         default = DEFAULT_ID[op] if entry is None else entry.default
-        asked, source = words_of(self.policy, op, **facts)
-        self.rule_use.note(op, facts)
+        wanted = self.policy.kernels.compiled_rules.match(facts)
+        asked, source = wanted.use, wanted.source
+        self.rule_use.note(facts)
         if source != "default":
             source = self.source or source
         skipped = dict(skip)

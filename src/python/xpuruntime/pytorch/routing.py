@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["BY_CALL", "NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse", "words_of"]
+__all__ = ["BY_CALL", "NATIVE_WORDS", "Route", "bare_reason", "place_for", "reason_of", "refuse"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_WORDS: dict[str, dict[str, str]] = {
@@ -141,11 +141,6 @@ class Route:
         if self.source == "default":
             return "default"
         return "substituted" if len(self.passed_over) == len(self.asked) else "honoured"
-
-
-def words_of(policy: Policy, op: str, **facts: Any) -> tuple[tuple[str, ...], str]:
-    """Return the kernels that a policy asks for, in order, and the key that asks; see `KernelPolicy.choose`."""
-    return policy.kernels.choose(op, **facts)
 
 
 def place_for(

@@ -8,15 +8,14 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.policies.kernel_rule import RuleMatch
+from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts
 from xpuruntime.policies.refusal import nearest
 from xpuruntime.pytorch import module_names
 
 if TYPE_CHECKING:
     from xpuruntime.policies import Policy
+    from xpuruntime.policies.kernel_rule import RuleMatch
     from xpuruntime.pytorch.held import Held
 
 __all__ = ["RuleUse", "report"]
@@ -27,6 +26,8 @@ _FIX = (
 )
 #: Modules that a message names.
 _MOST = 4
+#: Kinds of calls that are kept until they are compared with the rules.
+_KINDS = 4096
 
 
 class RuleUse:
@@ -39,31 +40,47 @@ class RuleUse:
 
     def __init__(self, policy: Policy) -> None:
         self._lock = threading.Lock()
+        self._rules = policy.kernels.compiled_rules
         self._open: dict[int, RuleMatch] = {
-            at: rule.match
-            for at, rule in enumerate(policy.kernels.rules)
-            if rule.use is not None and (rule.match.module is not None or rule.match.node is not None)
+            rule.index: rule.rule.match
+            for rule in self._rules.rules
+            if rule.use and (rule.rule.match.module is not None or rule.rule.match.node is not None)
         }
         self._others: dict[int, dict[str, None]] = {}
+        #: Kinds of calls that were not compared yet, each with the names of the places that they came from.
+        self._calls: dict[CallFacts, dict[tuple[Any, Any], None]] = {}
 
-    def note(self, op: str, facts: dict[str, Any]) -> None:
-        """Take note of a kind of calls, by what `KernelPolicy.choose` takes; an earlier rule may decide them.
+    def note(self, facts: CallFacts) -> None:
+        """Take note of a kind of calls; an earlier rule may decide them.
 
         A rule has its module where any call came from that. Whether it was one of the rule's operation does not count.
         """
         if not self._open:
             return
-        place = {"module": facts.get("module"), "node": facts.get("node")}
         with self._lock:
-            for at, match in list(self._open.items()):
-                if RuleMatch(module=match.module, node=match.node).matches(**place):
-                    del self._open[at]
-                elif msgspec.structs.replace(match, module=None, node=None).matches(op=op, **facts):
-                    self._others.setdefault(at, {})[facts.get("module") or ""] = None
+            kind = facts._replace(node=UNKNOWN, module=UNKNOWN)
+            self._calls.setdefault(kind, {})[facts.node, facts.module] = None
+            if len(self._calls) >= _KINDS:
+                self._compare()
+
+    def _compare(self) -> None:
+        """Compare the rules with the calls that were noted since the last time."""
+        places = {place: None for names in self._calls.values() for place in names}
+        for node, module in places:
+            for rule in self._rules.matching(ANY_CALL._replace(node=node, module=module)):
+                self._open.pop(rule.index, None)
+        if self._open:
+            for kind, names in self._calls.items():
+                for rule in self._rules.matching(kind):
+                    if rule.index in self._open:
+                        modules = self._others.setdefault(rule.index, {})
+                        modules.update((module or "", None) for _, module in names)
+        self._calls.clear()
 
     def unmatched(self) -> list[str]:
         """Return a sentence for each rule that no call matched, though some would have if they were of its module."""
         with self._lock:
+            self._compare()
             found = [(at, match, list(self._others[at])) for at, match in self._open.items() if at in self._others]
         return [_sentence(at, match, others) for at, match, others in found]
 

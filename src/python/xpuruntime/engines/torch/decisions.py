@@ -68,18 +68,19 @@ class Deciding:
 
     def asked_of(self, call: SeenCall) -> tuple[tuple[str, ...], str]:
         """Return what the policy asks for a call that was not decided, and the key; nothing where PyTorch does it."""
-        from xpuruntime.pytorch.explaining.asking import means_more
+        from xpuruntime.pytorch.call_facts import facts_of_call
+        from xpuruntime.pytorch.explaining.asking import request_of
 
-        words, key = self._policy.choose(
+        facts = facts_of_call(
             call.op,
-            dtype=call.dtype or None,
-            device=call.device or None,
-            arch=_arch_of(call.device),
+            device=call.device,
+            dtype=call.dtype,
             phase="infer",
-            node=call.node or None,
-            module=module_of_node(call.node) or None,
+            module=module_of_node(call.node),
+            node=call.node,
         )
-        return (words, key) if means_more(call.op, words) else ((), "default")
+        wanted, sure = request_of(self._policy, facts)  # a decision cannot say that a rule may be meant
+        return (wanted.use, wanted.source) if wanted is not None and sure else ((), "default")
 
     def passed_over(self, route: Route) -> dict[str, str]:
         """Return the words that cannot serve a route, each with the reason."""
@@ -260,11 +261,3 @@ def _asking(key: str) -> DecisionSource:
 
 def _tuning(key: str) -> str:
     return "kernels.auto_strategy" if key == "default" else key
-
-
-def _arch_of(device: str) -> str | None:
-    import torch
-
-    from xpuruntime.pytorch.calls import arch_of
-
-    return arch_of(torch.device(device)) if device else None

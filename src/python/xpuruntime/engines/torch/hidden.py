@@ -9,13 +9,12 @@ that were decomposed may have any attention so.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
 from xpuruntime.engines.torch.recurrent import dtypes_of, one_kernel_layers
-from xpuruntime.evidence.carried.policy import module_of_node
 from xpuruntime.policies import KernelPolicy
+from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.policies.kernel_ids import OPS
 
 if TYPE_CHECKING:
@@ -80,16 +79,19 @@ def hidden_calls(request: Request) -> dict[str, Hidden]:
         return {}
     rules = placed_rules(request.policy.kernels, nodes)
     placed = KernelPolicy(rules=tuple(rule for rule, _ in rules))
+    cuda = request.device.startswith("cuda")
     keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
     found: dict[str, dict[str, dict[str, None]]] = {}
     for op, hidden in out_of_reach.items():
         for node in hidden:
-            module = module_of_node(node.name) or None
-            facts = {"device": request.device, "phase": "infer", "node": module, "module": module}
-            for dtype in dtypes or (None,):
-                words, source = placed.choose(op, dtype=dtype, head_dim=node.by_products or None, **facts)
-                if not KEPT[op].intersection(words):
-                    found.setdefault(keys[source], {}).setdefault(op, {})[node.name] = None
+            for dtype in dtypes or (UNKNOWN,):
+                facts = facts_of_program_node(node, device=request.device, dtype=dtype, phase="infer")
+                facts = facts._replace(op=op, node=facts.module, arch=UNKNOWN if cuda else None)
+                if node.by_products:
+                    facts = facts._replace(head_dim=node.by_products)
+                for wanted in placed.compiled_rules.match(facts).preferences:
+                    if not KEPT[op].intersection(wanted.use):
+                        found.setdefault(keys[wanted.source], {}).setdefault(op, {})[node.name] = None
     names = {node.name for hidden in out_of_reach.values() for node in hidden}
     others = [node for node in nodes if node.name not in names]
     return {key: _told(by_op, alone=not _has_more(key, rules, others)) for key, by_op in found.items()}
@@ -110,10 +112,6 @@ def _reason(op: str, names: Sequence[str]) -> str:
 
 def _has_more(key: str, rules: tuple[tuple[KernelRule, str], ...], nodes: Iterable[NodeInfo]) -> bool:
     """Say whether a key may be for one of these operators."""
-    matches = [rule.match for rule, source in rules if source == key]
-    return any(
-        match.op in (None, op) and (match.module is None or fnmatchcase(module_of_node(node.name), match.module))
-        for node in nodes
-        if (op := operation_of(node)) in OPS
-        for match in matches
-    )
+    asking = KernelPolicy(rules=tuple(rule for rule, source in rules if source == key)).compiled_rules
+    places = (facts._replace(node=UNKNOWN) for node in nodes if (facts := facts_of_program_node(node)).op in OPS)
+    return any(asking.matching(facts) for facts in places)

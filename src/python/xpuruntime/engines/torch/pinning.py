@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
-from xpuruntime.evidence.carried.policy import OP_OF_TORCH, literally, module_of_node
+from xpuruntime.evidence.carried.policy import OP_OF_TORCH, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+from xpuruntime.policies.name_patterns import NameSet, escape
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.pytorch.held import Held, holding
 
-__all__ = ["Pins", "operation_of", "placed_rules", "words_of"]
+__all__ = ["Pins", "facts_of_program_node", "operation_of", "placed_rules", "words_of"]
 
 
 #: Operators that are made of products, and of what no policy speaks of.
@@ -40,6 +41,18 @@ def operation_of(node: NodeInfo) -> str | None:
     return "matmul" if name in _OF_PRODUCTS else OP_OF_TORCH.get(name)
 
 
+def facts_of_program_node(node: NodeInfo, **known: Any) -> CallFacts:
+    """Return the facts of the calls of an operator of a program, whose sizes, device and type are known when it runs.
+
+    `known` are facts that are known already.
+    """
+    op = operation_of(node)
+    facts: dict[str, Any] = {"phase": UNKNOWN}
+    facts.update(dict.fromkeys(("dtype", "device", "arch"), UNKNOWN), op=op, **unknown_sizes(op or ""))
+    facts.update(node=node.name, module=module_of_node(node.name) or None, **known)
+    return CallFacts(**facts)
+
+
 def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple[KernelRule, str], ...]:
     """Return what a policy asks of kernels as rules that hold while PyTorch runs, each with the key it is from.
 
@@ -47,14 +60,25 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
     The short forms come last, as rules of their own, so that each call is decided by itself and no switch of the
     process is set.
     """
-    known = tuple(nodes)
+    places: dict[str, dict[CallFacts, None]] = {}
+    for node in nodes:
+        if (facts := facts_of_program_node(node)).op is not None and facts.module is not None:
+            places.setdefault(node.name, {})[facts] = None
+    names = NameSet(places)
     found: dict[tuple[KernelRule, str], None] = {}
-    for place, rule in enumerate(policy.rules):
+    for compiled in policy.compiled_rules.rules:
+        rule = compiled.rule
         if rule.use is None or rule.precision is not None:
             continue
-        key = f"kernels.rules[{place}]"
-        for match in _without_node(rule.match, known):
-            found[KernelRule(match=match, use=rule.use), key] = None
+        match = rule.match
+        if match.node is None:
+            found[KernelRule(match=match, use=rule.use), compiled.source] = None
+            continue
+        for name in names.matching(match.node):
+            for facts in places[name]:
+                if compiled.certainty(facts) != "no":
+                    here = match.replace(node=None, module=escape(str(facts.module)), op=facts.op)
+                    found[KernelRule(match=here, use=rule.use), compiled.source] = None
     for op, words in policy.preferences.items():
         found[KernelRule(match=RuleMatch(op=op), use=words), f"kernels.{op}"] = None
     return tuple(found)
@@ -66,18 +90,6 @@ def words_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
     place = re.fullmatch(r"rules\[(\d+)\]", name)
     use = policy.rules[int(place[1])].use if place else policy.preferences[name]
     return (use,) if isinstance(use, str) else tuple(use or ())
-
-
-def _without_node(match: RuleMatch, nodes: tuple[NodeInfo, ...]) -> Iterator[RuleMatch]:
-    if match.node is None:
-        yield match
-        return
-    for node in nodes:
-        op, module = operation_of(node), module_of_node(node.name)
-        if op is None or not module or not fnmatchcase(node.name, match.node):
-            continue
-        if (match.module is None or fnmatchcase(module, match.module)) and match.op in (None, op):
-            yield match.replace(node=None, module=literally(module), op=op)
 
 
 class _Here(threading.local):

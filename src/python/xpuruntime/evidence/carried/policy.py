@@ -9,12 +9,12 @@ for this node, before those of the policy.
 
 from __future__ import annotations
 
-import re
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from xpuruntime.policies import Policy
+from xpuruntime.policies.call_facts import ANY_CALL
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+from xpuruntime.policies.name_patterns import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,6 @@ __all__ = [
     "OP_OF_TORCH",
     "POLICY_KEY",
     "RESULT_KEY",
-    "literally",
     "module_of_node",
     "pinned_by_rule",
     "read_policy",
@@ -74,18 +73,10 @@ OP_OF_TORCH = {
     ),
 }
 
-#: Facts of an operation that a file does not tell: they are known when it runs.
-_LATER = ("m", "n", "k", "head_dim", "dtype", "device")
-
 
 def module_of_node(node: str) -> str:
     """Return the path of the module in the name of an exported node: ``"layers.0"`` of ``"layers.0/MatMul"``."""
     return node.rpartition("/")[0]
-
-
-def literally(name: str) -> str:
-    """Return the pattern that only this name meets."""
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def pinned_by_rule(policy: KernelPolicy, op_type: str, node: str) -> tuple[str, ...] | None:
@@ -97,26 +88,14 @@ def pinned_by_rule(policy: KernelPolicy, op_type: str, node: str) -> tuple[str, 
     op = OP_OF_NODE.get(op_type)
     if op is None:
         return None
-    for rule in policy.rules:
-        match = rule.match
-        if rule.use is None or not _may_hold(match, op, node):
+    module = module_of_node(node) or None
+    facts = ANY_CALL._replace(op=op, node=node, module=module, phase="infer")
+    for rule in policy.compiled_rules.matching(facts):
+        if not rule.use:
             continue
-        if any(getattr(match, name) is not None for name in _LATER):
-            return None
-        words = (rule.use,) if isinstance(rule.use, str) else rule.use
-        return None if words[0] == "auto" else words
+        pinned = rule.certainty(facts) == "yes" and rule.use[0] != "auto"
+        return rule.use if pinned else None
     return None
-
-
-def _may_hold(match: RuleMatch, op: str, node: str) -> bool:
-    module = module_of_node(node)
-    phases = (match.phase,) if isinstance(match.phase, str) else match.phase
-    return (
-        match.op in (None, op)
-        and (phases is None or "infer" in phases)
-        and (match.node is None or fnmatchcase(node, match.node))
-        and (match.module is None or (bool(module) and fnmatchcase(module, match.module)))
-    )
 
 
 def read_policy(text: str | None, marks: Iterable[tuple[str, str, str]], name: str) -> Policy | None:
@@ -148,7 +127,7 @@ def read_policy(text: str | None, marks: Iterable[tuple[str, str, str]], name: s
         if policy is not None and pinned_by_rule(policy.kernels, op_type, node) == words:
             continue
         op = OP_OF_NODE.get(op_type)
-        rules.append(KernelRule(match=RuleMatch(op=op, node=literally(node)), use=words))
+        rules.append(KernelRule(match=RuleMatch(op=op, node=escape(node)), use=words))
     if not rules:
         return policy
     base = Policy() if policy is None else policy

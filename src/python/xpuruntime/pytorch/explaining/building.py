@@ -10,8 +10,11 @@ from msgspec import structs
 
 from xpuruntime import _core
 from xpuruntime.ops.decision_log import recorded
+from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
+from xpuruntime.pytorch.call_facts import facts_of_call
+from xpuruntime.pytorch.explaining.asking import uncertain
 from xpuruntime.pytorch.explaining.escapes import FLEX
 from xpuruntime.pytorch.explaining.joining import Called, Share
 from xpuruntime.pytorch.explaining.rows import Row, RowStatus
@@ -163,13 +166,16 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
     source, resolved = "default", ""
     if key.what == "escape":
         status = "default"
-        requested, source, sure = asking.asked(
+        facts = facts_of_call(
             key.op,
+            device="cpu" if kind == "cpu" else "cuda",
             dtype=key.dtypes[0] if key.dtypes else None,
-            device="cpu" if kind == "cpu" else None,
-            phase=key.phase or None,
-            module=key.module or None,
+            phase=key.phase or UNKNOWN,
+            module=key.module,
         )
+        if not key.module:  # the profiler names none: it is not known whether there is one
+            facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
+        requested, source, sure = asking.asked(facts)
         follows = _follows(key)
         chosen = _of_flex(key, requested)
         if chosen is not None:
@@ -181,7 +187,7 @@ def _of_rest(key: Escaped, share: Share, kind: str, asking: Asking) -> Row:
             status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
         elif requested:
             status = "bypassed"
-            reason = key.reason + ("" if sure else f"; whether {source} means these calls cannot be told")
+            reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
     elif key.what != "other":
         status = "opaque"
         reason = _OPAQUE[key.what]

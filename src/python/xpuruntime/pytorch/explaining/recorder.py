@@ -12,7 +12,8 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.explaining.asking import Asking, means_more
+from xpuruntime.pytorch.call_facts import facts_of_call
+from xpuruntime.pytorch.explaining.asking import Asking, request_of, uncertain
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import DEFAULT_ID, NATIVE_WORDS
 from xpuruntime.pytorch.tuning import measuring
@@ -75,7 +76,7 @@ class Seen:
         self.phase = phase
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(dict.fromkeys(calls.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
-        self.device = str(tensors[0].device) if tensors else "cpu"
+        self.device = _device_of(tensors)
         self.count = 0
         self.first_ns = 0
         self.first_duration_ns = 0
@@ -104,15 +105,17 @@ class Seen:
         if held is None:
             return
         if self.op in held.ops:
-            words, source = held.policy.kernels.choose(
+            facts = facts_of_call(
                 self.op,
-                dtype=self.dtypes[0] if self.dtypes else None,
                 device=self.device,
+                dtype=self.dtypes[0] if self.dtypes else None,
                 phase=self.phase,
-                module=self.module or None,
+                module=self.module,
             )
-            if means_more(self.op, words):
-                self.asked, self.source, self.status, self.reason = words, source, "bypassed", LEFT
+            wanted, sure = request_of(held.policy.kernels, facts)
+            if wanted is not None:
+                self.asked, self.source = wanted
+                self.status, self.reason = "bypassed", LEFT if sure else f"{LEFT}; {uncertain(self.source)}"
             return
         stated = held.policy.kernels.get(self.op)
         if stated is not None:
@@ -208,6 +211,10 @@ class CallRecorder:
                     self._seen[key] = found
             self.note_policy()
         return found
+
+
+def _device_of(tensors: list[torch.Tensor]) -> str:
+    return str(tensors[0].device) if tensors else "cpu"
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import re
 import warnings
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ import xpuruntime
 from xpuruntime.evidence.carried.export_lock import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.policies.name_patterns import NameSet
 from xpuruntime.pytorch import calls, held
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def translate(
     """
     if policy is None:
         return None, []
+    named, paths = NameSet(nodes), NameSet(modules)
     rules: list[KernelRule] = []
     notes: list[str] = []
     if by_node:
@@ -71,14 +72,14 @@ def translate(
             continue
         if phases is not None:
             match = match.replace(phase=None)
-        if match.node is not None and not any(fnmatchcase(name, match.node) for name in nodes):
-            if match.module is None and any(fnmatchcase(path, match.node) for path in modules):
+        if match.node is not None and not named.matches(match.node):
+            if match.module is None and paths.matches(match.node):
                 notes.append(f"{key}: node {match.node!r} names modules, and became module {match.node!r}")
                 match = match.replace(module=match.node, node=None)
             else:
                 notes.append(f"{key} is left out: node {match.node!r} names no node of the exported graph")
                 continue
-        elif match.module is not None and not any(fnmatchcase(path, match.module) for path in modules):
+        elif match.module is not None and not paths.matches(match.module):
             notes.append(f"{key} is left out: module {match.module!r} names no module with nodes in the exported graph")
             continue
         if by_node and match.module is not None and match.node is None:

@@ -20,10 +20,10 @@ from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.entries import FLEX
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice
+from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.explaining.asking import means_more
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding.native import IN_PYTHON, Override
-from xpuruntime.pytorch.routing import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,18 +164,16 @@ def _follow(held: Held, key: Any, route: Route, gradient: dict[str, Any]) -> Non
 
 def _note_stated(held: Held, stated: str, facts: dict[str, Any], module: str) -> None:
     """Keep for `explain` that a call has stated its own backend, which goes before any policy."""
-    device = facts["device"]
-    asked, source = words_of(
-        held.policy,
+    call = facts_of_call(
         "attention",
-        dtype=calls.DTYPES.get(facts["dtype"]),
-        device=f"cuda:{device.index or 0}" if device.type == "cuda" else device.type,
-        arch=calls.arch_of(device),
-        phase=facts["phase"] or None,
-        module=facts["module"] or None,
-        node=facts["module"] or None,
-        head_dim=facts["head_dim"],
+        device=facts["device"],
+        dtype=facts["dtype"],
+        phase=facts["phase"],
+        module=facts["module"],
+        sizes={"head_dim": facts["head_dim"]},
     )
+    wanted = held.policy.kernels.compiled_rules.match(call)
+    asked, source = wanted.use, wanted.source
     kernel = _IDS.get(stated, "")
     why = f"the call states its own backend, {stated}"
     if not means_more("attention", asked):

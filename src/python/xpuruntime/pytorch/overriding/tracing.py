@@ -10,11 +10,12 @@ import torch
 from torch._guards import CompileContext
 
 from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.escaping import Escape
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.overriding.native import TRACING, Override
 from xpuruntime.pytorch.program_tracing import is_traced_for_a_program
-from xpuruntime.pytorch.routing import NATIVE_WORDS, words_of
+from xpuruntime.pytorch.routing import NATIVE_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,15 +92,8 @@ def _is_differentiated_by_func() -> bool:
 
 def _asks_for_ours(held: Held, op: str, x: Tensor, phase: str) -> bool:
     device = x.device
-    words, _ = words_of(
-        held.policy,
-        op,
-        dtype=calls.DTYPES.get(x.dtype),
-        device=f"cuda:{device.index or 0}" if device.type == "cuda" else device.type,
-        arch=calls.arch_of(device),
-        phase=phase,
-    )
-    for word in words:
+    facts = facts_of_call(op, device=device, dtype=x.dtype, phase=phase, module="", sizes={})
+    for word in held.policy.kernels.compiled_rules.match(facts).use:
         if word == "auto" or word in NATIVE_WORDS[op]:
             return False
         if _DEVICES.get(word.partition(".")[0], device.type) == device.type:
