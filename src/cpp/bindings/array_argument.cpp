@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "error_text.h"
-#include "torch_shim.h"
+#include "torch_tensor.h"
 #include "xpuruntime/dlpack_exchange.h"
 #include "xpuruntime/error.h"
 
@@ -251,11 +251,11 @@ py::object ArrayArgument::make_by_torch(const OutputSpec& spec, Operand& view) c
     dense *= std::max<std::int64_t>(spec.shape[i], 1);
   }
   if (spec.channels_last) channels_last_strides(spec.shape.data(), strides.data());
+  void* data = nullptr;
   py::object made =
-      make_torch_tensor(object_, spec.dims(), {strides.data(), spec.rank}, spec.dtype);
-  const void* data = nullptr;
-  if (!made || torch_shim()->data(torch_shim()->tensor_of(made.ptr()), &data) != 0) return {};
-  view = view_of(spec, operand_.device, const_cast<void*>(data), strides.data());
+      make_torch_tensor(object_, spec.dims(), {strides.data(), spec.rank}, spec.dtype, &data);
+  if (!made) return {};
+  view = view_of(spec, operand_.device, data, strides.data());
   return made;
 }
 

@@ -10,20 +10,20 @@ namespace xpuruntime::bindings {
 
 /// C++ errors become the classes of xpuruntime.errors. Called first.
 void bind_errors();
+void bind_addon(pybind11::module_& module);
 void bind_array_view(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 void bind_call_key(pybind11::module_& module);
-void bind_direct_gate(pybind11::module_& module);
 void bind_gate(pybind11::module_& module);
-void bind_plain_gate(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_ops(pybind11::module_& module);
-void bind_operator_gate(pybind11::module_& module);
 void bind_interruption(pybind11::module_& module);
 void bind_onnxruntime(pybind11::module_& module);
 void bind_profiler(pybind11::module_& module);
+void bind_sdpa_turn(pybind11::module_& module);
+void bind_stable_product(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

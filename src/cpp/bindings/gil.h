@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 #include <unistd.h>
 
 #include <exception>

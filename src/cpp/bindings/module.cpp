@@ -24,11 +24,11 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_kernels(module);
   bind_ops(module);
   bind_call_key(module);
-  bind_direct_gate(module);
   bind_gate(module);
   bind_interruption(module);
-  bind_operator_gate(module);
-  bind_plain_gate(module);
+  bind_sdpa_turn(module);
+  bind_stable_product(module);
+  bind_addon(module);
   bind_onnxruntime(module);
   bind_profiler(module);
 }

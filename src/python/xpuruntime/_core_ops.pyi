@@ -180,30 +180,8 @@ def set_gates(
     `open_phases` and `open_modules`.
     """
 
-def open_phases() -> str:
-    """Find PyTorch's functions that tell phases. Returns what is against using them, or nothing."""
-
 def call_phase() -> str:
     """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread; after `open_phases`."""
-
-def open_modules() -> str:
-    """Find PyTorch's function that numbers nodes of autograd. Returns what is against using it, or nothing.
-
-    After `open_phases` has returned nothing.
-    """
-
-def open_node_threads(nodes: list[Any], other: Any, thread: int) -> str:
-    """Find where PyTorch keeps which thread has made a node of autograd. Returns what is against it, or nothing.
-
-    Parameters
-    ----------
-    nodes : list
-        Some that this thread has made.
-    other : object
-        One that another thread has made.
-    thread : int
-        What `node_thread` returns in that one.
-    """
 
 def node_thread() -> int:
     """Return the number by which nodes of autograd that this thread makes are told from those of others."""
@@ -274,70 +252,41 @@ def stated_phase() -> str:
 def forget_native_calls() -> None:
     """Have gates look anew which calls are native, since a route has changed."""
 
-def open_torch() -> str:
-    """Find PyTorch's C functions, and try them. Returns what is against using them, or nothing."""
+def torch_gates() -> Any:
+    """Return the functions that the addon for PyTorch calls, in a capsule."""
 
-def make_direct_gate(
-    name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any
-) -> Callable[..., Any] | None:
-    """Return a gate for a matrix product that calls PyTorch's C function; ``None`` where there is none.
+def use_torch_addon(functions: Any) -> None:
+    """Take what PyTorch knows of a call from the addon with these functions; ``None``: from Python.
 
-    It is called without a keyset, and calls the others with `keyset`.
+    Raises
+    ------
+    ImportError
+        The addon was built for another core.
     """
 
-def place_kernel(name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any) -> Callable[[], None] | None:
-    """Put such a gate in the operator's place as a kernel in C, which PyTorch calls without Python.
+def open_stable_abi(to_python: Callable[[Any], Any], to_handle: Callable[[Any], Any]) -> str:
+    """Find PyTorch's stable C ABI. Returns the first function that is missing, or nothing.
 
-    Returns what takes it away; ``None`` where it cannot be placed.
+    `to_python` makes a tensor of a capsule of a handle, which it owns from then on; `to_handle` the other way round.
+    """
+
+def place_stable_kernel(name: str, key: str, python: Callable[..., Any], keyset: Any) -> Callable[[], None] | None:
+    """Put a kernel in C over ``mm`` or ``bmm``. Returns what removes it; ``None`` where it has none.
+
+    `python` is called with `keyset`, then the operands, for calls that are not known to be PyTorch's own.
     """
 
 def place_raising_kernel(space: str, name: str) -> Callable[[], None] | None:
-    """Put a kernel in C that raises LookupError in an operator's place for the CPU. Returns what takes it away."""
+    """Put a kernel in C that raises LookupError in an operator's place for the CPU. Returns what removes it."""
 
-def open_torch_dispatcher() -> str:
-    """Find PyTorch's dispatcher, and compare it with what is known. Returns what is against using it, or nothing."""
+def use_sdp_switches(read: tuple[Callable[[], bool], ...], write: tuple[Callable[[bool], None], ...]) -> None:
+    """Say what reads and writes PyTorch's SDP backends, by their numbers, where there is no addon.
 
-def place_trial(asked: Callable[..., Any]) -> Callable[[], None] | None:
-    """Put a function over ``sspaddmm`` of dense tensors, which PyTorch always refuses, that asks Python.
-
-    Where `asked` returns ``None``, it calls ``addmm``. Returns what takes it away; ``None`` where it cannot be placed.
+    Functions in C that let no other thread have the GIL.
     """
 
-def place_plain_gate(
-    name: str,
-    key: str,
-    slow: Callable[..., Any],
-    native: Any,
-    keyset: Any,
-    place_below: Callable[[], Callable[[], None]],
-) -> Callable[[], None]:
-    """Put a gate that PyTorch calls as it calls its own kernels over another, which `place_below` places.
-
-    Returns what takes away both, or what is below alone where this PyTorch's own kernel cannot be called so.
-    """
-
-def open_torch_values() -> str:
-    """Find PyTorch's C functions for what is no tensor. Returns what is against using them, or nothing."""
-
-def open_tensor_layout(plain_keys: int) -> str:
-    """Find where PyTorch's tensors have shape, type, device and dispatch keys, so that gates read them there.
-
-    Those of tensors that are nothing but tensors, whose keys are among these bits. Returns what is against it, or
-    nothing.
-    """
-
-def tensor_traits(tensor: Any, ask: bool) -> tuple[list[int], list[int], int, int, int, int] | None:
-    """Return what gates tell a tensor from others by: sizes, strides, dtype, device, its index, alignment, as numbers.
-
-    By PyTorch's functions with `ask`; otherwise those of plain tensors are read where they lie. The alignment is the
-    address modulo 16; of a tensor without elements, anything.
-    """
-
-def open_torch_state() -> str:
-    """Find what tells threads that a mode looks on from others. Returns what is against using it, or nothing."""
-
-def open_sdpa_switches() -> str:
-    """Find PyTorch's switches for its backends of attention. Returns what is against using them, or nothing."""
+def after_fork_in_sdpa_turn() -> None:
+    """Say that this is a child process, in which the turns of other threads are over."""
 
 class SdpaTurn:
     """A block in which these switches are as a call of attention in this thread wants them.
@@ -353,23 +302,5 @@ class SdpaTurn:
 
 def in_sdpa_turn() -> bool:
     """Say whether this thread is in such a block, or in an attention that a gate has called."""
-
-def why_no_function(name: str, key: str) -> str:
-    """Return why PyTorch's own kernel of an operator cannot be called by a C++ function; empty where it can."""
-
-def run_operator(name: str, key: str, *args: Any) -> Any:
-    """Call PyTorch's own kernel of an operator by its C++ function. All arguments are by place."""
-
-def place_operator(
-    name: str, key: str, slow: Callable[..., Any], keyset: Any, trial: Callable[[], str | None], plain: bool
-) -> Callable[[], None] | None:
-    """Put a gate in C in an operator's place, which calls that function once `trial` has returned nothing against it.
-
-    `plain`: also one over it that PyTorch calls as it calls its own kernels. Returns what takes all away; ``None``
-    where it cannot be placed.
-    """
-
-def place_probe(space: str, slow: Callable[..., Any]) -> Callable[[], None] | None:
-    """Put a kernel in C in the place of ``passes`` that hands `slow` what PyTorch hands it, of every kind."""
 
 def measure_choose() -> dict[str, float]: ...

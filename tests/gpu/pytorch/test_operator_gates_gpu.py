@@ -11,10 +11,11 @@ import torch
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
-from xpuruntime.pytorch.overriding import attention, norm_routes, operator_gates
+from xpuruntime.pytorch import build_addon, fast_path
+from xpuruntime.pytorch.overriding import attention, norm_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.usefixtures("no_policy_is_left")
 
@@ -22,14 +23,19 @@ F = torch.nn.functional
 ELSEWHERE = [
     {"match": {"op": op, "dtype": "fp8"}, "use": "cpu.reference"} for op in ("layer_norm", "rms_norm", "attention")
 ]
-IN_C = (
-    ("native_layer_norm", "CUDA"),
-    ("native_layer_norm_backward", "CUDA"),
-    ("_fused_rms_norm", "CUDA"),
-    ("_fused_rms_norm_backward", "CUDA"),
-    ("scaled_dot_product_attention", "CompositeImplicitAutograd"),
-)
 FORMS = ("layer_norm", "rms_norm", "attention", "attention masked", "attention causal")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def addon() -> Iterator[None]:
+    """The addon is built, and in use."""
+    build_addon.build()
+    fast_path.load_addon.cache_clear()
+    fast_path.why_no_addon.cache_clear()
+    before = fast_path.fast_path().route
+    assert fast_path.choose("addon").route == "addon"
+    yield
+    fast_path.choose(before)
 
 
 @pytest.fixture
@@ -82,13 +88,6 @@ def step(form: str, dtype: torch.dtype) -> Callable[[], tuple[torch.Tensor, ...]
     return whole
 
 
-def test_this_pytorch_has_what_they_need() -> None:
-    with xt.kernel_policy(rules=ELSEWHERE):
-        for form in ("layer_norm", "rms_norm", "attention"):
-            step(form, torch.bfloat16)()
-        assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_known_to_be_native_is_pytorchs_own(form: str, dtype: torch.dtype, asked: list[int]) -> None:
@@ -137,8 +136,7 @@ def test_a_captured_norm_and_attention_are_replayed() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_a_norm_that_was_never_called_before_a_capture_is_captured_all_the_same(monkeypatch: Any) -> None:
-    monkeypatch.setattr(operator_gates, "_results", {})
+def test_a_norm_that_was_never_called_before_a_capture_is_captured_all_the_same() -> None:
     x = torch.randn(32, 768, device="cuda")
     expected = F.layer_norm(x, (768,))
     torch.cuda.synchronize()

@@ -240,7 +240,7 @@ def test_doctor_shows_fixes_and_exits_with_3(xrt: Xrt, monkeypatch: pytest.Monke
     import msgspec
 
     broken = doctor.examine(msgspec.structs.replace(facts, core_error="undefined symbol"))
-    monkeypatch.setattr(doctor, "diagnose", lambda _: broken)
+    monkeypatch.setattr(doctor, "diagnose", lambda _, **__: broken)
     result = xrt("doctor")
     assert result.code == 3
     assert "core_missing" in result.out

@@ -90,14 +90,19 @@ def decisions_of_this_test():
     xrt.clear_decisions()
 
 
-@pytest.fixture(params=["plain", "boxed"])
-def way_to_gates(request, monkeypatch):
-    """Gates stand in PyTorch's dispatcher as its own kernels do, or take values of its interpreter."""
-    from xpuruntime.pytorch.overriding import gates, operator_gates
+@pytest.fixture(params=["addon", "stable", "python"])
+def route(request):
+    """Each route by which PyTorch's dispatcher reaches a policy, for one test. The addon is built where it is not."""
+    from xpuruntime.pytorch import build_addon, fast_path
 
-    if request.param == "boxed":
-        for module in (gates, operator_gates):
-            monkeypatch.setattr(module, "why_not_plain", lambda: "not in this test")
+    if request.param == "addon":
+        build_addon.build()
+        fast_path.load_addon.cache_clear()
+        fast_path.why_no_addon.cache_clear()
+    before = fast_path.fast_path().route
+    assert fast_path.choose(request.param).route == request.param
+    yield request.param
+    fast_path.choose(before)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calls of the operators that gates in C stand before, and what is expected of them."""
+"""Calls of the operators that gates stand before, and what is expected of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ F = torch.nn.functional
 OPS = ("layer_norm", "rms_norm", "attention")
 #: Of which no call here is.
 ELSEWHERE = [{"match": {"op": op, "dtype": "fp8"}, "use": "cpu.reference"} for op in OPS]
-IN_C = (
+#: Operators and dispatch keys of which the addon has kernels on the CPU, beside products.
+BY_ADDON = (
     ("native_layer_norm", "CPU"),
     ("native_layer_norm_backward", "CPU"),
     ("_fused_rms_norm", "CPU"),

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402 - it needs PyTorch
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch import module_paths  # noqa: E402
-from xpuruntime.pytorch.overriding import gates  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -26,6 +25,7 @@ pytestmark = [
     # Rules of modules that there are not are what some of these compare with.
     pytest.mark.filterwarnings("ignore:.*matched no call:xpuruntime.errors.XpuRuntimeWarning"),
 ]
+by_addon = pytest.mark.parametrize("route", ["addon"], indirect=True)
 
 F = torch.nn.functional
 
@@ -77,7 +77,8 @@ IN_LINEAR, IN_NORM = {("matmul", "1.1"): 3}, {("layer_norm", "1.2"): 1, ("layer_
 IN_MIXING = {("attention", "1.0"): 1, ("attention_backward", "1.0"): 1, ("matmul", "1.0.inner"): 3}
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 @pytest.mark.parametrize(
     ("module", "expected"),
     [("1.1", IN_LINEAR), ("1.2", IN_NORM), ("1.0*", IN_MIXING), ("1.*", IN_LINEAR | IN_NORM | IN_MIXING)],
@@ -93,7 +94,8 @@ def test_rules_of_a_module_hold_also_when_calls_of_others_are_known(module, expe
             assert counts() == expected
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 @pytest.mark.parametrize("more", [{}, {"phase": "infer"}], ids=["of any phase", "of a phase"])
 def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked, more):
     step = stepping(stack())
@@ -111,7 +113,8 @@ def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked, 
         assert asked[-1] == "infer"
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 def test_kernels_of_ours_serve_without_python_and_their_module_is_recorded(asked):
     step = stepping(stack())
     expected = step(recorded=False)
@@ -127,8 +130,9 @@ def test_kernels_of_ours_serve_without_python_and_their_module_is_recorded(asked
         assert counts() == dict.fromkeys(served, 3)
 
 
-def test_without_pytorchs_function_python_says_the_module_each_time(monkeypatch, asked):
-    monkeypatch.setattr(gates, "why_no_modules", lambda: "not in this test")
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("route", ["stable", "python"], indirect=True)
+def test_without_the_addon_python_says_the_module_each_time(asked):
     step = stepping(stack())
     step()
     with xt.kernel_policy(rules=rules("1.1")):

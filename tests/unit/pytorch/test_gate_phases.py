@@ -17,9 +17,10 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.pytorch import calls, tuning  # noqa: E402
-from xpuruntime.pytorch.overriding import attention, gates  # noqa: E402
+from xpuruntime.pytorch.overriding import attention  # noqa: E402
 
 pytestmark = pytest.mark.torch
+by_addon = pytest.mark.parametrize("route", ["addon"], indirect=True)
 
 OPS = ("matmul", "layer_norm", "attention")
 
@@ -51,8 +52,9 @@ class Doubled(torch.autograd.Function):
         return 2 * grad
 
 
+@pytest.mark.usefixtures("route")
+@by_addon
 def test_what_is_told_in_c_is_what_python_says():
-    assert gates.why_no_phases() == ""
     assert (calls.phase(), _core.call_phase()) == ("train", "train")
     with torch.no_grad():
         assert (calls.phase(), _core.call_phase()) == ("infer", "infer")
@@ -89,7 +91,8 @@ TRAINED = {("matmul", "train"), ("layer_norm", "train"), ("attention", "train")}
 DERIVED = {("matmul", "backward"), ("layer_norm_backward", "backward"), ("attention_backward", "backward")}
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 @pytest.mark.parametrize(
     ("phase", "training", "inferring"),
     [
@@ -115,7 +118,8 @@ def test_rules_of_each_phase_hold_also_when_calls_of_other_phases_are_known(phas
                 torch.testing.assert_close(one, other)
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked):
     step = net()
     expected = step()
@@ -162,7 +166,8 @@ def test_recorded_attention_beside_a_rule_of_a_phase_is_pythons_each_time_where_
         assert served() == ({"attention"} if phase == "infer" else set())
 
 
-@pytest.mark.usefixtures("way_to_gates")
+@pytest.mark.usefixtures("route")
+@by_addon
 def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked):
     step = net()
     expected = step(recorded=False)
@@ -200,19 +205,9 @@ def test_attention_that_could_not_be_measured_is_measured_later(monkeypatch):
         assert "attention" in served()
 
 
-def test_where_c_and_python_disagree_nothing_is_kept(monkeypatch, asked):
-    a = torch.randn(3, 3)
-    monkeypatch.setattr(calls, "phase", lambda: "infer")  # and C says "train"
-    with xt.kernel_policy(rules=rules("backward")):
-        a @ a
-        for _ in range(5):
-            before = len(asked)
-            a @ a
-            assert len(asked) > before
-
-
-def test_without_pytorchs_functions_python_says_the_phase_each_time(monkeypatch, asked):
-    monkeypatch.setattr(gates, "why_no_phases", lambda: "not in this test")
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("route", ["stable", "python"], indirect=True)
+def test_without_the_addon_python_says_the_phase_each_time(asked):
     a = torch.randn(3, 3)
     with xt.kernel_policy(rules=rules("backward")):
         a @ a

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before norms and attention: PyTorch's own C++ functions serve what is known, and Python is asked else."""
+"""Gates before norms and attention on each route: the same results, and without Python on that of the addon."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_calls import ELSEWHERE, FORMS, IN_C, OPS, F, call, same  # noqa: E402
+from gated_calls import BY_ADDON, ELSEWHERE, FORMS, OPS, F, call, same  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.pytorch import held  # noqa: E402
-from xpuruntime.pytorch.overriding import attention, norm_routes, operator_gates, registry  # noqa: E402
+from xpuruntime.pytorch.overriding import attention, norm_routes, registry  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test", "route"),
+]
+by_addon = pytest.mark.parametrize("route", ["addon"], indirect=True)
+on_two_routes = pytest.mark.parametrize("route", ["addon", "python"], indirect=True)
 
-
-PLAIN = "xpuruntime: a gate without Python"
-
-
-@pytest.fixture(autouse=True, params=["plain", "boxed"])
-def way(request, monkeypatch):
-    """How PyTorch calls gates: as its own kernels, or with values of its interpreter alone."""
-    if request.param == "boxed":
-        monkeypatch.setattr(operator_gates, "why_not_plain", lambda: "not in this test")
-    return request.param
+ADDON = "registered by xpuruntime"
 
 
 @pytest.fixture
@@ -64,35 +60,19 @@ def handled(monkeypatch):
     return seen
 
 
-def test_this_pytorch_has_what_they_need():
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
-        # PyTorch has no kernel of that one on the CPU: what lies below is ours, in Python.
-        assert "not PyTorch's own" in operator_gates.why_not("_fused_rms_norm_backward", "CPU")
-
-
-@pytest.mark.parametrize("name", [name for name, _ in IN_C])
-def test_pytorch_calls_the_gate_as_its_own_kernels_and_those_afterwards(name, way):
+@pytest.mark.parametrize("name", [name for name, _ in BY_ADDON])
+@on_two_routes
+def test_kernels_of_the_addon_are_placed_on_its_route_alone_and_removed(name, route):
     before = torch._C._dispatch_dump(f"aten::{name}")
-    assert PLAIN not in before
+    assert ADDON not in before
     with xt.kernel_policy(rules=ELSEWHERE):
-        assert (PLAIN in torch._C._dispatch_dump(f"aten::{name}")) == (way == "plain")
+        assert (ADDON in torch._C._dispatch_dump(f"aten::{name}")) == (route == "addon")
     assert torch._C._dispatch_dump(f"aten::{name}") == before
-
-
-def test_an_operator_with_other_arguments_is_called_with_values_of_the_interpreter(monkeypatch, asked):
-    monkeypatch.setitem(operator_gates._KNOWN, "native_layer_norm", "(Tensor input) -> Tensor")
-    run = call("layer_norm")
-    expected = run()
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert PLAIN not in torch._C._dispatch_dump("aten::native_layer_norm")
-        for _ in range(3):
-            same(run(), expected)
-    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
+@by_addon
 def test_what_is_known_to_be_native_is_pytorchs_own_and_python_is_asked_once(form, dtype, asked, handled):
     run = call(form, dtype)
     expected = run()
@@ -108,6 +88,17 @@ def test_what_is_known_to_be_native_is_pytorchs_own_and_python_is_asked_once(for
     assert len(handled) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_no_rule_speaks_of_is_pytorchs_own_to_the_bit(form, dtype):
+    run = call(form, dtype)
+    expected = run()
+    with xt.kernel_policy(rules=ELSEWHERE):
+        for _ in range(3):
+            same(run(), expected)
+
+
+@by_addon
 @pytest.mark.parametrize("policy", [{"rules": ELSEWHERE}, {"matmul": "cpu.reference"}])
 def test_training_asks_python_only_in_its_first_step(policy, asked):
     net = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
@@ -132,7 +123,7 @@ def test_training_asks_python_only_in_its_first_step(policy, asked):
 
 
 @pytest.mark.parametrize("form", ["layer_norm", "layer_norm_backward", "rms_norm"])
-def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
+def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked, route):
     run = call(form)
     expected = run()
     with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
@@ -143,11 +134,11 @@ def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
                 if one is not None:
                     assert (one.shape, one.stride()) == (other.shape, other.stride())
                     torch.testing.assert_close(one, other)
-    assert len(asked) == 1
+    assert len(asked) == (1 if route == "addon" else 4)
     assert sum(one.count for one in xrt.decisions()) == 4
 
 
-def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked):
+def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked, route):
     x = torch.randn(6, 8, requires_grad=True)
     weight, bias = (torch.randn(8, requires_grad=True) for _ in range(2))
 
@@ -160,8 +151,8 @@ def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked):
         for _ in range(3):
             for one, other in zip(gradients(), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    # The gradient of the RMS norm has no gate in C on the CPU, and comes to Python each time.
-    assert len(asked) == 3 + 3
+    if route == "addon":  # which has no gate before the gradient of the RMS norm on the CPU, as PyTorch has no kernel
+        assert len(asked) == 3 + 3
     assert sum(one.count for one in xrt.decisions()) == 4 * 3
 
 
@@ -248,48 +239,7 @@ def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch)
         F.layer_norm(x, (8,))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_where_a_function_fails_its_trial_python_kernels_do_the_same_and_it_is_said(form, monkeypatch, asked):
-    monkeypatch.setattr(operator_gates, "try_operator", lambda native: f"{native.name} is not to be trusted")
-    monkeypatch.setattr(operator_gates, "_results", {})
-    run = call(form)
-    expected = run()
-    with xt.kernel_policy(rules=ELSEWHERE):
-        for name, key in IN_C:
-            assert operator_gates.why_not(name, key) == f"{name} is not to be trusted"
-        for _ in range(3):
-            same(run(), expected)
-        assert len(asked) == 3
-
-
-def test_a_function_that_gives_something_else_fails_its_trial(monkeypatch):
-    from xpuruntime.pytorch.overriding import operator_trials
-
-    real = operator_trials._core.run_operator
-
-    def other(name, key, *args):
-        out, mean, rstd = real(name, key, *args)
-        return out, mean, rstd + 1
-
-    native = registry.Native("native_layer_norm", "CPU", lambda _: None)
-    assert operator_trials.try_operator(native) == ""
-    monkeypatch.setattr(operator_trials._core, "run_operator", other)
-    assert "gives something else than Python's call" in operator_trials.try_operator(native)
-
-
-def test_a_trial_leaves_the_random_numbers_and_what_watches_alone():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    before = torch.get_rng_state()
-    operator_gates._results.clear()
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        with xt.kernel_policy(rules=ELSEWHERE):
-            pass
-        assert counter.get_total_flops() == 0
-    assert [operator_gates.why_not(*one) for one in IN_C] == [""] * len(IN_C)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
+@by_addon
 def test_determinism_that_is_switched_on_between_two_calls_is_another_call_of_attention(asked):
     run = call("sdpa")
     with xt.kernel_policy(rules=ELSEWHERE):
@@ -305,6 +255,7 @@ def test_determinism_that_is_switched_on_between_two_calls_is_another_call_of_at
     assert len(asked) == 2
 
 
+@by_addon
 def test_a_route_that_changes_is_taken_note_of(asked):
     run = call("layer_norm")
     with xt.kernel_policy(rules=ELSEWHERE):
@@ -318,12 +269,12 @@ def test_a_route_that_changes_is_taken_note_of(asked):
 
 def test_native_kernels_are_back_afterwards():
     def tables():
-        return {name: torch._C._dispatch_dump(f"aten::{name}") for name, _ in IN_C}
+        return {name: torch._C._dispatch_dump(f"aten::{name}") for name, _ in BY_ADDON}
 
     run, before = call("sdpa"), tables()
     with xt.kernel_policy(rules=ELSEWHERE):
         run()
-        assert set(registry.installed()) >= {f"aten::{name} [{key}]" for name, key in IN_C}
+        assert set(registry.installed()) >= {f"aten::{name} [{key}]" for name, key in BY_ADDON}
         assert all(table != before[name] for name, table in tables().items())
     assert registry.installed() == ()
     assert tables() == before
@@ -345,12 +296,13 @@ def test_over_another_librarys_override_the_kernel_below_is_called():
         with xt.kernel_policy(rules=ELSEWHERE):
             for _ in range(3):
                 run()
-            assert "not PyTorch's own" in operator_gates.why_not("native_layer_norm", "CPU")
+            assert ADDON not in torch._C._dispatch_dump("aten::native_layer_norm")
         assert len(seen) == 3
     finally:
         library._destroy()
 
 
+@by_addon
 @pytest.mark.parametrize("form", ["sdpa", "sdpa masked", "sdpa causal", "sdpa grouped"])
 def test_attention_by_a_kernel_of_ours_is_without_python_where_nobody_asks_for_its_gradient(form, asked):
     run = call(form)

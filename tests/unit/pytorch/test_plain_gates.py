@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates that PyTorch calls as its own kernels are: in use where they may be, and the way before them where not."""
+"""Gates of the addon before products, which PyTorch calls as it calls its own kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
 from many_threads import at_work  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch.overriding import gates, matmul  # noqa: E402
+from xpuruntime.pytorch.overriding import matmul  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test", "route"),
+    pytest.mark.parametrize("route", ["addon"], indirect=True),
+]
 
-PLAIN = "xpuruntime: a gate without Python"
+ADDON = "registered by xpuruntime"
 
 
 @pytest.fixture
@@ -34,42 +37,16 @@ def top(form):
     return next(line for line in table.splitlines() if line.startswith("CPU: "))
 
 
-def test_this_pytorch_has_what_plain_gates_need():
-    assert gates.why_not_plain() == ""
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_pytorch_calls_the_gate_itself_and_its_own_kernel_afterwards(form):
     before = top(form)
     with xt.kernel_policy(rules=ELSEWHERE):
-        assert PLAIN in top(form)
+        assert ADDON in top(form)
     assert top(form) == before
 
 
-@pytest.mark.parametrize("form", ["addmm", "addmm.out", "baddbmm"])
-def test_no_kernel_in_python_is_called_but_for_boxed_values(form, monkeypatch):
-    below = []
-    real = _core.make_direct_gate
-
-    def make(*args):
-        gate = real(*args)
-        return lambda *values, **more: (below.append(args[0]), gate(*values, **more))[1]
-
-    monkeypatch.setattr(_core, "make_direct_gate", make)
-    run = call(form)
-    expected = run().clone()
-    with xt.kernel_policy(rules=ELSEWHERE):
-        for _ in range(3):
-            assert torch.equal(run(), expected)
-        assert below == []
-        monkeypatch.setattr(gates, "why_not_plain", lambda: "not in this test")
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert torch.equal(run(), expected)
-    assert below == [form]
-
-
 @pytest.mark.parametrize("form", FORMS)
-def test_calls_with_boxed_values_go_on_to_the_gate_below(form, asked):
+def test_calls_with_boxed_values_are_the_same_calls(form, asked):
     run = call(form)
     expected = run().clone()
     packet, _, overload = form.partition(".")
@@ -121,87 +98,6 @@ def test_errors_are_pytorchs_own_words_and_types(form):
     expected = words()
     with xt.kernel_policy(rules=ELSEWHERE):
         assert [words() for _ in range(3)] == [expected] * 3
-
-
-def test_an_error_of_the_native_kernel_passes_through_a_gate_as_it_is():
-    c, a = torch.ones(4), torch.ones(3, 4)
-    with pytest.raises(RuntimeError) as expected:
-        torch.addmm(c, a, a)
-    remove = _core.place_trial(lambda *_, **__: None)
-    try:
-        with torch.inference_mode(), pytest.raises(RuntimeError) as found:
-            torch.sspaddmm(*(one.clone() for one in (c, a, a)))
-    finally:
-        remove()
-    assert str(found.value) == str(expected.value)
-    with pytest.raises(RuntimeError, match="sparse"):
-        torch.sspaddmm(c, a, a)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_without_pytorchs_dispatcher_the_ways_before_it_do_the_same(form, monkeypatch, asked):
-    monkeypatch.setattr(gates, "why_not_plain", lambda: "this PyTorch has no Dispatcher::registerImpl")
-    run = call(form)
-    expected = run().clone()
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert PLAIN not in top(form)
-        for _ in range(3):
-            assert torch.equal(run(), expected)
-    assert len(asked) == 1
-
-
-@pytest.fixture
-def untried():
-    gates.why_not_plain.cache_clear()
-    yield
-    gates.why_not_plain.cache_clear()
-
-
-@pytest.mark.usefixtures("untried")
-def test_an_operator_with_other_arguments_is_told(monkeypatch):
-    monkeypatch.setitem(gates._KNOWN, "mm", "(Tensor self, Tensor mat2, int way) -> Tensor")
-    why = gates.why_not_plain()
-    assert "aten::mm(Tensor self, Tensor mat2) -> Tensor" in why
-    assert "int way" in why
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert PLAIN not in top("mm")
-        assert torch.equal(torch.mm(torch.eye(3), torch.eye(3)), torch.eye(3))
-
-
-@pytest.mark.usefixtures("untried")
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (lambda args, more: args[0] + 1, "does not arrive"),
-        (lambda args, more: (_ for _ in ()).throw(RuntimeError("broken")), "failed in this PyTorch: broken"),
-    ],
-)
-def test_a_trial_that_differs_is_told_and_nothing_is_placed(monkeypatch, wrong, why):
-    real = _core.place_trial
-
-    def place(asked):
-        def other(*args, **more):
-            answer = asked(*args, **more)
-            return answer if answer is None else wrong(args, more)
-
-        return real(other)
-
-    monkeypatch.setattr(_core, "place_trial", place)
-    assert why in gates.why_not_plain()
-    with xt.kernel_policy(rules=ELSEWHERE):
-        assert PLAIN not in top("addmm")
-
-
-@pytest.mark.usefixtures("untried")
-def test_the_trial_can_be_made_under_modes_and_grads():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Refusing(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            raise AssertionError(f"{func} was seen")
-
-    with Refusing(), torch.enable_grad(), torch.device("meta"):
-        assert gates.why_not_plain() == ""
 
 
 def test_nothing_leaks_over_many_calls():

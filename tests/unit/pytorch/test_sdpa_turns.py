@@ -22,9 +22,13 @@ from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.attention.sdpa_backends import by_backend  # noqa: E402
 from xpuruntime.pytorch.ops import fused_attention  # noqa: E402
 from xpuruntime.pytorch.overriding import attention  # noqa: E402
-from xpuruntime.pytorch.overriding.undisturbed import find_out  # noqa: E402
+from xpuruntime.pytorch.overriding.isolation import self_test  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.usefixtures("no_policy_of_attention_is_left", "route"),
+    pytest.mark.parametrize("route", ["addon", "python"], indirect=True),
+]
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 ONLY_FLASH = (False, True, False, False, False)
@@ -73,28 +77,13 @@ def in_python(monkeypatch):
     return asked
 
 
-@pytest.fixture
-def no_turns(monkeypatch):
-    """PyTorch's switches cannot be set from C++."""
-    monkeypatch.setattr(sdpa_backends, "why_no_turns", lambda: "not in this test")
-
-
-@pytest.fixture(params=["by turns", "by Python"])
-def switching(request):
-    """Both ways to set the switches."""
-    if request.param == "by Python":
-        request.getfixturevalue("no_turns")
-
-
 def test_one_alone_is_enabled_inside_and_all_as_before_afterwards():
-    assert sdpa_backends.why_no_turns() == ""
     before = enabled()
     with by_backend("torch.math"):
         assert enabled() == ONLY_MATH
     assert enabled() == before
 
 
-@pytest.mark.usefixtures("switching")
 def test_blocks_inside_each_other():
     before = enabled()
     with by_backend("torch.flash"):
@@ -112,7 +101,6 @@ def test_blocks_inside_each_other():
     assert enabled() == before
 
 
-@pytest.mark.usefixtures("switching")
 def test_what_the_program_has_switched_off_stays_off_where_that_is_asked_for():
     before = sdpa_backends.read()
     torch.backends.cuda.enable_flash_sdp(False)
@@ -176,15 +164,14 @@ def test_threads_that_want_the_same_go_on_beside_each_other():
             assert torch.equal(sdpa(x, x, x), expected)
 
 
-@pytest.mark.usefixtures("way_to_gates")
-def test_a_gate_calls_the_kernel_that_a_rule_asks_for(in_python):
+def test_a_gate_calls_the_kernel_that_a_rule_asks_for(in_python, route):
     q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
     before = enabled()
     with xt.kernel_policy(xrt.KernelPolicy(rules=[rule("torch.math")])):
         for _ in range(4):
             found = sdpa(q, k, v)
             assert found.grad_fn.name() == "UnsafeViewBackward0"
-        assert len(in_python) == 1
+        assert len(in_python) == (1 if route == "addon" else 4)
         assert enabled() == before
         found.sum().backward()
         with xt.explain() as explained:
@@ -193,16 +180,7 @@ def test_a_gate_calls_the_kernel_that_a_rule_asks_for(in_python):
     assert sdpa(q, k, v).grad_fn.name() != "UnsafeViewBackward0"
 
 
-@pytest.mark.usefixtures("no_turns")
-def test_without_turns_python_sets_the_switches_of_each_call(in_python):
-    x = torch.randn(1, 2, 8, 16, requires_grad=True)
-    with xt.kernel_policy(xrt.KernelPolicy(rules=[rule("torch.math")])):
-        for _ in range(3):
-            assert sdpa(x, x, x).grad_fn.name() == "UnsafeViewBackward0"
-    assert len(in_python) == 3
-
-
-def test_rules_of_a_phase_and_of_a_module(in_python):
+def test_rules_of_a_phase_and_of_a_module(in_python, route):
     class Block(torch.nn.Module):
         def forward(self, x):
             return sdpa(x, x, x)
@@ -216,7 +194,7 @@ def test_rules_of_a_phase_and_of_a_module(in_python):
             assert model(x).grad_fn.name() == "UnsafeViewBackward0"
         asked = len(in_python)
         model(x)
-        assert len(in_python) == asked
+        assert len(in_python) == (asked if route == "addon" else asked + 2)
 
 
 def test_sixteen_threads_of_three_settings():
@@ -265,13 +243,11 @@ def test_what_is_found_out_inside_of_a_transform(monkeypatch):
     """PyTorch sets no state of tracing in kernels that a transform has called."""
     found = []
     real = attention.attend
-    monkeypatch.setattr(attention, "attend", lambda *args: (found.append(find_out(lambda: "")), real(*args))[1])
-    sdpa_backends.why_no_turns.cache_clear()
+    monkeypatch.setattr(attention, "attend", lambda *args: (found.append(self_test(lambda: "")), real(*args))[1])
     x = torch.randn(3, 1, 2, 8, 16)
     with xt.kernel_policy(rules=[rule("torch.math", head_dim=16)]):
         torch.testing.assert_close(torch.vmap(lambda one: sdpa(one, one, one))(x), sdpa(x, x, x))
     assert found[0] == ""
-    assert sdpa_backends.why_no_turns() == ""
 
 
 def test_policies_change_while_threads_compute():

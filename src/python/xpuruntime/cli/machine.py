@@ -41,6 +41,7 @@ def doctor(json: JsonOption = False) -> int:
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.engines.registry import default_registry
+    from xpuruntime.engines.torch.fast_path import torch_facts
     from xpuruntime.runtime.doctor import diagnose
     from xpuruntime.runtime.snapshot import core_problem
 
@@ -49,7 +50,7 @@ def doctor(json: JsonOption = False) -> int:
             from xpuruntime.ops.ambient import prepare
 
             prepare()  # loads the plugins with kernels
-        diagnosis = diagnose(default_registry().engines())
+        diagnosis = diagnose(default_registry().engines(), torch=torch_facts())
     print_thing(diagnosis, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
 

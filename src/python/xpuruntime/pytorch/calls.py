@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.overriding import gates
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ DTYPES: dict[torch.dtype, str] = {
 #: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
 call_key = _core.call_key
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_graph_task: Callable[[], int] = _private_api.running_backward
 _recording: Callable[[], bool] = torch.is_grad_enabled
 _stated_phase = _core.stated_phase
 _function_phase = _core.function_phase
@@ -77,9 +78,9 @@ def transforms() -> list[Any]:
     PyTorch is asked for them only where there are some: whoever asks has a stack of them made for the thread, and from
     then on each node of autograd copies that: 1 % more instructions in a training step of a small model.
     """
-    if not torch._C._are_functorch_transforms_active():
+    if not _private_api.has_transforms():
         return []
-    return list(torch._C._functorch.get_interpreter_stack() or ())
+    return list(_private_api.transform_stack() or ())
 
 
 _archs: dict[int, str] = {}

@@ -16,12 +16,10 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._functorch.aot_autograd import get_graph_being_compiled
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines operators of _OPERATORS
 from xpuruntime import _core
-from xpuruntime.pytorch import module_paths
+from xpuruntime.pytorch import _private_api, module_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +47,7 @@ _METHOD = "xpuruntime stated calls 3"
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 
 
-class Stating(CustomGraphPass):  # type: ignore[misc] # PyTorch leaves its type open
+class Stating(_private_api.inductor_pass()):  # type: ignore[misc] # PyTorch leaves its type open
     """A pass over each graph that Inductor makes of one of Dynamo's: of a forward, of its backward, or of inference.
 
     Parameters
@@ -74,7 +72,7 @@ class Stating(CustomGraphPass):  # type: ignore[misc] # PyTorch leaves its type 
         # Nothing else that keys of Inductor's caches are made of has the modules in it.
         parts = [_METHOD, repr(sorted(self._asked.items())), str(records)]
         for node in graph.graph.nodes:
-            if node.target is torch._C._set_grad_enabled:
+            if node.target is _private_api.set_grad_enabled:
                 records = bool(node.args[0])
             if node.op == "call_function":
                 self._recorded[node.name] = records
@@ -86,7 +84,7 @@ class Stating(CustomGraphPass):  # type: ignore[misc] # PyTorch leaves its type 
 
     def uuid(self) -> Any:
         """Return what this pass adds to keys of caches; nothing where an earlier one keeps code out of these."""
-        earlier = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self._earlier]
+        earlier = [one.uuid() if isinstance(one, _private_api.inductor_pass()) else None for one in self._earlier]
         return None if None in earlier else (self._uuid, *earlier)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -132,7 +130,7 @@ def _last(stack: Mapping[str, Any]) -> str:
 
 def _kind_of_graph() -> str:
     """Return ``"forward"``, ``"backward"`` or ``"inference"`` for the graph that is being compiled."""
-    name: str = get_graph_being_compiled()  # such as "model__0_forward_1"
+    name: str = _private_api.compiled_graph()()  # such as "model__0_forward_1"
     return name.rstrip("0123456789").rstrip("_").rpartition("_")[2]
 
 
@@ -152,9 +150,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, phase: str, module: str
 
 
 def _apply(one: Callable[..., Any], graph: torch.fx.Graph, kind: str) -> None:
-    from torch._inductor import custom_graph_pass
-
-    aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # not in PyTorch 2.11
+    aware = getattr(_private_api.inductor_passes(), "CustomInferenceAwareGraphPass", None)  # not in PyTorch 2.11
     if aware is not None and isinstance(one, aware):
         one(graph, is_inference=kind == "inference")
     else:
@@ -180,7 +176,7 @@ def _within(name: str) -> Any:
     def call(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
         _core.enter_call(phase, module, graph)
         try:
-            with torch._C._DisableAutocast():  # which casts what is compiled before that
+            with _private_api.without_autocast():  # which casts what is compiled before that
                 return _given(operator(*args, **more), args)
         finally:
             _core.leave_call()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.escaping import Escape, escapes_of_graph, escapes_of_package, escapes_of_settings
 from xpuruntime.pytorch.importing import WhenImported
@@ -140,7 +141,7 @@ class _Watched:
 
 def _watch() -> None:
     """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
-    _watched.append(_Watched(torch._TorchCompileInductorWrapper, "__call__", _check_compile))
+    _watched.append(_Watched(_private_api.compile_wrapper, "__call__", _check_compile))
     for name, watch in (("torch._inductor", _watch_aot), (_PACKAGES, _watch_packages)):
         loaded = sys.modules.get(name)
         if loaded is None:
@@ -166,11 +167,10 @@ def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any
     asked = _stated(held)
     if not asked:
         return None
-    from torch._inductor import config
 
     from xpuruntime.pytorch.compiled_calls import Stating
 
-    earlier = options.get(_PASSES, getattr(config, _PASSES))
+    earlier = options.get(_PASSES, getattr(_private_api.inductor_config(), _PASSES))
     other = copy.copy(wrapper)
     other.config = {**wrapper.config, _PASSES: Stating(asked, graph, earlier)}
     return other

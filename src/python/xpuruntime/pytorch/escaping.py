@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.policies.call_facts import UNKNOWN
-from xpuruntime.pytorch import module_names, module_paths
+from xpuruntime.pytorch import _private_api, module_names, module_paths
 from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
 from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.explaining.asking import means_more
@@ -182,7 +182,7 @@ def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> 
     """
     if like is None or like.device.type != "cpu":
         return True
-    if layer != "lstm" or projects or not torch._C._get_mkldnn_enabled():
+    if layer != "lstm" or projects or not _private_api.mkldnn_enabled():
         return False
     return torch.backends.mkldnn.is_available() and like.dtype in _IN_ONEDNN and _IN_ONEDNN[like.dtype]()
 
@@ -270,11 +270,10 @@ def flex_options_are_ours() -> bool:
 
 def escapes_of_settings(held: Held, options: Mapping[str, Any]) -> list[Escape]:
     """Return what escapes for the settings of Inductor: `options`, and its own where they say nothing."""
-    from torch._inductor import config
 
     def setting(name: str, default: Any = None) -> Any:
         given = options.get(name, options.get(name.replace("_", "-")))
-        return getattr(config, name, default) if given is None else given
+        return getattr(_private_api.inductor_config(), name, default) if given is None else given
 
     found: list[Escape] = []
     if options.get("aot_inductor"):

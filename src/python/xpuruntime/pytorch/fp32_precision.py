@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.pytorch import _private_api
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["put_back", "reads", "set_convolutions", "set_products", "stored_convolutions", "stored_products"]
 
-_get = torch._C._get_fp32_precision_getter
-_set = torch._C._set_fp32_precision_setter
+_get = _private_api.fp32_precision
+_set = _private_api.set_fp32_precision
 _ROOT = ("generic", "all")
 #: What a value looks like where nothing is inherited, and where ``ieee`` is, to what is stored.
 _STORED = {("none", "ieee"): "none", ("tf32", "ieee"): "default"}
@@ -40,7 +42,7 @@ def reads(switch: str) -> bool | None:
         if switch == "matmul":
             found.add(torch.get_float32_matmul_precision() != "highest")
         else:
-            found.add(bool(torch._C._get_cudnn_allow_tf32()))
+            found.add(bool(_private_api.cudnn_allow_tf32()))
     except RuntimeError:
         return None
     if True not in found and any(_get(*pair) in ("tf32", "bf16") for pair in pairs):
@@ -59,7 +61,7 @@ def stored_convolutions() -> Mapping[Any, Any]:
     """Return what is stored for convolutions and recurrent layers."""
     found: dict[Any, Any] = _stored(_CONVOLUTIONS)
     # PyTorch reads it where both kernels of cuDNN agree with it, and raises otherwise.
-    found[_CUDNN] = _hidden(_CONVOLUTIONS[:2], "tf32", torch._C._get_cudnn_allow_tf32, found, otherwise=False)
+    found[_CUDNN] = _hidden(_CONVOLUTIONS[:2], "tf32", _private_api.cudnn_allow_tf32, found, otherwise=False)
     return found
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
 
 from xpuruntime import _core
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.overriding.native import leave_alone
 from xpuruntime.runtime.forking import fork_lock
 
@@ -30,7 +29,7 @@ def require() -> None:
     with _lock:
         _users += 1
         if _users == 1:
-            _SingleLevelFunction.apply = classmethod(_apply)
+            _private_api.SingleLevelFunction.apply = classmethod(_apply)
 
 
 def give_back() -> None:
@@ -38,15 +37,15 @@ def give_back() -> None:
     global _users
     with _lock:
         _users -= 1
-        if _users == 0 and "apply" in vars(_SingleLevelFunction):
-            del _SingleLevelFunction.apply
+        if _users == 0 and "apply" in vars(_private_api.SingleLevelFunction):
+            del _private_api.SingleLevelFunction.apply
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    apply = super(_SingleLevelFunction, cls).apply
+    apply = super(_private_api.SingleLevelFunction, cls).apply
     if torch.compiler.is_dynamo_compiling():
         return apply(*args, **kwargs)
-    _core.enter_function(calls.phase(), torch._C._current_graph_task_id())
+    _core.enter_function(calls.phase(), _private_api.running_backward())
     try:
         found = apply(*args, **kwargs)
     finally:

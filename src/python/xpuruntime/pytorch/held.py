@@ -15,7 +15,7 @@ from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.attention.entries import SDPA
 from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.overriding import gates
@@ -97,8 +97,7 @@ class Held:
         self.by_phase = self.names_phases()
         self.by_module = self.names_modules()
         self.by_call = self.by_phase or self.by_module
-        untold = (self.by_phase and gates.why_no_phases()) or (self.by_module and gates.why_no_modules())
-        self.in_gates = not untold
+        self.in_gates = not self.by_call or gates.knows_circumstances()
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_words = self._words("attention")
@@ -337,7 +336,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_tracing_state = torch._C._get_tracing_state
+_tracing_state = _private_api.tracing_state
 _global: Held | None = None
 _version = 0
 

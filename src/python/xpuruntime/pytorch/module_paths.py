@@ -15,8 +15,8 @@ from torch.fx import traceback
 from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
-from xpuruntime.pytorch import checkpoints, function_phases, module_names
-from xpuruntime.pytorch.overriding import gates
+from xpuruntime.pytorch import _private_api, checkpoints, function_phases, module_names
+from xpuruntime.pytorch.fast_path import fast_path
 from xpuruntime.pytorch.overriding.native import leave_alone
 from xpuruntime.pytorch.strict_exports import StrictExports
 from xpuruntime.runtime.forking import fork_lock
@@ -66,7 +66,7 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
         if root is not None:
             module_names.name_root(root, first=first)
         if _users == 1:
-            gates.why_no_modules()  # so that C++ asks PyTorch's functions
+            fast_path()  # so that the core asks the addon, where there is one
             function_phases.require()
             checkpoints.require()
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
@@ -117,9 +117,7 @@ def in_dynamo() -> str:
 
     For what Dynamo itself calls while it traces.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    stack = InstructionTranslator.current_tx().output.current_tx.nn_module_stack
+    stack = _private_api.dynamo_translator().current_tx().output.current_tx.nn_module_stack
     return of_stack(stack) if stack else running()
 
 
@@ -214,7 +212,7 @@ def is_traced() -> bool:
     """
     if torch.compiler.is_dynamo_compiling():
         return True
-    return torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
+    return torch.compiler.is_compiling() and bool(_private_api.dispatch_modes())
 
 
 # torch.compile traces into hooks. In code that it compiles they do nothing, and do not even touch their arguments: the

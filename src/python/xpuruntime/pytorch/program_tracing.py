@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import torch
-from torch._guards import CompileContext
+
+from xpuruntime.pytorch import _private_api
 
 __all__ = ["is_traced_for_a_program"]
 
-_mode = torch._C._get_dispatch_mode
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_mode = _private_api.dispatch_mode
+_PROXY = _private_api.mode_keys.PROXY
+_FAKE = _private_api.mode_keys.FAKE
 
 
 def is_traced_for_a_program() -> bool:
@@ -21,4 +22,4 @@ def is_traced_for_a_program() -> bool:
     """
     if _mode(_PROXY) is None and _mode(_FAKE) is None:
         return bool(torch.compiler.is_exporting())
-    return bool(torch.compiler.is_exporting()) or CompileContext.try_get() is None
+    return bool(torch.compiler.is_exporting()) or _private_api.compile_context.try_get() is None

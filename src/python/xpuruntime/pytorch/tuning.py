@@ -17,7 +17,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.routing import Route
 from xpuruntime.runtime import marks
 
@@ -72,7 +72,7 @@ def may_measure() -> bool:
     """Say whether a kernel may be measured now: not while a CUDA graph is captured, nor while code is traced."""
     if torch.compiler.is_compiling() or calls.capturing():
         return False
-    return bool(torch._C._len_torch_dispatch_stack() == 0)
+    return bool(_private_api.dispatch_modes() == 0)
 
 
 class replayed:  # noqa: N801 - used like a function

@@ -146,7 +146,7 @@ def _makes_new_results(program: Any) -> bool:
 
 
 def _leaves(value: Any) -> list[Any]:
-    from torch.utils import _pytree as pytree
+    from xpuruntime.pytorch._private_api import pytree
 
     return list(pytree.tree_leaves(value))
 
@@ -154,12 +154,14 @@ def _leaves(value: Any) -> list[Any]:
 def _makes_new(node: Any) -> bool:
     import torch
 
+    from xpuruntime.pytorch import _private_api
+
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
     name = target._schema.name.partition("::")[2]
     if name in _COMPOSITES:
         return True
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    composite = _private_api.has_kernel(target.name(), "CompositeImplicitAutograd")
     aliases = any(one.alias_info is not None for one in target._schema.returns)
     return not composite and not aliases and name not in _VIEWS

@@ -152,7 +152,8 @@ class _Watch:
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
         import torch
-        from torch.utils import _pytree as pytree
+
+        from xpuruntime.pytorch._private_api import pytree
 
         self.order[name] = None
         self.kernels.at(name)
@@ -218,10 +219,10 @@ def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, in
 
 
 def _only_calls(name: str) -> bool:
-    import torch
+    from xpuruntime.pytorch import _private_api
 
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+        return bool(_private_api.has_kernel(name, "CompositeImplicitAutograd"))
     except RuntimeError:  # no operator of PyTorch's: a mark of somebody's
         return False
 

@@ -35,7 +35,8 @@ def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
         The result holds something that is no tensor.
     """
     import torch
-    from torch.utils import _pytree as pytree
+
+    from xpuruntime.pytorch._private_api import pytree
 
     found = []
     for path, value in pytree.tree_flatten_with_path(result)[0]:
@@ -116,7 +117,7 @@ class ExportedSource:
 
     def call(self, module: Any) -> Call:
         """Return the function that calls `module` with flat tensors."""
-        from torch.utils import _pytree as pytree
+        from xpuruntime.pytorch._private_api import pytree
 
         spec = self.program.call_spec.in_spec
         plain = _plain_arguments(spec, pytree)
@@ -196,7 +197,7 @@ class ModuleSource:
 
     def call(self, module: Any) -> Call:
         """Return the function that calls `module` with flat tensors."""
-        from torch.utils import _pytree as pytree
+        from xpuruntime.pytorch._private_api import pytree
 
         names = self.inputs
         if self.keyword:

@@ -89,8 +89,8 @@ def _carried(file: Path) -> dict[str, str]:
 
 def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str, str]) -> ModelInfo:
     import torch
-    from torch.utils import _pytree as pytree
 
+    from xpuruntime.pytorch._private_api import pytree
     from xpuruntime.pytorch.exporting.state import written_state
     from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest
 

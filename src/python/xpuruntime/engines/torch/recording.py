@@ -114,9 +114,9 @@ class Recorder:
 
     def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function as one operator, as it runs without a recorder, and note none of those that it is made of."""
-        from torch.utils._python_dispatch import _disable_current_modes
+        from xpuruntime.pytorch import _private_api
 
-        with _disable_current_modes():
+        with _private_api.without_modes():
             return self._noted(op, func, args, kwargs)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -125,7 +125,8 @@ class Recorder:
 
     def _noted(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         import torch
-        from torch.utils import _pytree as pytree
+
+        from xpuruntime.pytorch._private_api import pytree
 
         short = op.rpartition(".")[2]
         base = f"{self._stack[-1]}/{short}" if self._stack[-1] else short

@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch._private_api import pytree
 
 __all__ = ["retype"]
 
@@ -45,7 +45,10 @@ def retype(module: Any, target: torch.dtype, where: str) -> Any:
         if str(getattr(node.target, "_opname", "")) == "_assert_tensor_metadata":
             module.graph.erase_node(node)  # what was so at export
     examples = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    mode = next((x.fake_mode for x in examples if isinstance(x, FakeTensor)), None) or FakeTensorMode()
+    mode = (
+        next((x.fake_mode for x in examples if isinstance(x, _private_api.fake_tensor())), None)
+        or _private_api.fake_tensor_mode()()
+    )
     before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
         with mode, torch.no_grad():

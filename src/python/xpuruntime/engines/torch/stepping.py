@@ -43,7 +43,8 @@ def step(model: TorchModel, tensors: Sequence[Any], around: Around) -> dict[str,
 def intermediates(model: TorchModel, tensors: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """Return tensors inside of the program by name, copied; those that were not made are left out."""
     import torch
-    from torch.utils import _pytree as pytree
+
+    from xpuruntime.pytorch._private_api import pytree
 
     wanted = set(names)
     known = {node.name: node.outputs for node in model.request.model.nodes}
@@ -74,7 +75,8 @@ def _inside(model: TorchModel, tensors: Sequence[Any]) -> list[Any]:
 def _interpreted(module: Any, names: Mapping[str, str], around: Around) -> Any:
     """Return what runs a graph module node by node."""
     from torch.fx import Interpreter
-    from torch.utils import _pytree as pytree
+
+    from xpuruntime.pytorch._private_api import pytree
 
     class Marked(Interpreter):  # type: ignore[misc]
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

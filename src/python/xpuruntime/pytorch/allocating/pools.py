@@ -15,6 +15,7 @@ import torch
 
 from xpuruntime._core import MemoryPool, TorchAllocator
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def pluggable(allocator: TorchAllocator) -> Any:
     UnsupportedOperationError
         This PyTorch cannot take allocation functions.
     """
-    make = getattr(torch._C, "_cuda_customAllocator", None)
+    make = _private_api.custom_allocator
     if make is None:
         msg = (
             f"torch {torch.__version__} takes no allocation functions: it was built without CUDA, or its interface "

@@ -8,12 +8,11 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from xpuruntime import _core
 from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch import calls, tuning
+from xpuruntime.pytorch import _private_api, calls, tuning
 from xpuruntime.pytorch.attention import trials
 from xpuruntime.pytorch.attention.sdpa_backends import (
     BACKENDS,
@@ -21,8 +20,8 @@ from xpuruntime.pytorch.attention.sdpa_backends import (
     is_enabled,
     reason_against,
     whole,
-    wish_for,
 )  # fmt: skip
+from xpuruntime.pytorch.fast_path import fast_path
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.routing import BY_CALL, NATIVE_WORDS, Route, bare_reason
 
@@ -322,7 +321,7 @@ def _settle(
     does one under `torch.func`.
     """
     # Inside of transforms nothing can be measured.
-    moved = bool(calls.transforms()) or forward_ad._current_level >= 0
+    moved = bool(calls.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     ours = [] if fixed else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
     others = [] if fixed or call.backward else others_of_pytorch(call)
@@ -342,7 +341,7 @@ def _settle(
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"
-        passes = {id_: 1 if wish_for(id_, tuned=True) is None else 0 for id_ in others}  # 0: gates call it
+        passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: gates call it
         passes |= dict.fromkeys(ours, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
         best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
         times = tuning.measured("attention", text, call.q.device)
@@ -367,7 +366,7 @@ def others_of_pytorch(call: AttentionCall) -> list[str]:
     PyTorch is left out.
     """
     with by_backend(None):
-        own = torch._fused_sdp_choice(
+        own = _private_api.sdp_choice(
             call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale,
             enable_gqa=call.enable_gqa,
         )  # fmt: skip

@@ -7,10 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.attention.call import four
 
 if TYPE_CHECKING:
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["reason_against_all_of_ours", "transforms"]
 
-_KIND = torch._C._functorch.TransformType
+_KIND = _private_api.transform_kinds
 
 
 def transforms(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
     """Return the transforms of ``torch.func`` in force, outermost first, and which tensors have forward derivatives."""
     stack = calls.transforms()
-    level = forward_ad._current_level
+    level = _private_api.forward_level()
     if not stack and level < 0:
         return ()
     return (level, *(calls.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
@@ -61,7 +60,7 @@ def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> st
     kinds = [one.key() for one in calls.transforms()]
     if _KIND.Jvp in kinds:
         return "our kernels have no forward-mode derivative"
-    if forward_ad._current_level >= 0 and any(calls.has_tangent(x) for x in (*tensors, call.mask)):
+    if _private_api.forward_level() >= 0 and any(calls.has_tangent(x) for x in (*tensors, call.mask)):
         return "our kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"

@@ -5,20 +5,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import warnings
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
 __all__ = [
     "BACKENDS",
@@ -30,7 +29,6 @@ __all__ = [
     "read",
     "reason_against",
     "settle_order",
-    "why_no_turns",
     "wish_for",
     "write",
 ]
@@ -46,23 +44,14 @@ _MARKS = {
     "torch.cudnn": "_cudnn_attention",
 }
 
-_GETTERS = (
-    torch._C._get_math_sdp_enabled,
-    torch._C._get_flash_sdp_enabled,
-    torch._C._get_mem_efficient_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-    torch._C._get_overrideable_sdp_enabled,
-)
-_SETTERS = (
-    torch._C._set_sdp_use_math,
-    torch._C._set_sdp_use_flash,
-    torch._C._set_sdp_use_mem_efficient,
-    torch._C._set_sdp_use_cudnn,
-    torch._C._set_sdp_use_overrideable,
-)
+_GETTERS = _private_api.sdp_getters
+_SETTERS = _private_api.sdp_setters
+_core.use_sdp_switches(_GETTERS, _SETTERS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_core.after_fork_in_sdpa_turn)
 #: In the wish of a turn, beside 1 more than the number of a backend.
 _ONLY_IF_ENABLED = 8
-#: Held while the switches are written, and, where no turns can be taken, while a call has them for itself.
+#: Held while the switches are written.
 _lock = threading.RLock()
 
 
@@ -90,22 +79,20 @@ def settle_order() -> None:
     """
     if torch.cuda.is_available():
         q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
-        torch._fused_sdp_choice(q, q, q)
+        _private_api.sdp_choice(q, q, q)
 
 
 def read() -> Settings:
     """Return the settings of the process."""
     with by_backend(None), _lock:
-        return Settings(
-            tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in torch._C._get_sdp_priority_order())
-        )
+        return Settings(tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in _private_api.sdp_order()))
 
 
 def write(settings: Settings) -> None:
     """Set them for the process."""
     with by_backend(None), _lock:
         _enable(settings.enabled)
-        torch._C._set_sdp_priority_order(list(settings.order))
+        _private_api.set_sdp_order(list(settings.order))
 
 
 def give_back(before: Settings, ours: Settings) -> None:
@@ -121,7 +108,7 @@ def give_back(before: Settings, ours: Settings) -> None:
         triples = zip(before.enabled, ours.enabled, now.enabled, strict=True)
         _enable(tuple(was if mine != was and here == mine else here for was, mine, here in triples))
         if ours.order != before.order and now.order == ours.order:
-            torch._C._set_sdp_priority_order(list(before.order))
+            _private_api.set_sdp_order(list(before.order))
 
 
 def _enable(enabled: Iterable[bool]) -> None:
@@ -152,7 +139,7 @@ def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> Abstract
 
     PyTorch's switches belong to the process, so threads take turns: those that want the same go on beside each other,
     and one that wants something else waits, so keep the block short. Threads that call PyTorch past the override see
-    the switches meanwhile. Where no turns can be taken, so do calls that are PyTorch's own; see `why_no_turns`.
+    the switches meanwhile.
 
     Parameters
     ----------
@@ -162,43 +149,14 @@ def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> Abstract
     only_if_enabled : bool
         Whether to leave the switches as they are where this backend is not enabled.
     """
-    if not why_no_turns():
-        return _core.SdpaTurn(0 if kernel is None else _wish(kernel, only_if_enabled))
-    return nullcontext() if kernel is None else _Switched(kernel, only_if_enabled)
-
-
-class _Switched:
-    """What `by_backend` returns where no turns can be taken."""
-
-    def __init__(self, kernel: str, only_if_enabled: bool) -> None:
-        self._number = BACKENDS[kernel]
-        self._only_if_enabled = only_if_enabled
-        self._before: tuple[bool, ...] = ()
-
-    def __enter__(self) -> None:
-        _lock.acquire()
-        try:
-            self._before = tuple(get() for get in _GETTERS)
-            if self._before[self._number] or not self._only_if_enabled:
-                _enable(other == self._number for other in range(len(_SETTERS)))
-        except BaseException:
-            _lock.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            _enable(self._before)
-        finally:
-            _lock.release()
+    return _core.SdpaTurn(0 if kernel is None else _wish(kernel, only_if_enabled))
 
 
 def _wish(kernel: str, only_if_enabled: bool) -> int:
     return (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if only_if_enabled else 0)
 
 
-def wish_for(kernel: str, *, tuned: bool) -> int | None:
+def wish_for(kernel: str, *, tuned: bool) -> int:
     """Return what a call that PyTorch serves wants of its switches, as `_core` has it.
 
     Parameters
@@ -210,32 +168,10 @@ def wish_for(kernel: str, *, tuned: bool) -> int | None:
 
     Returns
     -------
-    int or None
-        0 where it wants nothing of them; ``None`` where Python has to set them.
+    int
+        0 where it wants nothing of them.
     """
-    if kernel not in BACKENDS:
-        return 0
-    return None if why_no_turns() else _wish(kernel, tuned)
-
-
-@functools.cache
-def why_no_turns() -> str:
-    """Return why calls of attention in several threads take no turns with PyTorch's switches; empty where they do."""
-    return _core.open_sdpa_switches() or _why_not_as_wished()
-
-
-def _why_not_as_wished() -> str:
-    def seen(wish: int) -> tuple[bool, ...]:
-        with _core.SdpaTurn(wish):
-            return tuple(bool(get()) for get in _GETTERS)
-
-    def agree() -> bool:
-        before = seen(0)
-        alone = (seen(number + 1) == tuple(other == number for other in range(len(_GETTERS))) for number in range(4))
-        return all(alone) and seen(0) == before
-
-    # Another thread may set a switch meanwhile.
-    return "" if any(agree() for _ in range(5)) else "this PyTorch's C++ functions do not set what Python reads"
+    return _wish(kernel, tuned) if kernel in BACKENDS else 0
 
 
 def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
@@ -252,14 +188,14 @@ def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
         return ""
     said: list[str] = []
     choice = -1
-    traced = torch._C._len_torch_dispatch_stack() > 0 and not args[0].is_nested
+    traced = _private_api.dispatch_modes() > 0 and not args[0].is_nested
     if traced and args[0].device.type == "cpu":
-        with _disable_current_modes():
+        with _private_api.without_modes():
             return reason_against(kernel, *(_like(x) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
     with by_backend(kernel), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            choice = torch._fused_sdp_choice(*args, **kwargs)
+            choice = _private_api.sdp_choice(*args, **kwargs)
         except RuntimeError as error:
             if "No available kernel" not in str(error) and "No viable backend" not in str(error):
                 return ""  # the call itself is wrong, and says so when it is made

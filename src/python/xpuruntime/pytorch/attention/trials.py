@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
 
 from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import sdpa_backends
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
             torch.autograd.grad(out, [x for x in call[:3] if x.requires_grad], torch.ones_like(out))
 
 
-class _Ours(_SingleLevelFunction):  # type: ignore[misc]
+class _Ours(_private_api.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: Place) -> Tensor:
         out = torch.empty_like(q)

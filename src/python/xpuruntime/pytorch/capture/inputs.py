@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch._private_api import pytree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.allocating import captures
 from xpuruntime.pytorch.capture import streams
 
@@ -199,8 +200,8 @@ class CudaRecorder:
         self._graph = None
         index, pool = self.device.index, self._pool
         with contextlib.suppress(Exception):  # this PyTorch has done it
-            torch._C._cuda_endAllocateToPool(index, pool)
-            torch._C._cuda_releasePool(index, pool)
+            _private_api.end_allocating_to_pool(index, pool)
+            _private_api.release_pool(index, pool)
         self._leave()
         torch.cuda.synchronize(self.device)
         captures.ended(graph)

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import held, tuning
+from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch._private_api import pytree
 
 __all__ = ["feeds_and_call", "for_session"]
 

@@ -295,7 +295,7 @@ class _Hooks:
         return stack
 
     def _keep(self, path: str, module: torch.nn.Module, result: Any) -> None:
-        from torch.utils import _pytree as pytree
+        from xpuruntime.pytorch._private_api import pytree
 
         values = [leaf.detach().clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         number = self._counts.get(path, 0)

@@ -9,19 +9,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast
 from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.ops.decision_log import Decision, decisions
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.explaining.building import build_rows
 from xpuruntime.pytorch.explaining.explanation import Explanation, Found
 from xpuruntime.pytorch.explaining.joining import join
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explaining.recorder import CallRecorder
 from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE
+from xpuruntime.pytorch.fast_path import fast_path
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.overriding import registry
 from xpuruntime.pytorch.overriding.native import never_compiled
@@ -93,7 +93,7 @@ class explain:  # noqa: N801 - used like a function
         # Threads that the program starts are watched, too, and not only those of autograd.
         self._watch = Watch(
             self._recorder,
-            Profiler(record_shapes=True, experimental_config=_ExperimentalConfig(profile_all_threads=True)),
+            Profiler(record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)),
             self._root,
             ranges,
         )
@@ -149,6 +149,7 @@ class explain:  # noqa: N801 - used like a function
                 notes=tuple(notes),
                 unmatched=unmatched,
                 partial=partial,
+                fast_path=fast_path().route,
             )
         )
 
@@ -232,7 +233,7 @@ class _Ranges(threading.local):
         """Begin the range of the module whose forward begins."""
         path, number = module_paths.running(), _core.running_modules()
         self.close(number - 1)
-        opened = _RecordFunctionFast(f"{MODULE}{path}")
+        opened = _private_api.RecordFunctionFast(f"{MODULE}{path}")
         self._open.append((number, opened))  # before it begins, so that it is ended wherever an interruption comes
         opened.__enter__()
 
@@ -247,7 +248,7 @@ class _Ranges(threading.local):
     def of_call(self, seen: Seen) -> Any:
         """Return a range for a call."""
         self.close(_core.running_modules())
-        return _RecordFunctionFast(f"{RANGE}{seen.number}")
+        return _private_api.RecordFunctionFast(f"{RANGE}{seen.number}")
 
     def end(self) -> None:
         """End all of this thread before the profiler stops, and never those that other threads are still inside of."""

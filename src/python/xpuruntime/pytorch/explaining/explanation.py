@@ -32,6 +32,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     partial: bool
     unmatched: tuple[str, ...] = ()
+    fast_path: str = ""
 
 
 class Explanation:
@@ -58,6 +59,9 @@ class Explanation:
         Rules for modules that matched no call, of policies that held inside; also among the notes.
     partial : bool
         Whether the block was left by an exception.
+    fast_path : str
+        The route by which PyTorch's dispatcher reaches a policy in this process: ``"addon"``, ``"stable"`` or
+        ``"python"``. Results are the same on each, and calls cost more on the latter two.
     """
 
     def __init__(self) -> None:
@@ -107,6 +111,11 @@ class Explanation:
     def partial(self) -> bool:
         """Whether the block was left by an exception."""
         return self._get().partial
+
+    @property
+    def fast_path(self) -> str:
+        """The route by which PyTorch's dispatcher reaches a policy in this process."""
+        return self._get().fast_path
 
     @property
     def total_us(self) -> float:

@@ -13,6 +13,7 @@ from torch.autograd import profiler as _autograd_profiler
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ def refuse_a_second(what: str) -> None:
     ------
     InputError
     """
-    if _autograd_profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
+    if _autograd_profiler._is_profiler_enabled or _private_api.profiler_enabled():
         msg = (
             f"{what} needs PyTorch's profiler, and one runs already: one profiler runs at a time. Leave the block of "
             "torch.profiler, xpuruntime.pytorch.profile or explain() around it first, or do not nest them"
@@ -93,8 +94,8 @@ class Profiler:
         if self._filters is not None and warnings.filters is not self._filters:
             warnings.filters = self._filters
             warnings._filters_mutated()  # type: ignore[attr-defined]
-        if torch._C._autograd._profiler_enabled():
-            torch._C._autograd._disable_profiler()
+        if _private_api.profiler_enabled():
+            _private_api.disable_profiler()
         _autograd_profiler._set_is_profiler_enabled(False)
         self._runs = False
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.explaining.asking import Asking, request_of, uncertain
 from xpuruntime.pytorch.held import Held, current
@@ -221,10 +221,10 @@ def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_modes = torch._C._TorchDispatchModeKey
+_modes = _private_api.mode_keys
 
 
 def _tracing() -> bool:
     """Say whether operators are being traced by `torch.compile` or an export: nothing runs then."""
-    get = torch._C._get_dispatch_mode
+    get = _private_api.dispatch_mode
     return any(get(mode) is not None for mode in (_modes.FAKE, _modes.PROXY, _modes.FUNCTIONAL))

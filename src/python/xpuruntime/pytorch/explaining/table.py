@@ -69,6 +69,8 @@ def render(explanation: Explanation) -> RenderableType:
     if reasons or explanation.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {line}") for line in (*reasons, *explanation.notes)]
+    if explanation.fast_path:
+        parts.append(Text(f"\nthe policy reaches PyTorch's operators by: {explanation.fast_path}", style="dim"))
     return Group(*parts)
 
 

@@ -129,9 +129,8 @@ def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, 
     weights : str
         Digest of the weights in the file.
     """
-    from torch.utils import _pytree as pytree
-
     from xpuruntime.ops.decision_log import decisions
+    from xpuruntime.pytorch._private_api import pytree
 
     found = [*model.parameters(), *model.buffers()]
     found += [leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]

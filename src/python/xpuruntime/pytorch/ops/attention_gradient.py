@@ -8,10 +8,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.function import _SingleLevelFunction
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import attention_operator as operator
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY, by_torch
@@ -28,14 +27,14 @@ _backward_op = torch.ops.xpuruntime.attention_backward.default
 
 
 #: Whether a tensor is mapped by ``is_grads_batched=True``, which is no transform of ``torch.func``.
-_mapped = torch._C._functorch.is_legacy_batchedtensor
+_mapped = _private_api.is_legacy_batched
 
-_is_functional = torch._is_functional_tensor
+_is_functional = _private_api.is_functional
 
 
 def _watched() -> bool:
     """Say whether modes or transforms of PyTorch want to see the operators."""
-    return bool(torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active())
+    return bool(_private_api.dispatch_modes() > 0 or _private_api.has_transforms())
 
 
 def _put_off(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -141,7 +140,7 @@ def _say_that_math_serves(dropout_p: float, kernel: str) -> None:
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
-class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
+class _Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
     """What an operator leaves with autograd, also inside the transforms of ``torch.func``.
 
     These hand a level of theirs to the operator as they do to PyTorch's own, whose nodes know nothing of them; so does
@@ -150,9 +149,9 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
 
     @classmethod
     def record(cls, *args: Any) -> Any:
-        if not torch._C._are_functorch_transforms_active():
+        if not _private_api.has_transforms():
             return cls.apply(*args)
-        with enable_single_level_autograd_function():
+        with _private_api.single_level_functions():
             return cls.apply(*args)
 
 
@@ -162,8 +161,8 @@ class _Attention(_Recorded):
         if keyset is None:
             found = operator.run_forward(*args)
         else:
-            with torch._C._AutoDispatchBelowAutograd():
-                found = _forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+            with _private_api.below_autograd():
+                found = _forward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
         _keep_forward(ctx, args, found)
         return found
 
@@ -175,8 +174,8 @@ class _Attention(_Recorded):
 class _Gradient(_Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            found = _backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        with _private_api.below_autograd():
+            found = _backward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
         _keep_backward(ctx, args, found)
         return found
 
@@ -187,10 +186,10 @@ class _Gradient(_Recorded):
 
 def _autograd(op: Any, node: type[_Recorded]) -> Callable[..., Any]:
     def run(keyset: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch.is_grad_enabled() and _private_api.any_requires_grad(*args):
             return node.record(keyset, *args)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        with _private_api.below_autograd():
+            return op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
 
     return run
 
@@ -225,7 +224,7 @@ def _mapped_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     tensors = _folded(info, in_dims, args[:5], 3)
     dropout_p, is_causal, scale, kernel, want_lse, phase, module = args[5:]
     # Whether gradients are recorded of what is mapped, the caller cannot see: a mapped tensor does not say it.
-    want_lse = want_lse or (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
+    want_lse = want_lse or (torch.is_grad_enabled() and _private_api.any_requires_grad(*tensors))
     out, lse = _forward_op(*tensors, dropout_p, is_causal, scale, kernel, want_lse, phase, module)
     lse = lse.unflatten(0, (n, -1)) if lse.dim() == 3 else lse.unsqueeze(0).expand(n, 0)
     return (out.unflatten(0, (n, -1)), lse), (0, 0)

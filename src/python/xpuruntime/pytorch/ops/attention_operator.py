@@ -15,7 +15,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.attention.call import AttentionCall, deterministic, find_route, held_of_ours, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.calls import call_key
@@ -42,8 +42,10 @@ LIBRARY.define(
     f" {_OPTIONS}, str module) -> (Tensor, Tensor, Tensor)"
 )
 
-_keys = torch._C.DispatchKey
-_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
+_dispatch_key = _private_api.dispatch_key
+_AUTOCAST = _private_api.dispatch_keyset(_dispatch_key("AutocastCPU")) | _private_api.dispatch_keyset(
+    _dispatch_key("AutocastCUDA")
+)
 _op_attention = _core.op_attention
 _op_attention_backward = _core.op_attention_backward
 
@@ -56,7 +58,7 @@ def by_torch(
     grouped = q.shape[1] != k.shape[1]
     attend = torch.ops.aten.scaled_dot_product_attention.default
     turn = by_backend(kernel if kernel in BACKENDS else None)
-    with holding(None), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), turn:
+    with holding(None), _private_api.without_keys(_AUTOCAST), turn:
         return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
 
 
@@ -268,10 +270,10 @@ def _backward_by_torch(
 
 def _autograd_here() -> Any:
     """Let autograd work inside of a kernel, which is called below it."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (_keys.AutogradCPU, _keys.AutogradCUDA, _keys.ADInplaceOrView):
+    excluded = _private_api.excluded_keys()
+    for key in map(_dispatch_key, ("AutogradCPU", "AutogradCUDA", "ADInplaceOrView")):
         excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    return _private_api.with_keys(_private_api.included_keys(), excluded)
 
 
 def _forward_of_fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.ops.norm_gradients import gradients
 from xpuruntime.pytorch.overriding.norms import rms_eps
 
@@ -120,14 +121,14 @@ def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | N
 
 def layer_norm(*args: Any) -> Any:
     """Call ``xpuruntime::layer_norm``, also inside the transforms of ``torch.func``."""
-    if torch._C._are_functorch_transforms_active():
+    if _private_api.has_transforms():
         return _LayerNorm.apply(*args)
     return torch.ops.xpuruntime.layer_norm(*args)
 
 
 def rms_norm(*args: Any) -> Any:
     """Call ``xpuruntime::rms_norm``, also inside the transforms of ``torch.func``."""
-    if torch._C._are_functorch_transforms_active():
+    if _private_api.has_transforms():
         return _RmsNorm.apply(*args)
     return torch.ops.xpuruntime.rms_norm(*args)
 

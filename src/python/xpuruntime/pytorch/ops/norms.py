@@ -7,13 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.calls import has_tangent
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
@@ -165,11 +164,11 @@ def _is_pytorchs_own(function: str, word: str, *operands: Tensor | None) -> bool
         if traced_for_onnx():
             say_that_onnx_drops(function, word)
             return True
-        if not torch._C._are_functorch_transforms_active():
+        if not _private_api.has_transforms():
             return False
         if word:
             torch._dynamo.graph_break(msg=_COMPILED_TRANSFORM)
-    elif forward_ad._current_level < 0:
+    elif _private_api.forward_level() < 0:
         return False
     elif word and any(has_tangent(one) for one in operands):
         raise UnsupportedOperationError(norm_autograd.NO_FORWARD_MODE)

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, find_route, four, sizes_of, traits
 from xpuruntime.pytorch.attention.limits import reason_against_all_of_ours, transforms
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.calls import call_key
 from xpuruntime.pytorch.held import Held, current
 from xpuruntime.pytorch.ops.attention_gradient import attention
+from xpuruntime.pytorch.overriding.gates import operator_gate
 from xpuruntime.pytorch.overriding.native import Native, Override
-from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.overriding.serving import in_words_of_pytorch
 from xpuruntime.pytorch.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.routing import DEFAULT_ID
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES", "attend"]
 
 _operator = torch.ops.xpuruntime.attention.default
-_modes = torch._C._len_torch_dispatch_stack
-_is_deterministic = torch._C._get_deterministic_algorithms
+_modes = _private_api.dispatch_modes
+_is_deterministic = _private_api.is_deterministic
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 #: Seeds of the dropout are below this.
 _RANDOM_BOUND = 1 << 62

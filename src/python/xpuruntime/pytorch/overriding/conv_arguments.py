@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import _private_api
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Window", "fits", "is_fixed", "layout_of", "rounds", "unable", "window_of"]
 
-_deterministic = torch._C._get_deterministic_algorithms
-_fp32_precision = torch._C._get_fp32_precision_getter
+_deterministic = _private_api.is_deterministic
+_fp32_precision = _private_api.fp32_precision
 
 
 class Window(NamedTuple):
@@ -94,8 +96,8 @@ def layout_of(
     """
     if _is_plain(x) and _is_plain(weight):
         return torch.contiguous_format
-    backend = torch._C._select_conv_backend(x, weight, bias, *rest, None if bias_shape is None else list(bias_shape))
-    found: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, backend)
+    backend = _private_api.conv_backend(x, weight, bias, *rest, None if bias_shape is None else list(bias_shape))
+    found: torch.memory_format = _private_api.conv_memory_format(x, weight, backend)
     return found
 
 

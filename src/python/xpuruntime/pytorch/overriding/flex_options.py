@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.entries import FLEX
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice
@@ -232,9 +232,7 @@ def _scales_statistics() -> bool:
 
 def _fused() -> bool:
     """Say whether what is traced now may be compiled into kernels: not by the backends for debugging."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    compiler = InstructionTranslator.current_tx().output.compiler_fn
+    compiler = _private_api.dynamo_translator().current_tx().output.compiler_fn
     names = (getattr(compiler, name, None) for name in ("_compiler_name", "compiler_name", "__name__"))
     return not any("eager" in str(name) for name in names if name)
 

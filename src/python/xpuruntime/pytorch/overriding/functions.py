@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.importing import WhenImported
 from xpuruntime.pytorch.overriding.native import HIGHER_ORDER, IN_PYTHON
 
@@ -39,7 +40,7 @@ def is_there(override: Override, key: str) -> bool:
     if key == IN_PYTHON:
         return callable(getattr(sys.modules[override.module], override.name, None))
     op = getattr(torch.ops.higher_order, override.name, None)
-    return op is not None and getattr(torch._C.DispatchKey, HIGHER_ORDER[key]) in op.py_kernels
+    return op is not None and _private_api.dispatch_key(HIGHER_ORDER[key]) in op.py_kernels
 
 
 class Replaced:
@@ -77,7 +78,7 @@ class Higher:
         self.override = override
         self.key = key
         self._op: Any = getattr(torch.ops.higher_order, override.name)
-        self._at = getattr(torch._C.DispatchKey, HIGHER_ORDER[key])
+        self._at = _private_api.dispatch_key(HIGHER_ORDER[key])
         self._native = self._op.py_kernels[self._at]
         self._ours = override.make(self._native)
         self._place(self._ours)

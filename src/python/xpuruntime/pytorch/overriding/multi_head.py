@@ -14,9 +14,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import TracingContext
 
-from xpuruntime.pytorch import calls, module_paths
+from xpuruntime.pytorch import _private_api, calls, module_paths
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entries import FAST_PATH, WITH_WEIGHTS
 from xpuruntime.pytorch.held import current
@@ -80,7 +79,7 @@ def _fast_path(native: Native) -> Callable[..., Any]:
 def _is_compiling() -> bool:
     """Say whether nothing runs yet, so that `escapes_of_graph` looks at the call."""
     # 2.11 and 2.12 do not say that they compile once AOTAutograd traces.
-    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+    return torch.compiler.is_compiling() or _private_api.tracing_context.try_get() is not None
 
 
 def _nothing(*_: Any) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import _private_api
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -61,7 +63,7 @@ def never_compiled(make: Callable[..., Any]) -> None:
 
 def leave_alone(code: CodeType, *, within: bool = True) -> None:
     """Have Dynamo leave alone one function, by its code, and `within` all that it calls, as far as this PyTorch can."""
-    frames = torch._C._dynamo.eval_frame
+    frames = _private_api.dynamo_frames
     if hasattr(frames, "set_code_exec_strategy"):
         calls = frames._FrameAction.SKIP if within else frames._FrameAction.DEFAULT
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, calls)
@@ -86,14 +88,12 @@ class Native:
     called then, which takes what is below ours now.
     """
 
-    __slots__ = ("call", "direct", "key", "name", "refresh")
+    __slots__ = ("call", "key", "name", "refresh")
 
     def __init__(self, name: str, key: str, refresh: Callable[[Native], None]) -> None:
         self.name = name
         self.key = key
         self.refresh = refresh
-        #: Whether what stands in its place is called without a keyset.
-        self.direct = False
         #: The bare kernel. What calls it hands an error to `again`.
         self.call: Any = None
         self.take()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
+from xpuruntime.pytorch.overriding.gates import operator_gate
 from xpuruntime.pytorch.overriding.native import Override
 from xpuruntime.pytorch.overriding.norm_routes import run_norm
-from xpuruntime.pytorch.overriding.operator_gates import operator_gate
 from xpuruntime.pytorch.overriding.tracing import OVERRIDES as TRACED
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -214,9 +215,7 @@ class Product:
             found = self._finish(found, plan)
         if out is None or into is not None:
             return found
-        from torch._prims_common.wrappers import _maybe_resize_out  # PyTorch's own rule, with its warning
-
-        return _maybe_resize_out(out, plan.shape).copy_(found)
+        return _private_api.resize_out()(out, plan.shape).copy_(found)
 
     def _finish(self, found: Tensor, plan: Plan) -> Tensor:
         if plan.scales:

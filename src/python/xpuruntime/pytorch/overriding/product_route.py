@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch import calls, tuning
+from xpuruntime.pytorch import _private_api, calls, tuning
 from xpuruntime.pytorch import held as holds
 from xpuruntime.pytorch.overriding.product import Plan, Product
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["allow_tf32", "compute", "find_route"]
 
-_is_deterministic = torch._C._get_deterministic_algorithms
-_fp32_precision = torch._C._get_fp32_precision_getter
+_is_deterministic = _private_api.is_deterministic
+_fp32_precision = _private_api.fp32_precision
 
 
 def allow_tf32(tensor: torch.Tensor) -> bool:

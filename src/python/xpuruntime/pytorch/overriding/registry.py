@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.overriding.functions import Awaited, Higher, InPlace, Replaced, is_there
 from xpuruntime.pytorch.overriding.gates import Kernel
 from xpuruntime.pytorch.overriding.native import (
@@ -55,7 +56,7 @@ _lock = fork_lock(threading.RLock)
 _users: dict[str, int] = {}
 _placed: dict[str, list[InPlace]] = {}
 _quiet = False
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 
 
 class _Placed:
@@ -79,7 +80,7 @@ class _Placed:
             function = function.otherwise
         namespace, _, name = qualified(self.override.name).partition("::")
         library = torch.library.Library(namespace, "IMPL")
-        library.impl(name, function, self.key, with_keyset=not self.native.direct, allow_override=True)
+        library.impl(name, function, self.key, with_keyset=True, allow_override=True)
         self._take_away = library._destroy
 
     @property

@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import CompileContext
 
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.call_facts import facts_of_call
 from xpuruntime.pytorch.escaping import Escape
 from xpuruntime.pytorch.held import Held, current
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES"]
 
 _fused = torch.ops.aten._fused_rms_norm.default
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_KIND = torch._C._functorch.TransformType
+_COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
+_KIND = _private_api.transform_kinds
 _FUSED = "torch.compile fuses it there, since PyTorch differentiates no operator of a library under torch.func"
 _FIX = "leave this function uncompiled, or differentiate it by autograd"
 #: Where the kernels of a backend run; others may run anywhere.
@@ -70,7 +69,7 @@ def _is_ours(op: str, x: Tensor) -> bool:
     held = current()
     if held is None or op not in held.ops or not x.is_floating_point():
         return False
-    if torch.compiler.is_exporting() or CompileContext.try_get() is None:
+    if torch.compiler.is_exporting() or _private_api.compile_context.try_get() is None:
         return False
     import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
 

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import DeviceType
 
 from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, WorkKind
 
@@ -59,7 +60,7 @@ class KinetoRecording:
         """Wait for every device that this process uses, and stop."""
         try:
             for index in range(torch.cuda.device_count()):
-                if torch._C._cuda_hasPrimaryContext(index):
+                if _private_api.has_cuda_context(index):
                     torch.cuda.synchronize(index)
         finally:
             self._profiler.stop()

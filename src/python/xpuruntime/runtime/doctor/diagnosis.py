@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.doctor.facts import BuildFacts
+    from xpuruntime.runtime.doctor.facts import BuildFacts, TorchFacts
     from xpuruntime.runtime.machine import EngineFacts
     from xpuruntime.runtime.snapshot import Probed
 
@@ -69,6 +69,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"  fix: {finding.fix}")
         if self.facts.build is not None:
             lines.append(f"core: {_build_line(self.facts.build)}")
+        if self.facts.torch is not None:
+            lines.append(_torch_line(self.facts.torch))
         lines.append(f"libraries loaded in this process: {len(self.facts.loaded) or 'none'}")
         lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
         return printable("\n".join(lines))
@@ -93,6 +95,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(text)
         if self.facts.build is not None:
             parts.append(Text(f"core: {_build_line(self.facts.build)}"))
+        if self.facts.torch is not None:
+            parts.append(Text(_torch_line(self.facts.torch)))
         loaded = Table(title="libraries loaded in this process", title_justify="left")
         for column in ("library", "version", "path"):
             loaded.add_column(column, overflow="fold")
@@ -109,7 +113,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in count.items() if kind != "info")
 
 
-def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Diagnosis:
+def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = (), *, torch: TorchFacts | None = None) -> Diagnosis:
     """Probe this machine and check it.
 
     Parameters
@@ -119,7 +123,7 @@ def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Diagnosis
     """
     problem = core_problem()
     machine = machine_snapshot(engines)
-    return examine(gather(machine, core_error=problem))
+    return examine(gather(machine, core_error=problem, torch=torch))
 
 
 def examine(facts: Facts) -> Diagnosis:
@@ -163,6 +167,19 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_torch(facts: Facts) -> Iterator[Finding]:
+    """Name what gives PyTorch a faster way to the policy that holds."""
+    torch = facts.torch
+    if torch is not None and torch.reason:
+        yield Finding(
+            code="torch_fast_path",
+            severity="info" if torch.route else "error",
+            what=_torch_line(torch),
+            why=torch.reason,
+            fix=torch.fix or None,
+        )
+
+
 def check_environment(facts: Facts) -> Iterator[Finding]:
     """Name the variables that change what engines do without being in a policy."""
     for name, value in facts.environment.items():
@@ -181,6 +198,10 @@ def _build_line(build: BuildFacts) -> str:
         return "built without CUDA"
     kernels = [name for name, built in (("cuBLAS", build.cublas), ("cuDNN", build.cudnn)) if built]
     return f"built with CUDA for {build.architectures}, with kernels of {' and '.join(kernels) or 'no vendor library'}"
+
+
+def _torch_line(torch: TorchFacts) -> str:
+    return f"PyTorch {torch.version}: policies reach its operators by {torch.route or 'no route'}"
 
 
 def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
@@ -209,5 +230,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     cuda.check_loaded,
     check_engines,
     check_plugins,
+    check_torch,
     check_environment,
 )

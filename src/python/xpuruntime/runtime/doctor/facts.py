@@ -23,7 +23,7 @@ from xpuruntime.runtime.plugin_points import failed_plugins
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BuildFacts", "DriverFacts", "Facts", "OrtFacts", "Package", "gather"]
+__all__ = ["BuildFacts", "DriverFacts", "Facts", "OrtFacts", "Package", "TorchFacts", "gather"]
 
 #: Variables that change what an engine does without being in any policy.
 _OVERRIDES = re.compile(r"(ORT_|NVIDIA_TF32_OVERRIDE$|CUBLAS_|CUDNN_|CUDA_VISIBLE_DEVICES$|CUDA_LAUNCH_BLOCKING$|OV_)")
@@ -117,6 +117,25 @@ class BuildFacts(_Fact, frozen=True, kw_only=True):
     architectures: str = ""
 
 
+class TorchFacts(_Fact, frozen=True, kw_only=True):
+    """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.fast_path`.
+
+    Attributes
+    ----------
+    version : str
+        Of PyTorch.
+    route : str
+        ``"addon"``, ``"stable"``, ``"python"``; empty where the one that the environment states cannot be had.
+    reason, fix : str
+        Why it is no faster one, and what gives one; empty for the addon.
+    """
+
+    version: str
+    route: str
+    reason: str = ""
+    fix: str = ""
+
+
 class Facts(_Fact, frozen=True, kw_only=True):
     """Everything the checks read; they look at nothing else.
 
@@ -142,6 +161,8 @@ class Facts(_Fact, frozen=True, kw_only=True):
         The places searched for libraries.
     plugins : tuple of str
         A sentence for each plugin that failed to load.
+    torch : TorchFacts or None
+        ``None`` where PyTorch is not installed or cannot be imported.
     """
 
     machine: Machine
@@ -156,9 +177,16 @@ class Facts(_Fact, frozen=True, kw_only=True):
     build: BuildFacts | None = None
     searched: str = ""
     plugins: tuple[str, ...] = ()
+    torch: TorchFacts | None = None
 
 
-def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[str, str] | None = None) -> Facts:
+def gather(
+    machine: Machine,
+    *,
+    core_error: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    torch: TorchFacts | None = None,
+) -> Facts:
     """Look at the packages, libraries, driver and environment of this machine. Imports no vendor package."""
     env = os.environ if environ is None else environ
     ort = ort_facts()
@@ -178,6 +206,7 @@ def gather(machine: Machine, *, core_error: str | None = None, environ: Mapping[
         build=build_facts() if core_error is None else None,
         searched=index.describe(),
         plugins=failed_plugins(),
+        torch=torch,
     )
 
 

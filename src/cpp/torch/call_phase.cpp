@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#include "call_phase.h"
+
+#include <array>
+#include <stdexcept>
+#include <vector>
+
+#include "addon_functions.h"
+#include "python_depth.h"
+#include "stated_call.h"
+
+namespace xpuruntime::bindings {
+namespace {
+
+struct Function {
+  CallPhase phase = CallPhase::kUnknown;
+  std::int64_t backward = -1;  // that it was called in
+  const PyThreadState* state = nullptr;
+  int depth = 0;  // it has ended where the thread is less deep, also where nobody has said so
+};
+
+thread_local std::vector<Function> called_functions;
+
+}  // namespace
+
+CallPhase call_phase() noexcept {
+  if (const CallPhase stated = stated_call().phase; stated != CallPhase::kUnknown) return stated;
+  const auto* const torch = addon();
+  if (torch == nullptr) return CallPhase::kUnknown;
+  if (torch->records_gradients()) return CallPhase::kTrain;
+  const std::int64_t backward = running_backward();
+  if (const CallPhase phase = function_phase(backward); phase != CallPhase::kUnknown) return phase;
+  return backward == -1 ? CallPhase::kInfer : CallPhase::kBackward;
+}
+
+bool runs_backward() noexcept { return running_backward() != -1; }
+
+std::int64_t running_backward() noexcept {
+  const auto* const torch = addon();
+  return torch == nullptr ? -1 : torch->running_backward();
+}
+
+void enter_function(CallPhase phase, std::int64_t backward) {
+  const PyThreadState* const state = PyThreadState_Get();
+  called_functions.push_back({phase, backward, state, depth_of(state)});
+}
+
+void leave_function() noexcept {
+  if (!called_functions.empty()) called_functions.pop_back();
+}
+
+CallPhase function_phase(std::int64_t backward) noexcept {
+  const auto ended = [](const Function& one) { return depth_of(one.state) < one.depth; };
+  while (!called_functions.empty() && ended(called_functions.back())) called_functions.pop_back();
+  if (called_functions.empty() || called_functions.back().backward != backward) {
+    return CallPhase::kUnknown;
+  }
+  return called_functions.back().phase;
+}
+
+std::string_view phase_name(CallPhase phase) noexcept {
+  switch (phase) {
+    case CallPhase::kTrain:
+      return "train";
+    case CallPhase::kBackward:
+      return "backward";
+    case CallPhase::kInfer:
+      return "infer";
+    case CallPhase::kUnknown:
+      break;
+  }
+  return "";
+}
+
+CallPhase phase_of(std::string_view name) {
+  constexpr std::array kPhases = {CallPhase::kUnknown, CallPhase::kTrain, CallPhase::kBackward,
+                                  CallPhase::kInfer};
+  for (const CallPhase phase : kPhases) {
+    if (phase_name(phase) == name) return phase;
+  }
+  throw std::invalid_argument("a phase is 'train', 'backward', 'infer' or '', not '" +
+                              std::string(name) + "'");
+}
+
+}  // namespace xpuruntime::bindings

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace xpuruntime::bindings {
+
+/// What the call that runs in a thread is part of, as xpuruntime.pytorch.calls.phase says it.
+enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
+
+/// The stated phase, else what the addon tells; unknown without one. Needs no GIL.
+CallPhase call_phase() noexcept;
+
+/// Whether this thread runs a backward pass; false without the addon. Needs no GIL.
+bool runs_backward() noexcept;
+/// Which one, as torch._C._current_graph_task_id says it, or -1. As above.
+std::int64_t running_backward() noexcept;
+
+/// The forward of a torch.autograd.Function begins in this thread, in which PyTorch records no
+/// gradients: what it calls is of the phase `phase`, where nothing else says so. `backward`: the
+/// one that runs, or -1. Forwards nest.
+void enter_function(CallPhase phase, std::int64_t backward);
+/// It ends.
+void leave_function() noexcept;
+/// The phase of the innermost one that the code of this thread is part of; kUnknown where it is
+/// part of none, as in a backward that has begun in it. `backward`: the backward that runs, or -1.
+CallPhase function_phase(std::int64_t backward) noexcept;
+
+/// The word that policies have for a phase; empty for kUnknown.
+std::string_view phase_name(CallPhase phase) noexcept;
+/// The phase of such a word; throws std::invalid_argument for another one.
+CallPhase phase_of(std::string_view name);
+
+}  // namespace xpuruntime::bindings
