@@ -382,6 +382,7 @@ def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, monkeypatch):
 def test_ours_in_pytorchs_registry_of_flash_attention():
     tensors = operands()
     natively, truth = gradients(tensors, is_causal=True), exact(tensors, is_causal=True)
+    xt.register_flash_attention()
     torch_attention.activate_flash_attention_impl("xpuruntime")
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -317,6 +317,7 @@ def test_our_flash_attention_in_the_registry_leaves_packed_sequences_alone():
     from torch.nn import attention as torch_attention
 
     tensors, at = packed(), places()
+    xt.register_flash_attention()
     torch_attention.activate_flash_attention_impl("xpuruntime")
     try:
         with xt.kernel_policy(strict(rules=[rule("torch.flash")])):

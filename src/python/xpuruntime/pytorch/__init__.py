@@ -19,7 +19,7 @@ import importlib
 from typing import Any
 
 try:
-    import torch as _torch
+    import torch as _torch  # noqa: F401
 except ModuleNotFoundError as _missing:
     if _missing.name != "torch":
         raise
@@ -29,14 +29,6 @@ except ModuleNotFoundError as _missing:
         f"xpuruntime.pytorch requires PyTorch. Install with: {_install_command('torch')}", name="torch"
     ) from None
 
-
-def _flash_attention_impl() -> Any:
-    from xpuruntime.pytorch.attention.flash_impl import FlashAttentionImpl
-
-    return FlashAttentionImpl()
-
-
-_torch.nn.attention.register_flash_attention_impl("xpuruntime", register_fn=_flash_attention_impl)
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
@@ -56,6 +48,7 @@ _LAZY = {
     "Parity": "comparing.parity",
     "parity": "comparing.parity",
     "profile": "profiling.block",
+    "register_flash_attention": "attention.flash_impl",
     "reset_allocator": "allocator",
     "set_allocator": "allocator",
     "set_kernel_policy": "policy",

@@ -19,7 +19,7 @@ import torch
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["TABLE", "PrivateName", "missing"]
 
@@ -187,6 +187,10 @@ dispatch_mode: Callable[[Any], Any] = _take("torch._C._get_dispatch_mode", "whic
 mode_keys: Any = _take("torch._C._TorchDispatchModeKey", "by which modes of the dispatcher are told apart")
 without_modes: Any = _take(
     "torch.utils._python_dispatch._disable_current_modes", "in which self-tests see real tensors"
+)
+without_torch_function: Any = _take("torch._C.DisableTorchFunction", "in which self-tests see plain tensors")
+is_wrapper: Callable[[Any], bool] = _take(
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", "which tells tensors that wrap others"
 )
 is_functional: Callable[[Any], bool] = _take(
     "torch._is_functional_tensor", "which tells tensors that are functionalized"
@@ -410,9 +414,9 @@ def handle_of_tensor(tensor: Any) -> Any:
     return _handles_of_tensors([tensor])[0]
 
 
-def python_kernels(op: Any) -> Mapping[Any, Any]:
+def python_kernels(op: Any) -> dict[Any, Any]:
     """Return the kernels in Python of an operator, which PyTorch's tracing looks up first; to be changed in place."""
-    found: Mapping[Any, Any] = op.py_kernels
+    found: dict[Any, Any] = op.py_kernels
     return found
 
 
@@ -421,10 +425,23 @@ def forget_dispatch(op: Any) -> None:
     op._dispatch_cache.clear()
 
 
-TABLE.append(PrivateName("torch._ops.OpOverload.py_kernels", "which serve code that is traced alone", _REFUSES))
-TABLE.append(PrivateName("torch._ops.OpOverload._dispatch_cache", "which keeps kernels that were found", _REFUSES))
+TABLE.append(PrivateName("torch.ops.aten.mm.default.py_kernels", "which serve code that is traced alone", _REFUSES))
+TABLE.append(PrivateName("torch.ops.aten.mm.default._dispatch_cache", "which keeps kernels that were found", _REFUSES))
 
 
 def note_step(optimizer: Any) -> None:
     """Note that an optimizer has stepped inside of a graph, for the warning of learning rate schedulers."""
     optimizer._opt_called = True
+
+
+def mute_capturable(optimizer: Any) -> None:
+    """Have an optimizer say nothing of steps outside of a graph, although it is made for one."""
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+TABLE.append(PrivateName("torch.optim.Optimizer._opt_called", "which schedulers look at", "they warn of their order"))
+TABLE.append(
+    PrivateName(
+        "torch.optim.Optimizer._warned_capturable_if_run_uncaptured", "which mutes a warning", "PyTorch warns once"
+    )
+)

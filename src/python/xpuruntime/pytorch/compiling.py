@@ -73,7 +73,7 @@ def policy_changed(held: Held | None) -> None:
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
     flex_choices.forget()
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _built_in(policy: Policy) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.feeds import ConversionLog, closed_binding
 from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
+from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session, value_from_dlpack
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -63,7 +64,7 @@ class CpuModel(HostModel):
         slow = self.run
         if not self.plain:
             return slow
-        call = self._handle._sess.run
+        call = raw_session(self._handle).run
         names = self._outputs
         seen = self._check._seen
         inputs = tuple((info.name, np.dtype(info.dtype)) for info in self._info.inputs)
@@ -95,7 +96,7 @@ class CpuModel(HostModel):
 
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
         try:
-            results: Sequence[Any] = handle._sess.run(self._outputs, ready, None)
+            results: Sequence[Any] = raw_session(handle).run(self._outputs, ready, None)
         except Exception as error:
             raise self._failed(error) from None
         return results
@@ -104,7 +105,7 @@ class CpuModel(HostModel):
         from xpuruntime import _core
 
         try:
-            results = handle._sess.run_with_ort_values(_values(tensors), self._outputs, None)
+            results = raw_session(handle).run_with_ort_values(_values(tensors), self._outputs, None)
         except Exception as error:
             raise self._failed(error) from None
         return [_core.Tensor.from_dlpack(value) for value in results]
@@ -147,7 +148,7 @@ class CpuBinding(Binding):
                 self._io.bind_output(name, "cpu")
             else:
                 self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
-        call, io, failed = session._sess.run_with_iobinding, self._io._iobinding, model._failed
+        call, io, failed = raw_session(session).run_with_iobinding, raw_binding(self._io), model._failed
 
         def run() -> None:
             try:
@@ -218,6 +219,4 @@ def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:
 
 def _values(tensors: Mapping[str, _core.Tensor]) -> dict[str, Any]:
     """Return tensors as ONNX Runtime takes them, sharing their memory."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return {n: state.OrtValue.from_dlpack(t.__dlpack__(), t.dtype == "bool") for n, t in tensors.items()}
+    return {n: value_from_dlpack(t.__dlpack__(), t.dtype == "bool") for n, t in tensors.items()}

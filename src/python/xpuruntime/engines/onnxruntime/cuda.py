@@ -31,6 +31,7 @@ from xpuruntime.engines.cuda_arrays import (
     stream_owner,
 )
 from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.device_arrays import as_bool, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
@@ -219,7 +220,7 @@ class CudaModel(LoadedModel):
         with self.turn, self.on_device():
             self._settle()
             try:
-                results = session._sess.run(self.output_names, ready, self._host_options)
+                results = raw_session(session).run(self.output_names, ready, self._host_options)
             except Exception as error:
                 raise self.failed(error) from None
         return dict(zip(self.output_names, results, strict=True))
@@ -250,7 +251,7 @@ class CudaModel(LoadedModel):
                         binding.bind_input(name, where, element_type(name, item.dtype), item.shape, item.pointer)
                 for name in self.output_names:
                     binding.bind_output(name, where)
-                session._sess.run_with_iobinding(binding, self.device_options)
+                raw_session(session).run_with_iobinding(binding, self.device_options)
                 # The values live in the binding; their capsules own the memory.
                 capsules = self.take(binding)
             except XpuRuntimeError:
@@ -290,7 +291,7 @@ class CudaModel(LoadedModel):
         held = getattr(self._local, "binding", None)
         if held is None:
             held = self._local.binding = self.session.io_binding()
-        return held._iobinding
+        return raw_binding(held)
 
     def _device_item(self, name: str, array: Any, kind: Kind, caller: Any) -> DeviceArray:
         if kind != "numpy":

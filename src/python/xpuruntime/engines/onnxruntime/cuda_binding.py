@@ -11,6 +11,7 @@ from xpuruntime.engines.arrays import kind_of, kind_of_feeds
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.cuda_arrays import as_kind, device_array
 from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
 from xpuruntime.engines.onnxruntime.device_arrays import element_type, item_size, overlap
 from xpuruntime.errors import InputError, UnsupportedOperationError
@@ -88,7 +89,7 @@ class CudaBinding(Binding):
 
     def _compile(self, caller: Any, options: Any) -> Any:
         model = self._model
-        call, io, failed = model.session._sess.run_with_iobinding, self._io._iobinding, model.failed
+        call, io, failed = raw_session(model.session).run_with_iobinding, raw_binding(self._io), model.failed
         own, turn = model.stream, model.turn
         if self._copies:
             call = self._copying(call, own if own is not None else caller)
@@ -238,12 +239,12 @@ class CudaBinding(Binding):
 
         model = self._model
         known_outputs(given, model.output_names)
-        probe = self._io._iobinding
+        probe = raw_binding(self._io)
         for name in model.output_names:
             probe.bind_output(name, model.where)
         try:
             with model.turn, model.on_device():
-                model.session._sess.run_with_iobinding(probe, model.run_options(sync=True))
+                raw_session(model.session).run_with_iobinding(probe, model.run_options(sync=True))
         except Exception as error:
             raise model.failed(error) from None
         capsules = model.take(probe)

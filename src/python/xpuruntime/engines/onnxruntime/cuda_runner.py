@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.cuda_arrays import torch_stream
+from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ def torch_runner(model: CudaModel) -> Callable[..., dict[str, Any]]:
     infos = model.check.infos
     if len(infos) != len(model.check.required) or any(info.dtype not in ONNX_TYPES for info in infos.values()):
         return slow
-    call, options, index, where = model.session._sess.run_with_iobinding, model.device_options, model.index, model.where
+    call, options, index, where = (
+        raw_session(model.session).run_with_iobinding,
+        model.device_options,
+        model.index,
+        model.where,
+    )
     inputs = [(name, info.dtype, ONNX_TYPES[info.dtype]) for name, info in infos.items()]
     count, names, turn, own = len(inputs), model.output_names, model.turn, model.stream
     seen: set[tuple[Any, ...]] = set()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
@@ -210,8 +211,8 @@ def _observer(
         def run(session: Any, arrays: Mapping[str, Any]) -> Any:
             names, given = [o.name for o in session.get_outputs()], dict(arrays)
             if any(type(value).__name__ == "OrtValue" for value in given.values()):
-                return session._sess.run_with_ort_values(given, names, None)
-            return session._sess.run(names, given, None)
+                return raw_session(session).run_with_ort_values(given, names, None)
+            return raw_session(session).run(names, given, None)
 
         with attention_kernels(request) as kernels:
             seen = observe(

@@ -24,13 +24,23 @@ from xpuruntime.pytorch.overriding.registry import be_quiet
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KERNEL", "FlashAttentionImpl"]
+__all__ = ["KERNEL", "FlashAttentionImpl", "register_flash_attention"]
 
 #: What serves.
 KERNEL = "cuda_raw.flash_attention_v2"
 _FORWARD = "_scaled_dot_product_flash_attention"
 _BACKWARD = "_scaled_dot_product_flash_attention_backward"
 _RANDOM_BOUND = 1 << 62
+
+
+def register_flash_attention() -> None:
+    """Add ``"xpuruntime"`` to PyTorch's registry of flash attention; there it stays, and does nothing until activated.
+
+    Then ``torch.nn.attention.activate_flash_attention_impl("xpuruntime")`` has `KERNEL` stand in for PyTorch's
+    FlashAttention 2 on CUDA, without any policy. Idempotent.
+    """
+    if "xpuruntime" not in torch.nn.attention.list_flash_attention_impls():
+        torch.nn.attention.register_flash_attention_impl("xpuruntime", register_fn=FlashAttentionImpl)
 
 
 class FlashAttentionImpl:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.attention.call import four
@@ -43,7 +42,7 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
             return "nested tensors are PyTorch's own"
         if x.layout is not torch.strided:
             return f"a tensor with the layout {x.layout} is PyTorch's own"
-        if is_traceable_wrapper_subclass(x):
+        if _private_api.is_wrapper(x):
             return f"a {type(x).__name__} wraps other tensors, which only PyTorch can take apart"
         if x.device.type not in ("cpu", "cuda", "meta"):
             return f"the tensors are on {x.device}, and ours run on cpu and cuda"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.block import GraphBlock
 from xpuruntime.pytorch.capture.capturable import make_capturable as change
 from xpuruntime.pytorch.capture.capturable import obstacles, scaler_obstacle
@@ -290,7 +291,7 @@ def _settle(work: Work, device: torch.device, *, capture_optimizer: bool, make_c
     if found:
         raise InputError(f"capture_graph: {'; '.join(found)}")
     # It warns of steps outside of a capture, which the warm-up has.
-    optimizer._warned_capturable_if_run_uncaptured = True
+    _private_api.mute_capturable(optimizer)
     why = scaler_obstacle(optimizer, work.scaler)
     work.steps_inside = not why
     return [why] if why else []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import held, tuning
+from xpuruntime.pytorch import _private_api, held, tuning
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
@@ -157,7 +157,7 @@ class CapturedStep:
         self._active = graph
         self._work.rest()
         for optimizer in self._used.optimizers:
-            optimizer._opt_called = True  # what a scheduler looks at, to see that it comes after a step
+            _private_api.note_step(optimizer)
         if self._clone:
             return pytree.tree_map_only(torch.Tensor, torch.clone, graph.outputs)
         return graph.outputs

@@ -19,7 +19,7 @@ from xpuruntime.pytorch import calls, module_paths
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.ops import norm_gradients as by_torch
 from xpuruntime.pytorch.ops.norm_autograd import register
-from xpuruntime.pytorch.overriding.norms import as_rows, rms_eps, stats_dtype
+from xpuruntime.pytorch.overriding.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
 from xpuruntime.pytorch.overriding.serving import serve
 from xpuruntime.pytorch.routing import NATIVE_WORDS, Route
 
@@ -348,3 +348,5 @@ for _name, _schema in OPERATORS.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{_name}", _fake, lib=_library)
 register(_library)
+
+add_missing_kernel()  # which the operators here call

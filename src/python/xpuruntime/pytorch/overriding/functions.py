@@ -40,7 +40,7 @@ def is_there(override: Override, key: str) -> bool:
     if key == IN_PYTHON:
         return callable(getattr(sys.modules[override.module], override.name, None))
     op = getattr(torch.ops.higher_order, override.name, None)
-    return op is not None and _private_api.dispatch_key(HIGHER_ORDER[key]) in op.py_kernels
+    return op is not None and _private_api.dispatch_key(HIGHER_ORDER[key]) in _private_api.python_kernels(op)
 
 
 class Replaced:
@@ -79,7 +79,7 @@ class Higher:
         self.key = key
         self._op: Any = getattr(torch.ops.higher_order, override.name)
         self._at = _private_api.dispatch_key(HIGHER_ORDER[key])
-        self._native = self._op.py_kernels[self._at]
+        self._native = _private_api.python_kernels(self._op)[self._at]
         self._ours = override.make(self._native)
         self._place(self._ours)
 
@@ -89,12 +89,12 @@ class Higher:
         return f"higher_order::{self.override.name} [{HIGHER_ORDER[self.key]}]"
 
     def _place(self, function: Any) -> None:
-        self._op.py_kernels[self._at] = function
-        self._op._dispatch_cache.clear()
+        _private_api.python_kernels(self._op)[self._at] = function
+        _private_api.forget_dispatch(self._op)
 
     def remove(self) -> None:
         """Give PyTorch its own back, unless somebody has put another one over ours since."""
-        if self._op.py_kernels.get(self._at) is self._ours:
+        if _private_api.python_kernels(self._op).get(self._at) is self._ours:
             self._place(self._native)
 
 

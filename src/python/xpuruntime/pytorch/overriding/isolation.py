@@ -33,7 +33,7 @@ def isolated_context() -> Iterator[None]:
             # Where nothing is transformed, asking for the stack would have PyTorch make one for this thread.
             _private_api.without_transforms() if transformed else contextlib.nullcontext(),
             _private_api.without_modes(),
-            torch._C.DisableTorchFunction(),
+            _private_api.without_torch_function(),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
         ):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -273,7 +274,8 @@ def _rms_norm_gradient(
     return grad_x, grad_weight
 
 
-def _add_missing_kernel() -> torch.library.Library | None:
+@functools.cache
+def add_missing_kernel() -> torch.library.Library | None:
     """Give PyTorch the gradient of its fused RMS norm on CPU, where it has none, for good.
 
     Off CUDA ``_fused_rms_norm`` is made of other operations, each with its own gradient. With a kernel of ours it
@@ -287,8 +289,6 @@ def _add_missing_kernel() -> torch.library.Library | None:
         return library
     return None
 
-
-_kept = _add_missing_kernel()
 
 _KEYS = ("CPU", "CUDA")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
 from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin, left_alone
@@ -146,7 +147,7 @@ def check(rewriting: Rewriting | None, request: Request, settings: Settings, ses
             options.add_run_config_entry("gpu_graph_id", "-1")  # capture none
         names = [output.name for output in one.get_outputs()]
         try:
-            return dict(zip(names, one._sess.run(names, dict(feeds), options), strict=True))
+            return dict(zip(names, raw_session(one).run(names, dict(feeds), options), strict=True))
         except Exception as error:
             doing = f"holding the rewritten graph of {request.model.path} against the original"
             raise translate(error, doing=doing, device=request.device) from None

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Private names of PyTorch's: each is there, does what it is used for, and has a reason and something to do without it.
+
+Runs alone against any PyTorch: ``pytest tests/unit/pytorch/test_private_api.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
+from xpuruntime.pytorch import _private_api as private  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PACKAGE = Path(xpuruntime.__file__).parent
+#: What a CPU-only build or an older release has not, each with its fallback in the module.
+OPTIONAL = {
+    "torch.optim.Optimizer._opt_called",  # set by a scheduler
+    "torch.optim.Optimizer._warned_capturable_if_run_uncaptured",  # set by a step
+    "torch._C._cuda_customAllocator",
+    "torch._C._cuda_endAllocateToPool",
+    "torch._C._cuda_hasPrimaryContext",
+    "torch._C._cuda_releasePool",
+}
+
+
+@pytest.mark.parametrize("one", private.TABLE, ids=lambda one: one.path)
+def test_each_is_there_and_says_why(one):
+    assert one.why
+    assert one.without
+    if one.path not in OPTIONAL:
+        assert private._find(one.path) is not private._NONE
+
+
+def test_names_are_listed_once():
+    paths = [one.path for one in private.TABLE]
+    assert len(paths) == len(set(paths))
+
+
+def test_what_is_missing_is_refused_where_it_is_used_or_replaced():
+    refusing = private._take("torch._C._there_is_none", "which nobody has")
+    assert private.TABLE.pop().path == "torch._C._there_is_none"
+    with pytest.raises(UnsupportedOperationError, match=r"has no torch\._C\._there_is_none, which nobody has"):
+        refusing(1)
+    other = private._take("torch._C._there_is_none", "which nobody has", without="nothing", otherwise=lambda: 7)
+    private.TABLE.pop()
+    assert other() == 7
+
+
+def test_autograd():
+    assert private.running_backward() == -1
+    assert private.running_node() is None
+    seen = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((private.running_backward(), private.running_node()))
+            return 2 * grad
+
+    before = private.next_node()
+    made = Twice.apply(torch.ones(1, requires_grad=True))
+    made.backward()
+    assert seen[0][0] >= 0
+    assert seen[0][1][0] == before
+    assert private.any_requires_grad(torch.ones(1, requires_grad=True))
+    assert not private.any_requires_grad(torch.ones(1))
+
+
+def test_the_dispatcher():
+    keys = private.dispatch_keyset(private.dispatch_key("CPU"))
+    kernel = torch.library.get_kernel("aten::mm", "CPU")
+    a = torch.randn(3, 3)
+    assert torch.equal(kernel.call_boxed(keys, a, a), a @ a)
+    assert "RegisterCPU" in private.dispatch_table("aten::mm")
+    assert private.has_kernel("aten::mm", "CPU")
+    assert private.dispatch_modes() == 0
+    assert private.tracing_state() is None
+    assert not private.is_functional(a)
+    assert not private.has_transforms()
+    assert torch.func.vmap(lambda x: x * (1 if private.has_transforms() else torch.nan))(a).equal(a)
+    assert private.forward_level() == -1
+    with torch.autograd.forward_ad.dual_level():
+        assert private.forward_level() == 0
+
+
+def test_backends_of_attention():
+    assert len(private.sdp_getters) == len(private.sdp_setters) == 5
+    q = torch.randn(1, 2, 4, 8)
+    assert private.sdp_choice(q, q, q) in range(5)
+    for get, put in zip(private.sdp_getters, private.sdp_setters, strict=True):
+        before = get()
+        try:
+            put(not before)
+            assert get() is not before
+        finally:
+            put(before)
+    assert sorted(private.sdp_order()) == list(range(len(private.sdp_order())))
+
+
+def test_handles_of_tensors_are_owned_by_what_they_become():
+    x = torch.ones(3)
+    count = x._use_count()
+    for _ in range(3):
+        assert private.tensor_of_handle(private.handle_of_tensor(x)) is x
+    assert x._use_count() == count
+
+
+def test_switches_agree_with_the_public_ones():
+    assert private.is_deterministic() is torch.are_deterministic_algorithms_enabled()
+    assert private.fp32_precision("generic", "all") in ("none", "ieee", "tf32")
+    out = torch.empty(0)
+    private.resize_out()(out, torch.Size((2, 3)))
+    assert out.shape == (2, 3)
+
+
+def test_no_other_module_uses_a_private_name():
+    private_name = re.compile(r"\btorch\._[a-zA-Z](?!\w*__)|from torch(\.\w+)*\._\w|from torch[\w.]* import _\w")
+    #: Documented by PyTorch; Dynamo knows them by these names where it traces them.
+    documented = ("torch._dynamo", "torch._dynamo.mark_static", "torch._dynamo.graph_break")
+    found = []
+    for path in sorted((PACKAGE / "pytorch").rglob("*.py")):
+        if path.name == "_private_api.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
+                continue
+            text = ast.unparse(node)
+            if private_name.search(text) and text not in documented and "xpuruntime" not in text:
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
+    assert found == []
