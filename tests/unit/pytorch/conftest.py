@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
@@ -88,6 +89,20 @@ def decisions_of_this_test():
     import xpuruntime as xrt
 
     xrt.clear_decisions()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_the_addon(request):
+    """The addon is built once, and in use where the environment states no other route."""
+    if request.module.__name__.endswith("test_private_api"):  # which runs against any PyTorch, without a compiler
+        return
+    from xpuruntime.pytorch import build_addon, fast_path
+
+    if not os.environ.get(fast_path.VARIABLE):
+        build_addon.build()
+        fast_path.load_addon.cache_clear()
+        fast_path.why_no_addon.cache_clear()
+        assert fast_path.choose("addon").route == "addon"
 
 
 @pytest.fixture(params=["addon", "stable", "python"])

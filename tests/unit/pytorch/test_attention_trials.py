@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch import tuning  # noqa: E402
+from xpuruntime.pytorch import _private_api, tuning  # noqa: E402
 from xpuruntime.pytorch.attention import call as attention_call  # noqa: E402
 from xpuruntime.pytorch.attention import trials  # noqa: E402
 from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
@@ -145,7 +145,7 @@ def test_the_candidates_are_what_can_serve_is_not_chosen_and_not_switched_off(mo
     def unfused(*args, **more):  # where it can
         return 0 if torch.backends.cuda.math_sdp_enabled() else real(*args, **more)
 
-    monkeypatch.setattr(torch, "_fused_sdp_choice", unfused)
+    monkeypatch.setattr(_private_api, "sdp_choice", unfused)
     assert attention_call.others_of_pytorch(call) == ["torch.flash"]
     torch.backends.cuda.enable_flash_sdp(False)
     try:
