@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -273,11 +275,19 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
+    _import_graph_trees()
     report(_core.call_aside(_change, _policy_of(policy, kernels, root), root))
+
+
+def _import_graph_trees() -> None:
+    """Import what resetting Dynamo imports, in the caller's thread: PyTorch 2.11 binds its state to that thread."""
+    if "torch._dynamo" in sys.modules:
+        importlib.import_module("torch._inductor.cudagraph_trees")
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
+    _import_graph_trees()
     report(_core.call_aside(_change, None))
 
 
@@ -324,6 +334,7 @@ class kernel_policy:  # noqa: N801 - used like a function
     ) -> None:
         self._policy = _policy_of(policy, kernels, root)
         self._root = root
+        _import_graph_trees()
         self._entered: list[_Entered] = []
 
     @_core.shielded
