@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,12 @@ class Profiler:
         if self._filters is not None and warnings.filters is not self._filters:
             warnings.filters = self._filters
             warnings._filters_mutated()  # type: ignore[attr-defined]
+        prepared: Any = self.torch.profiler
+        if prepared is not None and not _private_api.profiler_enabled():
+            # PyTorch 2.11 prepares no second one where the first was prepared and never enabled, and says so.
+            with contextlib.suppress(RuntimeError):
+                prepared._prepare_trace()
+            prepared._start_trace()
         if _private_api.profiler_enabled():
             _private_api.disable_profiler()
         _autograd_profiler._set_is_profiler_enabled(False)
