@@ -37,12 +37,19 @@ class _Copy(NamedTuple):
     target: DeviceArray
 
 
+def _host_inputs(session: Any) -> list[str]:
+    """Return the inputs that ONNX Runtime reads on the host although the session is one of CUDA."""
+    infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return [value.name for value, info in infos if not info.name.startswith("Cuda") or "Pinned" in info.name]
+
+
 class CudaBinding(Binding):
     """Device buffers bound to one `CudaModel`. Not for use by two threads at once.
 
     ONNX Runtime writes straight into the buffers, except where it would not or must not: an output that is an input, an
     output whose shape is not the one that the file declares, and a buffer that shares memory with an input. These are
-    copied on the device after each run.
+    copied on the device after each run. Inputs that it reads on the host, such as the condition of an ``If``, it copies
+    there when they are bound: they are bound again before each run.
 
     Parameters
     ----------
@@ -91,6 +98,8 @@ class CudaBinding(Binding):
         model = self._model
         call, io, failed = raw_session(model.session).run_with_iobinding, raw_binding(self._io), model.failed
         own, turn = model.stream, model.turn
+        if host_inputs := [name for name in _host_inputs(model.session) if name in self._items]:
+            call = self._binding_anew(call, host_inputs, own if own is not None else caller)
         if self._copies:
             call = self._copying(call, own if own is not None else caller)
 
@@ -127,6 +136,22 @@ class CudaBinding(Binding):
                 run()
 
         return run_on_device if model.several else run_in_turn
+
+    def _binding_anew(self, call: Any, names: list[str], stream: Any) -> Any:
+        """Return `call` with inputs bound before it, when what was written into them on a stream has arrived."""
+        index = self._model.index
+        values = [(name, self._items[name]) for name in names]
+        codes = [
+            (name, "cuda", index, element_type(name, item.dtype), item.shape, item.pointer) for name, item in values
+        ]
+
+        def run(io: Any, options: Any) -> None:
+            stream.synchronize()
+            for one in codes:
+                self._io.bind_input(*one)
+            call(io, options)
+
+        return run
 
     def _can_be_captured(self) -> bool:
         """Say whether every run uses the same memory; `graph` then says why not.
