@@ -82,7 +82,7 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.a(x).view(2, 4, 16, 16)
-        return self.b(torch.nn.functional.scaled_dot_product_attention(q, q, q).view(2, 16, 64)).square().mean()
+        return self.b(torch.nn.functional.scaled_dot_product_attention(q, q, q).reshape(2, 16, 64)).square().mean()
 
 
 def _net() -> Net:
@@ -119,7 +119,7 @@ def test_policy_blocks(way: str, explained: bool) -> None:
 def test_a_captured_step(way: str) -> None:
     """An interrupted call of a captured step has been done or not; the next ones train as steps without a graph do."""
     net, batch = _net(), torch.randn(2, 16, 64, device=DEVICE)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.0, device=DEVICE), fused=True)
     with xt.kernel_policy(matmul="auto"):
         step = xt.capture_graph(net, (batch,), optimizer=optimizer)
 
@@ -134,7 +134,7 @@ def test_a_captured_step(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_capture(way: str) -> None:
     net, batch = _net(), torch.randn(2, 16, 64, device=DEVICE)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.0, device=DEVICE), fused=True)
 
     def work() -> None:
         step = xt.capture_graph(net, (batch,), optimizer=optimizer, warmup=1)

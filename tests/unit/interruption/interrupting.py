@@ -105,9 +105,9 @@ def _calm(*actions: Callable[[], Any]) -> bool:
 
 @functools.cache
 def _leaving(code: CodeType) -> frozenset[int]:
-    """Return where a ``with`` block calls `__exit__`: between the block and that call, Python looks for no signal."""
+    """Return where Python looks for no signal: at no-ops, and between a ``with`` block and its call of `__exit__`."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL")]
-    found: set[int] = set()
+    found = {one.offset for one in steps if one.opname == "NOP"}
     for place in range(len(steps) - 3):
         four = steps[place : place + 4]
         if all(one.opname == "LOAD_CONST" and one.argval is None for one in four[:3]) and "CALL" in four[3].opname:
@@ -134,6 +134,7 @@ def _run_to(call: Callable[[], Any], left: int) -> int:
         return local
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for opcodes where a frame asked for them before
     sys.settrace(trace)
     try:
         call()
