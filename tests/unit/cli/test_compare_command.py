@@ -85,3 +85,13 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(xrt: Any,
     result = xrt("compare", "nothing.onnx", "--html", tmp_path / "nowhere" / "drift.html")
     assert result.code == 2
     assert "--html" in result.err
+
+
+def test_inputs_are_given_only_where_somebody_gave_them(xrt: Any, two_inputs: str) -> None:
+    made = xrt("compare", two_inputs, "--engines", "onnxruntime", "--dim", "N=3", "--device", "cpu", "--json")
+    assert made.json()["inputs"] == "made up"
+    given = xrt(
+        "compare", two_inputs, "--engines", "onnxruntime", "--device", "cpu", "--json",
+        "--input", "a=[[1.0, 2.0, 3.0]]", "--input", "b=[[3.0, 4.0, 5.0]]",
+    )  # fmt: skip
+    assert given.json()["inputs"] == "given"

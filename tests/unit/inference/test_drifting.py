@@ -171,3 +171,39 @@ def test_the_comparison_as_json_has_every_layer() -> None:
 )
 def test_the_verdict_in_a_few_words(engines: list[str], headline: str) -> None:
     assert xrt.compare_engines(MODEL, engines, device="cpu", runs=1, search=False).headline == headline
+
+
+def test_where_layers_are_measured_there_is_one_first_node() -> None:
+    found = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1, layers=True)
+    (row,) = found.rows
+    assert row.status == "differs"
+    assert row.drift is not None
+    assert row.drift.first is not None
+    assert row.divergence is None
+    assert any("not looked for by bisection: the layers were measured" in note for note in row.notes)
+    assert str(found).count("first") == 1
+    (searched,) = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1).rows
+    assert searched.divergence is not None
+
+
+@pytest.mark.parametrize(
+    ("precision", "first", "said"),
+    [
+        ("int8", None, "under int8"),
+        ("fp32", None, ""),
+        ("int8", 0, "the first of them"),
+        ("fp32", 0, "the first of them"),
+    ],
+)
+def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
+    from xpuruntime.engines.precision import compare_outputs
+    from xpuruntime.inference.comparing import _measured_instead
+    from xpuruntime.inference.drifting import Drift, LayerDrift
+
+    x = np.ones(3, np.float32)
+    (figures,) = compare_outputs({"y": x}, {"y": x}, rtol=0.1, atol=0.1, cosine=0.9).outputs
+    drift = Drift(layers=(LayerDrift(place=0, name="n", op="Relu", figures=figures),), first=first)
+    why = _measured_instead(drift, precision)
+    assert (said in why) if said else not why
+    assert not _measured_instead(Drift(), precision)
+    assert not _measured_instead(None, precision)

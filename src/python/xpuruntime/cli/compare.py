@@ -68,11 +68,14 @@ def compare(
     On a mismatch, the first node whose output differs is looked for. Exits with 1 when an engine differs or fails, or
     none could run.
     """
+    import msgspec
+
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.opening import prepare, say_made_up
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwriting import check_outputs
     from xpuruntime.cli.reports import check_target
+    from xpuruntime.engines.accuracy import MADE_UP
     from xpuruntime.inference import compare_engines
 
     check_target("--html", html)
@@ -94,5 +97,7 @@ def compare(
         )
     if feeds is not None:
         say_made_up(feeds)
+        if feeds.probed:
+            found = msgspec.structs.replace(found, inputs=MADE_UP)
     print_and_save(found, {found.save_html: html}, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
+    "MADE_UP",
     "Check",
     "ProbeRefusedError",
     "Reference",
@@ -35,7 +36,7 @@ __all__ = [
     "write_reference",
 ]
 
-_MADE_UP = "made up"
+MADE_UP = "made up"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
 #: Settings of adapters that have the graph converted or quantised.
@@ -139,7 +140,7 @@ def make_reference(
         try:
             outputs = loaded.run(feeds)
         except XpuRuntimeError as error:
-            if origin != _MADE_UP:
+            if origin != MADE_UP:
                 raise
             msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the input that was made up: {_bare(error)}"
             raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
@@ -178,7 +179,7 @@ def _feeds(request: Request) -> tuple[dict[str, Any], str]:
 
     if request.calibration is not None:
         return dict(next(iter(request.calibration))), "the first calibration input"
-    return probe_feeds(with_shapes(request.model, request.policy)), _MADE_UP
+    return probe_feeds(with_shapes(request.model, request.policy)), MADE_UP
 
 
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:

@@ -72,7 +72,8 @@ def compare_engines(
     runs : int
         Timed runs of each engine, after a few that are not counted.
     search : bool
-        Look for the first node out of tolerance on engines that differ. Runs the model some ten times more.
+        Look for the first node out of tolerance on engines that differ. Runs the model some ten times more. With
+        `layers`, the first layer out of tolerance is named in its place, so that there is one answer.
     layers : bool
         Measure how far every layer is from the reference: `EngineRow.drift`. Loads each engine once more, with the
         tensors of all layers as outputs.
@@ -173,18 +174,21 @@ class _Bench(NamedTuple):
             return EngineRow(**named, status="failed", reason=str(error), notes=plan.warnings)
         except Exception as error:  # an engine of someone else's may raise anything, and the others go on
             return EngineRow(**named, status="failed", reason=f"{type(error).__name__}: {error}", notes=plan.warnings)
-        divergence, notes = None, plan.warnings
-        if self.search and not result.passed:
-            try:
-                divergence = self._search(plan, policy, machine, result)
-            except XpuRuntimeError as error:  # the table stands without it
-                notes = (*notes, f"the first node could not be looked for: {error}")
-        drift = None
+        notes, drift, divergence = plan.warnings, None, None
         if self.layers:
             try:
                 drift = self._drift(plan, policy, machine, result)
             except XpuRuntimeError as error:
                 notes = (*notes, f"the drift of layers could not be measured: {error}")
+        if self.search and not result.passed:
+            why = _measured_instead(drift, plan.precision)
+            if why:
+                notes = (*notes, f"the first node was not looked for by bisection: {why}")
+            else:
+                try:
+                    divergence = self._search(plan, policy, machine, result)
+                except XpuRuntimeError as error:  # the table stands without it
+                    notes = (*notes, f"the first node could not be looked for: {error}")
         worst = max(result.outputs, key=lambda one: (not one.passed, one.max_rel), default=None)
         return EngineRow(
             **named,
@@ -244,6 +248,20 @@ class _Bench(NamedTuple):
                 raise XpuRuntimeError(msg, engine=engine.name, device=plan.device) from error
 
         return answer
+
+
+def _measured_instead(drift: Drift | None, precision: str) -> str:
+    """Return why the drift of layers takes the place of a search, which could name another node; empty where not."""
+    if drift is None or not drift.layers:
+        return ""
+    if drift.first is not None:
+        return "the layers were measured, and the first of them that is out of tolerance is named"
+    if precision == "int8":
+        return (
+            "under int8 every cut of the graph quantises otherwise, and of the layers that were measured none is out "
+            "of tolerance"
+        )
+    return ""
 
 
 def _said(error: XpuRuntimeError) -> str:
