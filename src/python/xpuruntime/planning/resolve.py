@@ -160,7 +160,7 @@ def _judge(
             )
         )
     if candidate.device == "auto":
-        # The engine offers no device here: ask it about one that it drives, so that its own reason is told.
+        # The engine offers no device here: ask it about one that it drives, so that its own reason is reported.
         kinds = kinds_of(engine, machine) or ("cpu",)
         device = "cpu" if "cpu" in kinds else f"{kinds[0]}:0" if kinds[0] == "cuda" else kinds[0]
         answer = judged(engine, request.on(device, policy), machine).verdict

@@ -21,7 +21,7 @@ class Unknown(enum.Enum):
         return "UNKNOWN"
 
 
-#: A property that the call has, or may have, and whose value is not known.
+#: A property that the call has, or may have, and whose value is unknown.
 UNKNOWN: Final = Unknown.UNKNOWN
 #: A value; ``None`` where the call has no such property; `UNKNOWN`.
 Fact: TypeAlias = T | Unknown | None
@@ -44,7 +44,7 @@ class CallFacts(NamedTuple):
     m, n, k, head_dim : int or None or Unknown
     dtype : str or None or Unknown
     device : str or None or Unknown
-        Such as ``"cuda:0"``; ``"cuda"`` for a CUDA device whose index is not known.
+        Such as ``"cuda:0"``; ``"cuda"`` for a CUDA device of unknown index.
     arch : str or None or Unknown
         Architecture of the device, such as ``"sm90"``.
     node, module : str or None or Unknown

@@ -34,7 +34,7 @@ def facts_of_call(
     op : str
         Operation of a `KernelPolicy`.
     device : torch.device or str or None
-        ``"cuda"`` for a CUDA device whose index is not known; ``None`` where nothing of it is known.
+        ``"cuda"`` for a CUDA device of unknown index; ``None`` where nothing of it is known.
     dtype : torch.dtype or str or None
         A type of PyTorch, or the word that policies have for it; ``None`` where it is not known.
     phase : str or None or Unknown
