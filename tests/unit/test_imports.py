@@ -28,7 +28,7 @@ ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"errors", "notebook", "printable", "_core", "_version"}
+SHARED = {"errors", "lazy_names", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {
     "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",

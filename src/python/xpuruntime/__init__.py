@@ -29,6 +29,7 @@ from xpuruntime.errors import (
     XpuRuntimeError,
     XpuRuntimeWarning,
 )
+from xpuruntime.lazy_names import load_name
 
 if TYPE_CHECKING:
     from xpuruntime import distributed as distributed
@@ -191,13 +192,7 @@ def get_version() -> str:
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    module = _LAZY.get(name)
-    if module is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(f"{msg}: {_REPLACED[name]}" if name in _REPLACED else msg)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, name, _LAZY, _REPLACED)
 
 
 def __dir__() -> list[str]:

@@ -15,8 +15,9 @@ Examples
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from xpuruntime.lazy_names import load_name
 
 try:
     import torch as _torch  # noqa: F401
@@ -68,13 +69,7 @@ _REPLACED = {
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(f"{msg}: {_REPLACED[name]}" if name in _REPLACED else msg)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, name, _LAZY, _REPLACED)
 
 
 def __dir__() -> list[str]:

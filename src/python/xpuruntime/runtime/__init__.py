@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name
 
 if TYPE_CHECKING:
     from xpuruntime.runtime.device import (
@@ -70,13 +71,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

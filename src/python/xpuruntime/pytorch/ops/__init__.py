@@ -16,8 +16,9 @@ torch.Size([1, 2, 3, 4])
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from xpuruntime.lazy_names import load_name
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
@@ -30,13 +31,7 @@ __all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:
