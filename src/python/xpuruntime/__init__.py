@@ -29,7 +29,7 @@ from xpuruntime.errors import (
     XpuRuntimeError,
     XpuRuntimeWarning,
 )
-from xpuruntime.lazy_names import load_name
+from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime import distributed as distributed
@@ -192,7 +192,7 @@ def get_version() -> str:
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    return load_name(__name__, name, _LAZY, _REPLACED)
+    return _load_name(__name__, name, _LAZY, _REPLACED)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xpuruntime.lazy_names import load_name
+from xpuruntime.lazy_names import load_name as _load_name
 
 try:
     import torch as _torch  # noqa: F401
@@ -69,7 +69,7 @@ _REPLACED = {
 
 
 def __getattr__(name: str) -> Any:
-    return load_name(__name__, name, _LAZY, _REPLACED)
+    return _load_name(__name__, name, _LAZY, _REPLACED)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.lazy_names import load_name
+from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.runtime.device import (
@@ -71,7 +71,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    return load_name(__name__, name, _LAZY)
+    return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

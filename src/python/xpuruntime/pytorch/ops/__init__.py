@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xpuruntime.lazy_names import load_name
+from xpuruntime.lazy_names import load_name as _load_name
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
@@ -31,7 +31,7 @@ __all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]
 
 
 def __getattr__(name: str) -> Any:
-    return load_name(__name__, name, _LAZY)
+    return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:
