@@ -104,7 +104,7 @@ def _calm(*actions: Callable[[], Any]) -> bool:
 
 
 @functools.cache
-def _leaving(code: CodeType) -> frozenset[int]:
+def _uninterruptible(code: CodeType) -> frozenset[int]:
     """Return where Python looks for no signal: at no-ops, and between a ``with`` block and its call of `__exit__`."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL")]
     found = {one.offset for one in steps if one.opname == "NOP"}
@@ -121,7 +121,7 @@ def _run_to(call: Callable[[], Any], left: int) -> int:
 
     def local(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal seen
-        if event == "opcode" and frame.f_lasti not in _leaving(frame.f_code):
+        if event == "opcode" and frame.f_lasti not in _uninterruptible(frame.f_code):
             seen += 1
             if seen == left:
                 raise Stop

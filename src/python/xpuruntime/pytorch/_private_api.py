@@ -345,6 +345,12 @@ profiler_enabled: Callable[[], bool] = _take(
     "torch._C._autograd._profiler_enabled", "which tells whether another profiler runs"
 )
 disable_profiler: Callable[[], Any] = _take("torch._C._autograd._disable_profiler", "which ends a profiler that failed")
+prepare_profiler: Callable[[Any], Any] = _take(
+    "torch.autograd.profiler.profile._prepare_trace", "which a start that was interrupted may have called"
+)
+enable_profiler: Callable[[Any], Any] = _take(
+    "torch.autograd.profiler.profile._start_trace", "which lets a profiler that is prepared be ended"
+)
 ExperimentalConfig: Any = _take("torch._C._profiler._ExperimentalConfig", "with which the profiler names overloads")
 RecordFunctionFast: Any = _take(
     "torch._C._profiler._RecordFunctionFast",
@@ -382,6 +388,12 @@ inductor_passes: Callable[[], Any] = _later(
     "torch._inductor.custom_graph_pass", "by which calls in compiled code state phase and module"
 )
 inductor_config: Callable[[], Any] = _later("torch._inductor.config", "which tells the settings of Inductor")
+graph_trees: Callable[[], Any] = _later(
+    "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
+    "whose state belongs, in PyTorch 2.11, to the thread that imports it",
+    without="nothing has to be imported",
+    otherwise=None,
+)
 fake_tensor: Callable[[], Any] = _later("torch._subclasses.fake_tensor.FakeTensor", "which stands for traced tensors")
 fake_tensor_mode: Callable[[], Any] = _later(
     "torch._subclasses.fake_tensor.FakeTensorMode", "in which an exported program is traced again"

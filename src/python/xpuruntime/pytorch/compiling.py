@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import importlib
 import json
 import sys
 import warnings
@@ -165,7 +164,7 @@ def _check_compile(held: Held, wrapper: Any, graph: Any, *args: Any, **more: Any
     del args
     options = {**wrapper.config, **(more.get("config_patches") or {})}
     say([*escapes_of_settings(held, options), *escapes_of_graph(held, graph)], held)
-    importlib.import_module("torch._inductor.cudagraph_trees")  # before a reset of Dynamo does in another thread
+    _private_api.graph_trees()  # imported in this thread before a reset of Dynamo does so in another
     asked = _stated(held)
     if not asked:
         return None

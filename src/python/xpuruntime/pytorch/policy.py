@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch import function_phases, module_paths
+from xpuruntime.pytorch import _private_api, function_phases, module_paths
 from xpuruntime.pytorch import held as holds
 from xpuruntime.pytorch.capture import plain_graphs
 from xpuruntime.pytorch.held import Held
@@ -282,7 +281,7 @@ def set_kernel_policy(
 def _import_graph_trees() -> None:
     """Import what resetting Dynamo imports, in the caller's thread: PyTorch 2.11 binds its state to that thread."""
     if "torch._dynamo" in sys.modules:
-        importlib.import_module("torch._inductor.cudagraph_trees")
+        _private_api.graph_trees()
 
 
 def clear_kernel_policy() -> None:

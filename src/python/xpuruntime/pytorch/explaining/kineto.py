@@ -99,8 +99,8 @@ class Profiler:
         if prepared is not None and not _private_api.profiler_enabled():
             # PyTorch 2.11 prepares no second one where the first was prepared and never enabled, and says so.
             with contextlib.suppress(RuntimeError):
-                prepared._prepare_trace()
-            prepared._start_trace()
+                _private_api.prepare_profiler(prepared)
+            _private_api.enable_profiler(prepared)
         if _private_api.profiler_enabled():
             _private_api.disable_profiler()
         _autograd_profiler._set_is_profiler_enabled(False)
