@@ -11,7 +11,7 @@ namespace xpuruntime::bindings {
 const CallContext& call_context(PyObject* object) {
   static PyObject* last = nullptr;
   static const CallContext* context = nullptr;
-  if (object == last) return *context;
+  if (context != nullptr && object == last) return *context;
   if (!py::isinstance<CallContext>(object)) {
     throw py::type_error("the first argument is " +
                          std::string(py::str(py::type::handle_of(object).attr("__qualname__"))) +

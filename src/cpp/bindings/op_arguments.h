@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -105,7 +106,7 @@ class Arguments {
     for (std::size_t at = 0; at < kParameters.size(); ++at) {
       if (std::string_view(kParameters[at]) == kName.text) return at;
     }
-    throw "the function has no parameter of this name";
+    throw std::invalid_argument("the function has no parameter of this name");
   }
 
   PyObject* const* values_;

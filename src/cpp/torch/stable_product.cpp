@@ -131,7 +131,7 @@ Owned to_handle(const py::object& tensor) {
   const auto capsule =
       py::reinterpret_steal<py::object>(PyObject_CallOneArg(shim().to_handle, tensor.ptr()));
   if (!capsule) throw py::error_already_set();
-  Handle const handle = PyCapsule_GetPointer(capsule.ptr(), nullptr);
+  void* const handle = PyCapsule_GetPointer(capsule.ptr(), nullptr);
   if (handle == nullptr) throw py::error_already_set();
   return Owned(handle);
 }

@@ -266,9 +266,18 @@ void check_families(const std::string& path, const XpuKernel& kernel, const std:
       continue;
     }
     std::string list;
-    for (const std::string& name : names->second) list += (list.empty() ? "" : ", ") + name;
-    refuse(path, which + " as one of the family '" + readable(kernel.families[i]) +
-                     "', which no policy can name for " + op + ": the families are " + list);
+    for (const std::string& name : names->second) {
+      if (!list.empty()) list += ", ";
+      list += name;
+    }
+    std::string why = which;
+    why += " as one of the family '";
+    why += readable(kernel.families[i]);
+    why += "', which no policy can name for ";
+    why += op;
+    why += ": the families are ";
+    why += list;
+    refuse(path, why);
   }
 }
 
