@@ -8,6 +8,7 @@ import contextlib
 import functools
 import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -281,7 +282,9 @@ def set_kernel_policy(
 def _import_graph_trees() -> None:
     """Import what resetting Dynamo imports, in the caller's thread: PyTorch 2.11 binds its state to that thread."""
     if "torch._dynamo" in sys.modules:
-        _private_api.graph_trees()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
+            _private_api.graph_trees()
 
 
 def clear_kernel_policy() -> None:
