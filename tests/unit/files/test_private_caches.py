@@ -201,7 +201,9 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
         if key not in ("HOME", "XDG_CACHE_HOME", "XPURUNTIME_TUNING_CACHE")
     }
     # Imported as root, since the interpreter may lie in root's home; then the user changes.
-    code = "import numpy, onnx, onnxruntime, xpuruntime\nimport xpuruntime.inference\n" + NO_HOME
+    code = (
+        "import numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\nimport xpuruntime.inference\n" + NO_HOME
+    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path,
         check=False, timeout=120,

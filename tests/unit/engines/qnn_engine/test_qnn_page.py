@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The page on QNN holds the chips and options that the code holds."""
+"""The page on QNN holds the chips that the code holds, and that of vendor options its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, OPTIONS, TARGET_OPTIONS
 from xpuruntime.engines.qnn.targets import SOCS
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "engines" / "qnn.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+PAGE = (DOCS / "engines" / "qnn.md").read_text(encoding="utf-8")
 
 
 def test_chips() -> None:
@@ -21,7 +22,8 @@ def test_chips() -> None:
 
 
 def test_options() -> None:
-    tables = PAGE.split("<!-- options: begin -->")[1].split("<!-- options: end -->")[0]
+    page = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
+    tables = page.split("\n## QNN\n")[1].split("\n## ")[0]
     own = {name for name, option in {**TARGET_OPTIONS, **GRAPH_OPTIONS, **OPTIONS}.items() if option.owned_by is None}
     assert set(re.findall(r"^\| `(\w+)` ", tables, re.MULTILINE)) == own
     for name, option in OPTIONS.items():

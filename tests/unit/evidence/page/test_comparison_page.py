@@ -80,7 +80,7 @@ def test_saving_is_whole_or_refused(faulty, tmp_path):
 def test_verdict_engines_and_outputs(look, faulty):
     browser = look(faulty)
     assert text(browser, "h1").endswith("Of 2 engines, 1 differs")
-    assert "first divergence at node 'conv2' (Conv)" in text(browser, "#top .says")
+    assert "the first layer out of tolerance: conv2 (Conv)" in text(browser, "#top .says")
     assert number(browser, "#engines tbody tr") == 2
     assert number(browser, "#outputs tbody tr") == 2
     assert number(browser, "#outputs tr.off") == 1
