@@ -169,10 +169,12 @@ docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, wa
 docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while you write it
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
+# Without the addon for PyTorch, which serves one version of it: whoever installs the wheel builds that by one command.
 wheel: $(STAMPS)/build ## Build a wheel into dist/
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
-	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON .
+	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON \
+	  --config-settings=cmake.define.XPURUNTIME_TORCH=OFF .
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
