@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t kMostLaunches = 1024;           // in one run of one candidate
 constexpr double kLeastRun = 300, kMostRun = 20'000;  // microseconds of one run
 constexpr double kTie = 1.01, kHopeless = 2.0;
-constexpr std::size_t kRoundsBeforeStop = 3;
+constexpr std::size_t kRoundsBeforeStop = 3, kRoundsBeforeDrop = 2;
 
 using Clock = std::chrono::steady_clock;
 
@@ -160,6 +160,24 @@ bool settled(const std::vector<Candidate>& candidates) {
   });
 }
 
+// Drops what took more than twice the time of the best in every round so far: one round alone may
+// have been interrupted by other work of the machine.
+void drop_slow(std::vector<Candidate>& candidates, TunerResult& result) {
+  std::vector<double> fastest(candidates.size());
+  double least = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (!candidates[i].runner) continue;
+    fastest[i] = *std::min_element(candidates[i].times.begin(), candidates[i].times.end());
+    if (least == 0 || fastest[i] < least) least = fastest[i];
+  }
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (!candidates[i].runner || fastest[i] <= kHopeless * least) continue;
+    result.times[i].microseconds = fastest[i];
+    result.times[i].reason = "took more than twice the time of the best in the first two rounds";
+    candidates[i].runner.reset();
+  }
+}
+
 }  // namespace
 
 TunerResult Tuner::measure(const OpDesc& op,
@@ -206,24 +224,14 @@ TunerResult Tuner::measure(const OpDesc& op,
     for (int round = 0; round <= options.rounds; ++round) {
       if (round > 0 && seconds_since(start) > options.seconds) break;
       std::shuffle(order.begin(), order.end(), random);
-      double least = 0;
       for (const std::size_t i : order) {
         Candidate& one = running[i];
         if (!one.runner) continue;
         attempt(one.runner, result.times[i], [&] { one.times.push_back(one.runner->run()); });
-        if (one.runner && (least == 0 || one.times.back() < least)) least = one.times.back();
       }
       ++result.rounds;
-      if (round > 0) {
-        if (static_cast<std::size_t>(result.rounds) > kRoundsBeforeStop && settled(running)) break;
-        continue;
-      }
-      for (std::size_t i = 0; i < running.size(); ++i) {
-        if (!running[i].runner || running[i].times[0] <= kHopeless * least) continue;
-        result.times[i].microseconds = running[i].times[0];
-        result.times[i].reason = "took more than twice the time of the best in the first round";
-        running[i].runner.reset();
-      }
+      if (static_cast<std::size_t>(result.rounds) > kRoundsBeforeStop && settled(running)) break;
+      if (static_cast<std::size_t>(result.rounds) == kRoundsBeforeDrop) drop_slow(running, result);
     }
     for (std::size_t i = 0; i < running.size(); ++i) {
       if (running[i].runner) result.times[i].microseconds = median(running[i].times);

@@ -30,7 +30,7 @@ struct TunerOptions {
 /// What became of one candidate.
 struct TunerTime {
   std::optional<double> microseconds;  ///< of one launch, the median; nothing for a rejected one
-  std::string reason;                  ///< why it was rejected, or dropped after the first round
+  std::string reason;                  ///< why it was rejected, or dropped after two rounds
 };
 
 struct TunerResult {
@@ -48,8 +48,9 @@ struct TunerResult {
 /// Inputs hold random values. Several sets of operands are used in turn, more than twice the size
 /// of the last cache together, so that every launch reads from memory, as it would between other
 /// work. A round runs every candidate once, in an order that changes from round to round in the
-/// same way every time; what takes more than twice the time of the best in the first round is
-/// dropped, and no more rounds are run once every time of the best is below those of all others.
+/// same way every time; what takes more than twice the time of the best in both of the first two
+/// rounds is dropped, and no more rounds are run once every time of the best is below those of all
+/// others.
 ///
 /// On CUDA a candidate's launches are captured into a graph, which runs between two events on a
 /// stream of the tuner's own: what the host costs does not count. What this thread captures on
