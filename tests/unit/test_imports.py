@@ -18,7 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python" / "xpuruntime"
 
 #: The rooms in order: each may import those before it. `errors` is for all; `testing` imports what it tests.
-ORDER = ("files", "policies", "runtime", "evidence", "engines", "planning", "inference", "tuning", "demo", "cli")
+ORDER = (
+    "files",
+    "policies",
+    "runtime",
+    "measuring",
+    "evidence",
+    "engines",
+    "planning",
+    "inference",
+    "tuning",
+    "demo",
+    "cli",
+)
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = {"files"}
 ALLOWED["ops"] = {"files", "policies", "runtime", "evidence"}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Worker side of the protocol, which needs the standard library alone.
+
+`Worker` starts this file in another interpreter, which need not have xpuruntime, and speaks JSON lines with it over two
+pipes: ``{"id", "function", "arguments"}`` comes in, ``{"id", "value"}`` or ``{"id", "error"}`` goes out. A third pipe,
+whose other end only the parent has, ends when the parent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+
+
+def follow_parent(lifeline: int) -> None:
+    """Have the process group killed when the parent ends, however that ends and whatever this process does then.
+
+    The kernel sends the signal as the pipe closes (`F_SETSIG`), so native code that holds the GIL does not prevent it.
+    `PR_SET_PDEATHSIG` would not do: it means the parent's thread, not the parent.
+    """
+    import fcntl
+
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except (AttributeError, OSError, ValueError):  # not Linux
+        threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
+    if select.select([lifeline], [], [], 0)[0]:
+        os._exit(1)
+
+
+def _wait_for_end(lifeline: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(lifeline, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def answer(line: bytes) -> str:
+    """Call the function that a request names, and return the line of the answer."""
+    request = json.loads(line)
+    try:
+        module, _, name = request["function"].partition(":")
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        value = function(**request["arguments"])  # type: ignore[operator]
+        return json.dumps({"id": request["id"], "value": value})
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__[:-1]]
+        text = traceback.format_exc(limit=-12)
+        return json.dumps({"id": request["id"], "error": {"kinds": kinds, "message": str(error), "traceback": text}})
+
+
+def main(requests: int, answers: int, lifeline: int) -> None:
+    """Serve calls until the parent closes its end."""
+    for fd in (requests, answers, lifeline):
+        os.set_inheritable(fd, False)
+    follow_parent(lifeline)
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        faulthandler.enable()
+    facts = {"python": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable, "pid": os.getpid()}
+    with os.fdopen(requests, "rb", buffering=0) as lines, os.fdopen(answers, "wb", buffering=0) as out:
+        _send(out, json.dumps({"hello": facts}))
+        rest = b""
+        while data := lines.read(1 << 20):
+            rest += data
+            while b"\n" in rest:
+                line, _, rest = rest.partition(b"\n")
+                text = answer(line)
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by the function
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                _send(out, text)
+
+
+def _send(out: object, text: str) -> None:
+    data = memoryview(text.encode() + b"\n")
+    while data:
+        data = data[out.write(data) :]  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

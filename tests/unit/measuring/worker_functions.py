@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Functions for worker processes: what goes wrong in them, each in one way. Only the standard library."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def echo(**values):
+    return values
+
+
+def where():
+    return {"xpuruntime": "xpuruntime" in sys.modules, "path": sys.path, "environment": dict(os.environ)}
+
+
+def segfault():
+    print("about to read address 0")
+    ctypes.string_at(0)
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once():
+    os._exit(7)
+
+
+def exit_as_python_does():
+    sys.exit("no licence")
+
+
+def hang():
+    time.sleep(600)
+
+
+def hang_with_gil():
+    ctypes.PyDLL(None).sleep(600)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hog(chunk=1 << 24):
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1024)) * (chunk // 1024))
+
+
+def child_hog():
+    subprocess.run([sys.executable, __file__, "hog"], check=True)
+
+
+def memory_error():
+    raise MemoryError("no room for it")
+
+
+def print_much(lines):
+    for number in range(lines):
+        print("line", number)
+        print("on stderr", number, file=sys.stderr)
+    os.write(1, b"\xff\xfe{}\n")
+    return lines
+
+
+def close_all_files():
+    os.closerange(0, 256)
+    return "never seen"
+
+
+def close_output():
+    os.close(1)
+    os.close(2)
+    return "seen"
+
+
+def close_pipes_and_stay():
+    os.closerange(3, 256)
+    time.sleep(600)
+
+
+def write_to_all_files():
+    for fd in range(3, 256):
+        try:
+            os.write(fd, b"what is this?\n")
+        except OSError:
+            continue
+
+
+def replace_stdout():
+    sys.stdout = None
+    sys.stderr.close()
+    return "seen"
+
+
+def child_left_behind():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def forked_child_then_die():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+    print("child", pid)
+    os._exit(3)
+
+
+def fail():
+    raise FileNotFoundError("no such model")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def not_json():
+    return {1, 2}
+
+
+def long_answer(size):
+    return "x" * size
+
+
+def timed(calls, seconds=0.0):
+    start = time.perf_counter()
+    for _ in range(calls):
+        time.sleep(seconds)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
