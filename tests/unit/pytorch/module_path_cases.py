@@ -174,7 +174,10 @@ def made(wrap, way, device):
 
 
 class Served(contextlib.ContextDecorator):
-    """Notes path, phase, kernel and sizes of each product that a policy decides; a `calls.Recorder`."""
+    """Notes path, phase, kernel and sizes of each product that a policy decides; a `calls.Recorder`.
+
+    A call that raises is none: its kernel has refused it, and it is made again.
+    """
 
     def __init__(self):
         self.seen = []
@@ -183,8 +186,10 @@ class Served(contextlib.ContextDecorator):
         from xpuruntime.pytorch import module_paths
 
         tensors = tuple(tuple(x.shape) for x in args if isinstance(x, torch.Tensor))
-        self.seen.append((module_paths.current(), calls.phase(), route.kernel if route else None, tensors))
-        return run(*args, **kwargs)
+        seen = (module_paths.current(), calls.phase(), route.kernel if route else None, tensors)
+        result = run(*args, **kwargs)
+        self.seen.append(seen)
+        return result
 
     def __enter__(self):
         self._before = calls.watch(self)
@@ -200,7 +205,7 @@ def is_possible(wrap, call):
 
 
 def check(wrap, way, call, device, kernel):
-    """Hold what a policy does with one case against PyTorch without one."""
+    """Compare what a policy does with one case with PyTorch without one."""
     wrapped = made(wrap, way, device)
     with ByPyTorch() as oracle:
         expected = gradients(wrapped, call, device)

@@ -15,7 +15,9 @@ import module_path_cases as cases  # noqa: E402 - it needs PyTorch
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime import _core  # noqa: E402
 from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.ops import plugins  # noqa: E402
 from xpuruntime.pytorch import module_paths  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -27,6 +29,53 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("way", cases.WAYS)
 def test_each_product_belongs_to_the_module_that_pytorch_runs_it_in(wrap, way, call):
     cases.check(wrap, way, call, "cpu", "cpu.reference")
+
+
+class AddsNoBias(plugins.PythonKernel):
+    """As ``cublas.cublas``: a product with a bias is refused, and made again with the bias added afterwards."""
+
+    op, id, description, limits = "matmul", "testing_paths.product", "for tests", "no bias"
+
+    def __init__(self):
+        self.refused = []
+
+    def supports(self, op):
+        if "bias" in op["operands"]:
+            self.refused.append(op["text"])
+            return False, "it adds no bias"
+        return True, ""
+
+    def prepare(self, op, config):
+        def run(operands, stream):
+            operands["out"].numpy()[...] = operands["a"].numpy() @ operands["b"].numpy()
+
+        return run
+
+
+@pytest.fixture
+def no_bias():
+    kernel = AddsNoBias()
+    plugins.register(plugins.KernelBackend("testing_paths", "cpu", "1"), kernel)
+    yield kernel
+    _core.KernelRegistry.instance().remove("testing_paths")
+
+
+@pytest.mark.parametrize("call", cases.CALLS)
+@pytest.mark.parametrize("way", cases.WAYS)
+def test_a_product_that_a_kernel_refuses_at_first_counts_once(no_bias, way, call):
+    cases.check("bare", way, call, "cpu", no_bias.id)
+    assert no_bias.refused
+
+
+def test_explain_counts_a_product_once_that_its_kernel_refuses_at_first(no_bias):
+    linear, x = torch.nn.Linear(8, 11), torch.ones(3, 8)
+    with xt.kernel_policy(rules=[{"match": {"op": "matmul"}, "use": no_bias.id}]), torch.no_grad():
+        with xt.explain() as explanation:
+            for _ in range(3):
+                linear(x)
+        assert no_bias.refused
+    (row,) = (one for one in explanation.rows if one.operator == "aten::addmm")
+    assert (row.count, row.resolved, row.status) == (3, no_bias.id, "honoured")
 
 
 def rule(module, use="cpu.reference", **more):
