@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from xpuruntime.cli.completing import devices, engines, operations, precisions
-from xpuruntime.evidence.text.tables import duration_text
+from xpuruntime.cli.completion import devices, engines, operations, precisions
+from xpuruntime.evidence.render_text.tables import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from xpuruntime import _core
 from xpuruntime.engines import device_recorder
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import CudaError, InputError
+from xpuruntime.runtime.device_recording import DeviceWork, Recording
 from xpuruntime.runtime.profiler import profiled
-from xpuruntime.runtime.recording import DeviceWork, Recording
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from observe_models import conv_net, feeds, half, maker, transformer
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing import assignment, observe
-from xpuruntime.engines.onnxruntime.observing import watch as module
+from xpuruntime.engines.onnxruntime.observing import instrumented_run as module
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from observe_models import Weights, model, node
 
 from xpuruntime.engines.onnxruntime.observing.facts import device_of
-from xpuruntime.engines.onnxruntime.observing.join import Assigned, join
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -68,7 +68,7 @@ def split_session():
 
 def test_a_cpu_island_in_a_cuda_session():
     optimized, events = split_session()
-    joined = join(source(), optimized, events, None, device="cuda:0")
+    joined = attribute_units(source(), optimized, events, None, device="cuda:0")
     units = {n: u for u in joined.units for n in u.source_nodes}
     assert {n: (u.device, u.status) for n, u in units.items()} == {
         "relu": ("cuda:0", "honoured"),
@@ -89,7 +89,7 @@ def test_a_cpu_island_in_a_cuda_session():
 def test_what_blocks_a_cuda_graph_is_named(allowed):
     """Permitting an operator on the CPU makes it no part of a graph."""
     optimized, events = split_session()
-    joined = join(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=allowed)
+    joined = attribute_units(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=allowed)
     found = graph_status(
         device="cuda:0", engine="onnxruntime", asked="prefer", units=joined.units, boundaries=joined.boundaries
     )
@@ -104,7 +104,7 @@ def test_what_blocks_a_cuda_graph_is_named(allowed):
 
 def test_what_is_live_around_the_nodes():
     optimized, events = split_session()
-    joined = join(source(), optimized, events, None, device="cuda:0")
+    joined = attribute_units(source(), optimized, events, None, device="cuda:0")
     sizes = [("relu", 1024), ("Memcpy", 4096), ("det", 1024), ("exp", 1024), ("Memcpy_token_1", 2048), ("neg", 1024)]
     before = [0, *(size for _, size in sizes[:-1])]  # a chain: what a node reads is gone after it
     expected = [(name, size + held, size) for (name, size), held in zip(sizes, before, strict=True)]
@@ -122,34 +122,34 @@ def test_a_reshape_is_a_view_and_what_is_left_out_has_no_size():
     weights.value("to", np.array([4], np.int64))
     made = model(nodes, [("x", [2, 2])], [("y", [4])], weights)
     events = [event(n.name, n.op_type, CPU, i, size=16) for i, n in enumerate(nodes)]
-    live = join(made, made, events, None).live
+    live = attribute_units(made, made, events, None).live
     assert [(one.during, one.after) for one in live] == [(16, 16), (16, 16), (16, 16), (32, 16)]
 
 
 def test_permitted_cpu_operators_are_honoured():
     optimized, events = split_session()
-    joined = join(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=("Det",))
+    joined = attribute_units(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=("Det",))
     units = {n: u.status for u in joined.units for n in u.source_nodes}
     assert units == {"relu": "honoured", "det": "honoured", "exp": "substituted", "neg": "honoured"}
 
 
 def test_the_device_number_is_that_of_the_request():
     optimized, events = split_session()
-    joined = join(source(), optimized, events, None, device="cuda:3")
+    joined = attribute_units(source(), optimized, events, None, device="cuda:3")
     assert {u.device for u in joined.units} == {"cuda:3", "cpu"}
 
 
 def test_a_node_that_did_not_run_is_placed_by_the_assignment():
     optimized, events = split_session()
     assigned = [Assigned(CPU, "exp", "Exp", "")]
-    joined = join(source(), optimized, events[:3], assigned, device="cuda:0")
+    joined = attribute_units(source(), optimized, events[:3], assigned, device="cuda:0")
     exp = next(u for u in joined.units if u.source_nodes == ("exp",))
     assert (exp.device, exp.provider, exp.status, exp.time) == ("cpu", CPU, "unobservable", None)
 
 
 def test_an_executed_node_that_the_graph_lacks_is_shown():
     optimized, events = split_session()
-    joined = join(source(), optimized, [*events, event("ghost", "Exp", CUDA, 6)], None, device="cuda:0")
+    joined = attribute_units(source(), optimized, [*events, event("ghost", "Exp", CUDA, 6)], None, device="cuda:0")
     assert joined.partial
     assert "ghost" in joined.notes[0]
     assert next(u for u in joined.units if u.id == "ghost").source_nodes == ()
@@ -160,7 +160,7 @@ def test_a_compiled_partition_without_its_graph():
     part = f"{qnn}_QNN_1_0"
     events = [event(part, part, qnn, 0), event("neg", "Neg", CPU, 1)]
     assigned = [Assigned(qnn, n, "?", "") for n in ("relu", "det", "exp")] + [Assigned(CPU, "neg", "Neg", "")]
-    joined = join(source(), None, events, assigned, device="npu")
+    joined = attribute_units(source(), None, events, assigned, device="npu")
     units = {u.id: u for u in joined.units}
     assert (units[part].relation, units[part].device) == ("opaque", "npu")
     assert units[part].source_nodes == ("relu", "det", "exp")
@@ -172,7 +172,7 @@ def test_several_partitions_are_not_told_apart():
     qnn = "QNNExecutionProvider"
     events = [event(f"{qnn}_{i}", f"{qnn}_{i}", qnn, i) for i in range(2)]
     assigned = [Assigned(qnn, n, "?", "") for n in ("relu", "det", "exp", "neg")]
-    joined = join(source(), None, events, assigned, device="npu")
+    joined = attribute_units(source(), None, events, assigned, device="npu")
     assert any("cannot be seen" in n for n in joined.notes)
     assert sorted(n for u in joined.units for n in u.source_nodes) == ["det", "exp", "neg", "relu"]
 

@@ -17,8 +17,8 @@ from observe_more_models import MORE, random_conv_model
 
 from xpuruntime.engines.onnxruntime.observing import observe
 from xpuruntime.engines.onnxruntime.observing.graph import view
-from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
-from xpuruntime.engines.onnxruntime.observing.slice import LOST
+from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
+from xpuruntime.engines.onnxruntime.observing.submodel import LOST
 
 ALL = {**MODELS, **MORE}
 RANDOM = {

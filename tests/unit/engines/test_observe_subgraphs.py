@@ -185,8 +185,8 @@ def test_openvino_holds_both_branches_in_one_opaque_unit(tmp_path: Path) -> None
 
 def test_nodes_that_cannot_be_found_are_opaque() -> None:
     """The optimised graph is of another model: nothing in it stands for the nodes of the source."""
-    from xpuruntime.engines.onnxruntime.observing.join import join
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
+    from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 
     source, other = loop(), loop()
     body = other.graph.node[0].attribute[0].g
@@ -201,7 +201,7 @@ def test_nodes_that_cannot_be_found_are_opaque() -> None:
         NodeEvent(name=node.name, index=i, op=node.op_type, provider="CPUExecutionProvider", time_us=1.0, order=i)
         for i, node in enumerate(body.node)
     ]
-    joined = join(source, other, events, None)
+    joined = attribute_units(source, other, events, None)
     lost = [u for u in joined.units if "activation" in u.source_nodes or "product" in u.source_nodes]
     assert joined.partial
     assert {(u.relation, u.status) for u in lost} == {("opaque", "unobservable")}

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import (
     ShapeRange,
     inspect_bytes,
@@ -22,8 +22,8 @@ from xpuruntime.engines.model import (
     with_shapes,
 )
 from xpuruntime.engines.model.shapes import read_shapes
+from xpuruntime.engines.model_source import prepare_source
 from xpuruntime.engines.precision import probe_feeds
-from xpuruntime.engines.source import prepare_source
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.testing import models
@@ -272,6 +272,6 @@ class TestSessions:
         assert read_shapes({}, {"x": [None]}) == {}
 
     def test_what_does_not_fit_is_refused_before_anything_is_probed(self, path, monkeypatch):
-        monkeypatch.setattr("xpuruntime.inference.plans._machine_of", lambda *_: pytest.fail("probed"))
+        monkeypatch.setattr("xpuruntime.inference.plan_request._machine_of", lambda *_: pytest.fail("probed"))
         with pytest.raises(PolicyError, match=r"the model has no input 'y'; did you mean 'x'\?|no input 'y'"):
             xrt.InferenceSession(path, policy=policy({"y": [2, 8]}))

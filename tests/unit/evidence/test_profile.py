@@ -14,8 +14,8 @@ import pytest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.runtime.marks import Mark
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.trace_events import Mark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -154,15 +154,15 @@ def test_a_model_that_dies_in_an_instrumented_run() -> None:
 
 def test_a_qnn_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("qnn")
-    from xpuruntime.engines.qnn.observing import watch
+    from xpuruntime.engines.qnn.observing import instrumented_run
 
-    class Killed(watch.Worker):
+    class Killed(instrumented_run.Worker):
         def run(self, *given: Any) -> Any:
             os.kill(self._link.process.pid, signal.SIGKILL)
             return super().run(*given)
 
     with xrt.InferenceSession(exported("convnet"), policy=policy("qnn")) as session:
-        monkeypatch.setattr(watch, "Worker", Killed)
+        monkeypatch.setattr(instrumented_run, "Worker", Killed)
         report = session.explain(runs=1)
     assert (report.partial, report.headline, report.units) == (True, "nothing observed", ())
     assert report.notes[0].startswith("nothing was observed: ")

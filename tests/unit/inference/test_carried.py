@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.evidence.carried.export_lock import ExportLock, LockedKernel, onnx_digest
-from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule, read_policy
+from xpuruntime.evidence.model_metadata.export_lock import ExportLock, LockedKernel, onnx_digest
+from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule, read_policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 from xpuruntime.testing import models
 

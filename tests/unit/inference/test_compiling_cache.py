@@ -22,7 +22,7 @@ from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
 import xpuruntime as xrt
 from xpuruntime.inference.building import Recipe
 from xpuruntime.inference.loading import artifact_cache, cache_key
-from xpuruntime.inference.plans import plan_model
+from xpuruntime.inference.plan_request import plan_model
 from xpuruntime.testing import models
 
 MODEL = xrt.demo_model_path()

@@ -14,7 +14,7 @@ from exported_models import CONVNET, example
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
-from xpuruntime.evidence.moments import COLD, COUNTED, LOADED, moment, watching_moments
+from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint, observe_checkpoints
 from xpuruntime.evidence.sections.graph_blockers import graph_blockers
 from xpuruntime.inference.memory_watch import MemoryWatch
 
@@ -290,19 +290,19 @@ def test_a_device_that_cannot_be_read_and_an_engine_that_breaks_are_noted_once()
 def test_moments_are_told_to_the_one_who_watches_and_to_nobody_else() -> None:
     outer: list[str] = []
     inner: list[str] = []
-    moment("nobody")
-    with watching_moments(outer.append):
-        moment("a")
-        with watching_moments(inner.append):
-            moment("b")
-        moment("c")
-    moment("nobody")
+    checkpoint("nobody")
+    with observe_checkpoints(outer.append):
+        checkpoint("a")
+        with observe_checkpoints(inner.append):
+            checkpoint("b")
+        checkpoint("c")
+    checkpoint("nobody")
     assert (outer, inner) == (["a", "c"], ["b"])
 
 
 def test_a_pass_that_breaks_off_keeps_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
-        moment(LOADED)
+        checkpoint(LOADED)
         raise RuntimeError("the copy died")
 
     with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:

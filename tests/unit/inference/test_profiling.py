@@ -20,7 +20,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.inference import profiling
-from xpuruntime.runtime import marks, open_sessions
+from xpuruntime.runtime import session_registry, trace_events
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ X = {"x": np.ones((2, 64), np.float32)}
 def _everything_is_given_back() -> Iterator[None]:
     yield
     assert not _core.profiler_active()
-    assert marks._watching is None
-    assert open_sessions._watching is None
+    assert trace_events._watching is None
+    assert session_registry._watching is None
     assert profiling._going_on is None
 
 

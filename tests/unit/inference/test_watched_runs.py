@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.inference.watched_runs import WatchedRuns
+from xpuruntime.inference.instrumented_runs import WatchedRuns
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

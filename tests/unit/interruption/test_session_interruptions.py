@@ -17,7 +17,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.inference import profiling
 from xpuruntime.ops import ambient
-from xpuruntime.runtime import marks, open_sessions, watched_calls
+from xpuruntime.runtime import instrumented_calls, session_registry, trace_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,9 +45,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[xrt.InferenceSession]:
 def _nothing_is_left() -> None:
     assert profiling._going_on is None
     assert not _core.profiler_active()
-    assert marks._watching is None
-    assert open_sessions._watching is None
-    assert watched_calls._watching is None
+    assert trace_events._watching is None
+    assert session_registry._watching is None
+    assert instrumented_calls._watching is None
     assert ambient.ambient.get() is None
 
 

@@ -12,11 +12,11 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.demo import demo_model_path
 from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.model_source import Source
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH
 from xpuruntime.engines.onnxruntime.settings import Settings
-from xpuruntime.engines.source import Source
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.planning import Plan, PlanRequest, resolve
 from xpuruntime.policies import Policy

@@ -17,7 +17,7 @@ from torch.autograd import DeviceType  # noqa: E402
 from xpuruntime.pytorch.explaining.joining import join  # noqa: E402
 from xpuruntime.pytorch.explaining.recorder import Seen  # noqa: E402
 from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE  # noqa: E402
-from xpuruntime.runtime.marks import TUNING  # noqa: E402
+from xpuruntime.runtime.trace_events import TUNING  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
 
 torch = pytest.importorskip("torch")
 

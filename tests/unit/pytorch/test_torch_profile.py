@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning
-from xpuruntime.runtime.marks import Mark, mark
+from xpuruntime.runtime.trace_events import Mark, mark
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -30,13 +30,13 @@ OURS = "xpuruntime"
 def _everything_is_given_back():
     from xpuruntime.pytorch import calls
     from xpuruntime.pytorch.overriding.registry import installed
-    from xpuruntime.runtime import marks
+    from xpuruntime.runtime import trace_events
 
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
     assert calls.recorder is None
-    assert marks._watching is None
+    assert trace_events._watching is None
     assert not torch._C._autograd._profiler_enabled()
 
 

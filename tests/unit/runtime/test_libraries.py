@@ -18,7 +18,7 @@ from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
-from xpuruntime.runtime.places import Place, cached_libraries, search_places, wheel_versions
+from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
 
@@ -201,7 +201,7 @@ class TestPreload:
     CODE = """
 import json
 from xpuruntime.runtime.libraries import LibraryIndex, loaded_libraries, preload
-from xpuruntime.runtime.places import Place
+from xpuruntime.runtime.library_search import Place
 index = LibraryIndex([Place(path=p, origin="wheel") for p in {places!r}], ())
 first = preload({names!r}, index=index)
 again = preload({names!r}, index=index)

@@ -8,7 +8,7 @@ import gc
 import weakref
 from typing import Any
 
-from xpuruntime.runtime.open_sessions import note_bound, note_open, open_bindings, open_sessions, watch_opened
+from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings, open_sessions, watch_opened
 
 
 class Session:

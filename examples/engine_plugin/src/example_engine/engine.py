@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
-from xpuruntime.engines.book import Book
+from xpuruntime.engines.control_builder import ControlBuilder
 from xpuruntime.engines.options import Option, check_options, own_options
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
@@ -112,7 +112,7 @@ def _settle(request: Request) -> tuple[dict[str, Any], tuple[Control, ...]]:
     execution = request.policy.execution
     where = f"execution.provider_options.{NAMES[0]}"
     options = check_options(own_options(execution.provider_options, NAMES), OPTIONS, where)
-    book = Book(request.policy.stated())
+    book = ControlBuilder(request.policy.stated())
     book.common(request, NAMES[0], checked="it has no other device than the CPU")
     book.options(where, NAMES, "validated, and read back from NumPy while the model runs")
     book.shapes(request, "NumPy takes any size")

@@ -15,18 +15,18 @@ from onnx.reference import ReferenceEvaluator
 from example_engine.engine import NAMES
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, Request, closed
-from xpuruntime.engines.feeds import (
+from xpuruntime.engines.input_binding import (
     ConversionLog,
-    FeedCheck,
+    InputValidator,
     closed_binding,
+    empty_host_array,
     fixed_shape,
     is_tensor,
     known_outputs,
     refuse_stream,
-    room,
     type_name,
 )
-from xpuruntime.engines.source import Source, prepare_source
+from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.errors import EngineError, InputError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Time, Unit
 
@@ -96,7 +96,7 @@ class ReferenceModel(LoadedModel):
         self._log = log
         self._lock = threading.Lock()
         defaults = info.overridable_inputs
-        self.check = FeedCheck((*info.inputs, *defaults), [tensor.name for tensor in defaults], equal=True)
+        self.check = InputValidator((*info.inputs, *defaults), [tensor.name for tensor in defaults], equal=True)
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind."""
@@ -239,7 +239,7 @@ class ReferenceBinding(Binding):
 
 def _input(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
     if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
-        return room(info.name, fixed_shape(info, given), np.dtype(info.dtype))
+        return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
         msg = f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass np.ascontiguousarray(x)"

@@ -43,9 +43,9 @@ def bench(
     Each call is timed to the finished result, wall time, one after the other. On CUDA, `run` takes and gives host
     arrays, `run_device` device arrays.
     """
-    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json, progress
-    from xpuruntime.evidence.text.tables import duration_text
+    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.evidence.render_text.tables import duration_text
 
     _, feeds = prepare(model, input, dim, trust=choice.trust)
     arrays = feeds.arrays
@@ -176,7 +176,7 @@ def _latency(samples: list[float]) -> Latency:
 def _table(found: dict[str, Latency]) -> Any:
     from rich.table import Table
 
-    from xpuruntime.evidence.text.tables import duration_text
+    from xpuruntime.evidence.render_text.tables import duration_text
 
     table = Table(title="latency", title_justify="left")
     for column in ("call", "median", "p90", "p99", "min", "runs"):

@@ -71,10 +71,10 @@ def compare(
     import msgspec
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.opening import prepare, say_made_up
     from xpuruntime.cli.output import print_and_save, working
-    from xpuruntime.cli.overwriting import check_outputs
+    from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.session_options import prepare, say_made_up
     from xpuruntime.engines.accuracy import MADE_UP
     from xpuruntime.inference import compare_engines
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.completing import operations
+from xpuruntime.cli.completion import operations
 from xpuruntime.cli.options import JsonOption
 
 if TYPE_CHECKING:

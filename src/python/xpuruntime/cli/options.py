@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xpuruntime.cli.completing import devices, engines, precisions
+from xpuruntime.cli.completion import devices, engines, precisions
 
 __all__ = [
     "CalibrationOption",

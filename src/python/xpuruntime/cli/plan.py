@@ -99,11 +99,11 @@ def explain(
     the model is shown again; two are compared, and the code is 1 when not the same ran.
     """
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import print_and_save, working
-    from xpuruntime.cli.overwriting import check_outputs
+    from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
-    from xpuruntime.evidence.text.terminal import render
+    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.evidence.render_text.terminal import render
 
     check_target("--output", output)
     check_target("--html", html)

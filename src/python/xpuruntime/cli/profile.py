@@ -41,9 +41,9 @@ def profile(
 
     On CUDA, each run takes and gives host arrays. What could not be recorded, and why, is said as a note.
     """
-    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
-    from xpuruntime.cli.overwriting import check_outputs
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.session_options import open_session, prepare
     from xpuruntime.errors import InputError
     from xpuruntime.evidence.traces.trace_file import check_trace
     from xpuruntime.inference import profile as profiling

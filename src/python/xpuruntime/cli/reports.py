@@ -116,7 +116,7 @@ def show_reports(
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save
     from xpuruntime.evidence import Report, compare_reports
-    from xpuruntime.evidence.text.terminal import render
+    from xpuruntime.evidence.render_text.terminal import render
 
     given = [name for name, value in options.items() if value]
     if given:

@@ -32,11 +32,11 @@ def run(
     """Run a model once and show its outputs."""
     import time
 
-    from xpuruntime.cli.opening import open_session, prepare
     from xpuruntime.cli.output import console, print_json
-    from xpuruntime.cli.overwriting import check_outputs
+    from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
-    from xpuruntime.evidence.text.tables import duration_text
+    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.evidence.render_text.tables import duration_text
 
     check_outputs({"--output": output}, model, choice, input)
     info, feeds = prepare(model, input, dim, trust=choice.trust)

@@ -14,7 +14,7 @@ import msgspec
 from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.runtime.forking import keep_in_child
-from xpuruntime.runtime.watched_calls import seen
+from xpuruntime.runtime.instrumented_calls import instrumented_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,12 +194,12 @@ class LoadedModel(ABC):
             done: Future[dict[str, Any]] = RunFuture()
             done.set_running_or_notify_cancel()
             try:
-                done.set_result(seen(self, "run")(feeds, stream))
+                done.set_result(instrumented_method(self, "run")(feeds, stream))
             except Exception as error:
                 done.set_exception(error)
             return done
         threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
-        return threads.submit(seen(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
+        return threads.submit(instrumented_method(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
 
     def run_threads(self, count: int) -> RunThreads:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""
@@ -224,8 +224,8 @@ class LoadedModel(ABC):
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path.
 
-        Call `xpuruntime.evidence.moments.moment` when the copy is loaded, after its cold run and after its counted
-        runs: the report then shows the memory that was held at each.
+        Call `xpuruntime.evidence.checkpoints.checkpoint` when the copy is loaded, after its cold run and after its
+        counted runs: the report then shows the memory that was held at each.
         """
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch.profiling.recording import KinetoRecording
-    from xpuruntime.runtime.recording import Recording
+    from xpuruntime.runtime.device_recording import Recording
 
 __all__ = ["DeviceRecorder"]
 

@@ -12,18 +12,18 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import LoadedModel, closed
-from xpuruntime.engines.feeds import (
+from xpuruntime.engines.input_binding import (
     ConversionLog,
-    FeedCheck,
+    InputValidator,
+    empty_host_array,
     fixed_shape,
     is_tensor,
     known_outputs,
     refuse_stream,
-    room,
     type_name,
 )
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.watched_calls import seen
+from xpuruntime.runtime.instrumented_calls import instrumented_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,7 @@ class HostModel(LoadedModel):
         self._strict = strict
         self._observer = observer
         self._log = log
-        self._check = FeedCheck((*info.inputs, *optional), [i.name for i in optional])
+        self._check = InputValidator((*info.inputs, *optional), [i.name for i in optional])
         self._extended = any(t.dtype == _EXTENDED for t in (*info.inputs, *info.outputs))
 
     @abstractmethod
@@ -186,7 +186,7 @@ def bound_buffers(
     bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
     check.full({name: (type_name(a, check.infos[name]), a.shape) for name, a in bound.items()})
     known_outputs(outputs, model._outputs)
-    results = seen(model, "run")(dict(bound))
+    results = instrumented_method(model, "run")(dict(bound))
     made = {name: _output_buffer(name, results[name], outputs.get(name)) for name in model._outputs}
     return bound, made
 
@@ -241,7 +241,7 @@ def _in_kind(tensor: _core.Tensor, kind: Kind) -> Any:
 
 def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
     if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
-        return room(info.name, fixed_shape(info, given), np.dtype(info.dtype))
+        return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
         msg = (
@@ -261,7 +261,7 @@ def _output_buffer(name: str, expected: Any, given: Any) -> np.ndarray[Any, Any]
         msg = f"output {name!r} holds strings, which have no fixed buffer; use run()"
         raise InputError(msg)
     if given is None:
-        return room(name, shape, dtype)
+        return empty_host_array(name, shape, dtype)
     if not hasattr(given, "__dlpack__"):
         msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
         raise InputError(msg)

@@ -15,15 +15,15 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request, closed
-from xpuruntime.engines.feeds import (
+from xpuruntime.engines.input_binding import (
     ConversionLog,
-    FeedCheck,
+    InputValidator,
     closed_binding,
+    empty_host_array,
     fixed_shape,
     is_tensor,
     known_outputs,
     refuse_stream,
-    room,
     type_name,
 )
 from xpuruntime.engines.refusal import Refusal
@@ -113,7 +113,7 @@ class NullModel(LoadedModel):
         self._strict = strict
         self._log = ConversionLog()
         defaults = info.overridable_inputs
-        self._check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
+        self._check = InputValidator((*info.inputs, *defaults), [i.name for i in defaults])
         self._open = True
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -131,7 +131,10 @@ class NullModel(LoadedModel):
         described = {n: (type_name(a, infos[n]), a.shape) for n, a in ready.items() if is_tensor(infos[n])}
         self._check.full(described)
         sizes = self._check.symbols({n: shape for n, (_, shape) in described.items()})
-        return {info.name: room(info.name, _resolve(info, sizes), _numpy_type(info)) for info in self._info.outputs}
+        return {
+            info.name: empty_host_array(info.name, _resolve(info, sizes), _numpy_type(info))
+            for info in self._info.outputs
+        }
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind host buffers; see `InferenceSession.bind`."""
@@ -188,7 +191,7 @@ class NullBinding(Binding):
         for name in (n for n in check.infos if n in check.required or n in inputs):
             given, info = inputs.get(name), check.infos[name]
             if given is None or isinstance(given, tuple) or not is_tensor(info):
-                ready[name] = room(name, fixed_shape(info, given), _numpy_type(info))
+                ready[name] = empty_host_array(name, fixed_shape(info, given), _numpy_type(info))
             else:
                 ready[name] = to_host(name, given, kind_of(name, given))
         zeros = model._zeros(ready)

@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.evidence.differences.comparing import compare_reports
 from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
-from xpuruntime.evidence.making.build import build_report
-from xpuruntime.evidence.making.observations import observations
 from xpuruntime.evidence.records import (
     Boundary,
     Control,
@@ -22,7 +19,10 @@ from xpuruntime.evidence.records import (
     Verdict,
 )
 from xpuruntime.evidence.report import Report
+from xpuruntime.evidence.report_builder.build import build_report
+from xpuruntime.evidence.report_builder.observations import observations
 from xpuruntime.evidence.report_comparison import ReportComparison
+from xpuruntime.evidence.report_diff.comparing import compare_reports
 from xpuruntime.evidence.sections.graph_status import GraphBlocker, GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import InputCoverage, ShapeCoverage

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.marks import Mark
-    from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording, WorkSource
+    from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording, WorkSource
+    from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["Profile", "Share"]
 
@@ -145,7 +145,7 @@ class Profile:
         return target
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.text.tables import plain
+        from xpuruntime.evidence.render_text.tables import plain
 
         return plain(self.__rich__(), 120)
 
@@ -158,7 +158,7 @@ class Profile:
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.text.tables import table
+        from xpuruntime.evidence.render_text.tables import table
 
         parts: list[RenderableType] = [
             Text(f"{self.duration_us / 1000:.2f} ms; device work: {_SOURCES[self.source]}"),

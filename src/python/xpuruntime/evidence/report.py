@@ -242,7 +242,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.text.terminal import plain_text
+        from xpuruntime.evidence.render_text.terminal import plain_text
 
         return plain_text(self)
 
@@ -252,7 +252,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return render_fragment(self)
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.evidence.text.terminal import render
+        from xpuruntime.evidence.render_text.terminal import render
 
         return render(self)
 

@@ -308,7 +308,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """One sentence, such as ``"nothing moved"`` or ``"3 nodes moved, 1 changed precision, 12 % slower"``."""
-        from xpuruntime.evidence.text.changes import headline
+        from xpuruntime.evidence.render_text.changes import headline
 
         return headline(self)
 
@@ -339,8 +339,8 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         return write_whole(path, self.to_html(), "the page of the comparison")
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.text.changes import render
-        from xpuruntime.evidence.text.tables import plain
+        from xpuruntime.evidence.render_text.changes import render
+        from xpuruntime.evidence.render_text.tables import plain
 
         return plain(render(self))
 
@@ -350,6 +350,6 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.evidence.text.changes import render
+        from xpuruntime.evidence.render_text.changes import render
 
         return render(self)

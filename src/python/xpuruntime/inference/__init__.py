@@ -7,7 +7,7 @@ from __future__ import annotations
 from xpuruntime.inference.comparing import compare_engines
 from xpuruntime.inference.comparison import Comparison
 from xpuruntime.inference.compiling import compile_model
-from xpuruntime.inference.plans import plan
+from xpuruntime.inference.plan_request import plan
 from xpuruntime.inference.profiling import profile
 from xpuruntime.inference.session import InferenceSession
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.accuracy import limits_of, make_reference
-from xpuruntime.engines.book import REFERENCE
+from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.inference.bisecting import find_divergence
+from xpuruntime.inference.bisect import find_divergence
 from xpuruntime.inference.comparison import Comparison, EngineRow
-from xpuruntime.inference.drifting import measure_drift
+from xpuruntime.inference.drift import measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.plans import merge_policy, plan_request
+from xpuruntime.inference.plan_request import merge_policy, plan_request
 
 if TYPE_CHECKING:
     import os
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.bisecting import Divergence
-    from xpuruntime.inference.drifting import Drift
-    from xpuruntime.inference.plans import PolicyLike, Precision
+    from xpuruntime.inference.bisect import Divergence
+    from xpuruntime.inference.drift import Drift
+    from xpuruntime.inference.plan_request import PolicyLike, Precision
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine

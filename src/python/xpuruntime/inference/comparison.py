@@ -10,8 +10,8 @@ import msgspec
 
 from xpuruntime.engines.precision import OutputFigures, Tolerance
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.inference.bisecting import Divergence
-from xpuruntime.inference.drifting import Drift
+from xpuruntime.inference.bisect import Divergence
+from xpuruntime.inference.drift import Drift
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         from rich.table import Table
         from rich.text import Text
 
-        from xpuruntime.evidence.text.tables import duration_text
+        from xpuruntime.evidence.render_text.tables import duration_text
 
         table = Table(
             box=SIMPLE_HEAD, title=f"{self.model} against {self.reference}, input {self.inputs}", title_justify="left"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.files.paths import user_path
 from xpuruntime.inference.building import Recipe, build, copy_artifact
-from xpuruntime.inference.plans import Asked, plan_asked, warn_of
+from xpuruntime.inference.plan_request import Asked, plan_asked, warn_of
 
 if TYPE_CHECKING:
     import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.base import Engine, Request
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.plans import PolicyLike, Precision
+    from xpuruntime.inference.plan_request import PolicyLike, Precision
     from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine

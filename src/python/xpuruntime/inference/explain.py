@@ -11,20 +11,20 @@ import msgspec
 
 from xpuruntime.engines.accuracy import make_reference
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.book import PROBED
+from xpuruntime.engines.control_builder import PROBED
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
-from xpuruntime.evidence.making.coverage import coverage_note, instrumented, watching_note
-from xpuruntime.evidence.making.environment import environment_facts, machine_facts
-from xpuruntime.evidence.moments import moment, watching_moments
+from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
 from xpuruntime.evidence.records import KeySeen
+from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, watching_note
+from xpuruntime.evidence.report_builder.environment import environment_facts, machine_facts
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
-from xpuruntime.inference.carried import compare_kernels
+from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.memory_watch import MemoryWatch
-from xpuruntime.runtime.marks import Mark, tell
-from xpuruntime.runtime.watched_calls import seen
+from xpuruntime.runtime.instrumented_calls import instrumented_method
+from xpuruntime.runtime.trace_events import Mark, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -64,8 +64,8 @@ def explain_session(
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)
     watch("before")
-    with watching_moments(watch):
-        run = seen(loaded, "run")
+    with observe_checkpoints(watch):
+        run = instrumented_method(loaded, "run")
         latency = measure(lambda: run(feeds), runs)
         began = time.time_ns()
         observed = _observe(loaded, feeds, runs)
@@ -239,13 +239,13 @@ def measure(run: Callable[[], Any], runs: int) -> Latency:
     """
     for _ in range(_WARM):
         run()
-    moment("the session's warm-up runs")
+    checkpoint("the session's warm-up runs")
     times = []
     for _ in range(runs):
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e6)
-    moment("the session's timed runs")
+    checkpoint("the session's timed runs")
     times.sort()
     return Latency(
         median_us=times[len(times) // 2],

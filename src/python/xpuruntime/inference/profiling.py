@@ -12,10 +12,10 @@ from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.inference.watched_runs import WatchedRuns
+from xpuruntime.inference.instrumented_runs import WatchedRuns
 from xpuruntime.runtime.forking import fork_lock
-from xpuruntime.runtime.marks import Marks, watch_marks
 from xpuruntime.runtime.profiler import LIMIT, profiled
+from xpuruntime.runtime.trace_events import Marks, watch_marks
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.recording import Recording
+    from xpuruntime.runtime.device_recording import Recording
 
 __all__ = ["profile"]
 

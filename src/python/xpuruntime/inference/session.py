@@ -10,13 +10,13 @@ import msgspec
 
 from xpuruntime import _core
 from xpuruntime.engines.base import closed
-from xpuruntime.engines.feeds import check_mapping
+from xpuruntime.engines.input_binding import check_mapping
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
-from xpuruntime.inference.plans import Asked, plan_asked, warn_of
+from xpuruntime.inference.plan_request import Asked, plan_asked, warn_of
 from xpuruntime.runtime.forking import reset_in_child
-from xpuruntime.runtime.open_sessions import note_bound, note_open, open_bindings
-from xpuruntime.runtime.watched_calls import seen
+from xpuruntime.runtime.instrumented_calls import instrumented_method
+from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
-    from xpuruntime.inference.plans import ModelLike, PolicyLike, Precision
+    from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine
 
@@ -204,7 +204,7 @@ class InferenceSession:
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
         arrays are ready in the order of the caller's stream.
         """
-        future: Future[dict[str, Any]] = seen(self._open(), "run_async")(inputs, stream)
+        future: Future[dict[str, Any]] = instrumented_method(self._open(), "run_async")(inputs, stream)
         return future
 
     def bind(
@@ -304,7 +304,7 @@ class InferenceSession:
         Slow: PyTorch's programs run operator by operator; ONNX models are loaded once more with these tensors as
         outputs, which an engine then cannot fuse away, so that what it fuses there may be other nodes than in `run`.
         """
-        from xpuruntime.inference.tapping import tap
+        from xpuruntime.inference.intermediates import tap
 
         return tap(self._engine, self._request, self._machine, self._open(), inputs, names)
 

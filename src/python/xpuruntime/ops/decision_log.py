@@ -118,7 +118,7 @@ class Decisions(tuple[Decision, ...]):
     dropped = 0
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.text.tables import plain
+        from xpuruntime.evidence.render_text.tables import plain
 
         return plain(self.__rich__()).lstrip("\n")
 
@@ -131,7 +131,7 @@ class Decisions(tuple[Decision, ...]):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.text.decision_tables import decision_tables
+        from xpuruntime.evidence.render_text.decision_tables import decision_tables
         from xpuruntime.ops.recording import as_record
 
         if not self:

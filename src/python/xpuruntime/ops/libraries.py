@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime import _core
-from xpuruntime.runtime.places import search_places
+from xpuruntime.runtime.library_search import search_places
 
 __all__ = ["use_vendor_libraries"]
 

@@ -14,13 +14,13 @@ from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.allocating.pools import all_lenders
 from xpuruntime.pytorch.allocator import allocator_stats
-from xpuruntime.runtime.open_sessions import open_sessions
+from xpuruntime.runtime.session_registry import open_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.pytorch.allocating.pool_use import AllocatorStats
-    from xpuruntime.runtime.open_sessions import HoldsMemory
+    from xpuruntime.runtime.session_registry import HoldsMemory
 
 __all__ = ["DeviceMemory", "Holder", "MemoryReport", "Part", "SessionMemory", "memory_report"]
 

@@ -19,7 +19,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api, calls
 from xpuruntime.pytorch.routing import Route
-from xpuruntime.runtime import marks
+from xpuruntime.runtime import trace_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,7 +232,7 @@ def _measured_once(
     with _measuring:  # one at a time, so that none meets the load of another
         times = _known.get(mark)
         if times is None:
-            with marks.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
+            with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
                 times = _known[mark] = _measure(candidates, device, mark[2], passes)
             _keep(mark, times)
     return times
@@ -243,7 +243,7 @@ def _as_tuning() -> Iterator[None]:
     """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
     _here.measuring = True
     try:
-        with torch.profiler.record_function(marks.TUNING):
+        with torch.profiler.record_function(trace_events.TUNING):
             yield
     finally:
         _here.measuring = False

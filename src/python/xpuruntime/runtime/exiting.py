@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.runtime.open_sessions import open_bindings, open_sessions
+from xpuruntime.runtime.session_registry import open_bindings, open_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
 from xpuruntime.runtime.machine import Library
-from xpuruntime.runtime.places import Place, cached_libraries, search_places, wheel_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

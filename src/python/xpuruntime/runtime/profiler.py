@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,7 +14,7 @@ from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, wi
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeSpan, Profile
 from xpuruntime.errors import CudaError, InputError
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Recording
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Recording
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 #: When the clock of the profile was zero.

@@ -18,7 +18,7 @@ from rewriting_models import accounted, close, graph, normal, present, save, ses
 
 import xpuruntime as xrt
 from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
-from xpuruntime.engines.onnxruntime.rewriting import applying
+from xpuruntime.engines.onnxruntime.rewriting import graph_edit
 
 W1, W2 = normal(6, 8), normal(8, 5, seed=1)
 
@@ -38,12 +38,12 @@ def observation(report: Any, key: str) -> Any:
 
 def test_a_planted_wrong_pin_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dispatcher gets other rules than the policy's; its decisions then say that all is as asked."""
-    real = applying.session_rules
+    real = graph_edit.session_rules
 
     def other(policy: Any, nodes: Any, *, strict: bool, log: Any = None) -> Any:
         return real(xrt.KernelPolicy(matmul="cpu.reference"), nodes, strict=strict, log=log)
 
-    monkeypatch.setattr(applying, "session_rules", other)
+    monkeypatch.setattr(graph_edit, "session_rules", other)
     with session(mlp(), tmp_path, kernels={"matmul": "cpu.blas"}) as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
     seen = observation(report, "kernels.matmul")

@@ -219,15 +219,15 @@ def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> 
 
 def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan was made for another graph than is loaded: strict refuses, prefer says so."""
-    from xpuruntime.engines.onnxruntime.rewriting import applying, records
+    from xpuruntime.engines.onnxruntime.rewriting import graph_edit, records
 
-    real = applying.find_rewrites
+    real = graph_edit.find_rewrites
 
     def fewer(*args: Any, **given: Any) -> records.Found:
         result = real(*args, **given)
         return result._replace(rewrites=tuple(one for one in result.rewrites if one.node != UP))
 
-    monkeypatch.setattr(applying, "find_rewrites", fewer)
+    monkeypatch.setattr(graph_edit, "find_rewrites", fewer)
     with pytest.raises(xrt.EngineError, match=UP):
         session(two_layers(), tmp_path)
     with session(two_layers(), tmp_path, mode="prefer") as opened:

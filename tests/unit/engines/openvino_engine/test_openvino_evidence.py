@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.openvino.execution_graph import Executed
-from xpuruntime.engines.openvino.joining import share_out
 from xpuruntime.engines.openvino.naming import mentions, name_operations, plain_name
+from xpuruntime.engines.openvino.unit_attribution import share_out
 from xpuruntime.testing import models
 
 ov = pytest.importorskip("openvino")

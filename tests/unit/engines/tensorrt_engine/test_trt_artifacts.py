@@ -19,7 +19,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine
 from xpuruntime.engines.tensorrt.artifact import PLAN, RECORD, malformed, read_artifact
-from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT
+from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
 from xpuruntime.testing import models
 
 trt = pytest.importorskip("tensorrt_rtx")

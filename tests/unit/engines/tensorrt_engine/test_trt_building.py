@@ -21,11 +21,11 @@ from trt_support import RTX_FACTS, ask, judge, machine
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building
-from xpuruntime.engines.tensorrt.flavours import RTX
+from xpuruntime.engines.tensorrt.products import RTX
 from xpuruntime.engines.tensorrt.settings import Settings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
@@ -318,7 +318,7 @@ def test_a_builder_that_is_killed_leaves_no_artifact(tmp_path: Any) -> None:
 
 
 def test_a_build_that_is_cancelled(tmp_path: Any) -> None:
-    from xpuruntime.engines.tensorrt.background import Cancel
+    from xpuruntime.engines.tensorrt.interruptible import Cancel
 
     cancel = Cancel()
     monitor = cancel.monitor(trt)

@@ -11,8 +11,8 @@ import pytest
 
 from xpuruntime.engines.model.facts import NodeInfo
 from xpuruntime.engines.tensorrt.network import layer_nodes
-from xpuruntime.engines.tensorrt.observing import join, read_engine
-from xpuruntime.engines.tensorrt.observing.join import Source
+from xpuruntime.engines.tensorrt.observing import attribute_units, read_engine
+from xpuruntime.engines.tensorrt.observing.unit_attribution import Source
 from xpuruntime.errors import EngineError
 
 #: TensorRT 10, built with detailed verbosity: ``Format/Datatype`` in one field, ``Bindings`` as names.
@@ -127,7 +127,7 @@ SOURCE = Source(
 def joined(document: Any, times: Any = None, source: Source = SOURCE, **more: Any) -> Any:
     """Read and join a document."""
     layers = read_engine(json.dumps(document))
-    return join(layers, times or {}, source, engine="tensorrt", device="cuda:0", **more)
+    return attribute_units(layers, times or {}, source, engine="tensorrt", device="cuda:0", **more)
 
 
 def once(units: Any) -> None:

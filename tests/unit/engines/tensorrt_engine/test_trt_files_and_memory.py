@@ -15,9 +15,8 @@ from trt_support import RTX_FACTS, TRT10_FACTS
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.engines.tensorrt.background import Cancel, interruptible
 from xpuruntime.engines.tensorrt.caches import CacheFile
-from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT
+from xpuruntime.engines.tensorrt.interruptible import Cancel, interruptible
 from xpuruntime.engines.tensorrt.memory import PoolAllocator, _pointer, make_allocator, make_output_memory
 from xpuruntime.engines.tensorrt.messages import cleaned, failure
 from xpuruntime.engines.tensorrt.options import (
@@ -28,6 +27,7 @@ from xpuruntime.engines.tensorrt.options import (
     checked_options,
     runtime_keys,
 )
+from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
 
 WRITER = """
 import sys

@@ -12,8 +12,8 @@ import pytest
 
 from xpuruntime.engines.tensorrt.caches import CacheFile, cache_file
 from xpuruntime.engines.tensorrt.configuring import configure
-from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT, has, probe_api
 from xpuruntime.engines.tensorrt.network import strong_typing
+from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, has, probe_api
 from xpuruntime.engines.tensorrt.settings import Settings
 from xpuruntime.engines.tensorrt.timing import TimingCache
 from xpuruntime.errors import EngineError

@@ -16,14 +16,14 @@ import trt_fake as fake
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.artifact import Record
 from xpuruntime.engines.tensorrt.caches import CacheFile
-from xpuruntime.engines.tensorrt.flavours import RTX
 from xpuruntime.engines.tensorrt.handle import Handle
 from xpuruntime.engines.tensorrt.model import TensorRtModel
+from xpuruntime.engines.tensorrt.products import RTX
 from xpuruntime.engines.tensorrt.settings import Settings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models

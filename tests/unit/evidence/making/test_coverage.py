@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from xpuruntime.evidence.making.coverage import coverage_note, instrumented, watching_note
-from xpuruntime.evidence.text.tables import outside_text
+from xpuruntime.evidence.render_text.tables import outside_text
+from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, watching_note
 
 
 def test_the_median_of_the_shares_of_single_runs():

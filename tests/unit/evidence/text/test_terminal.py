@@ -14,7 +14,7 @@ from rich.console import Console
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.evidence import Report, build_report
-from xpuruntime.evidence.text.terminal import plain_text
+from xpuruntime.evidence.render_text.terminal import plain_text
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from collections import defaultdict
 from typing import Any
 
 from xpuruntime.evidence.traces.chrome_trace import chrome_trace
-from xpuruntime.runtime.marks import Mark
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.trace_events import Mark
 
 T0 = 1_700_000_000_000_000_000
 DEVICE, ENGINES = 1_000_000_000, 2_000_000_000

@@ -134,7 +134,7 @@ def read_shapes(
 ) -> dict[str, str]:
     """Return what an engine's own input shapes say of the shapes that a policy states, by policy key.
 
-    A range stands as it was stated where the engine left the dimension open: `FeedCheck` holds it in every call.
+    A range stands as it was stated where the engine left the dimension open: `InputValidator` holds it in every call.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.source import Source
+from xpuruntime.engines.model_source import Source
 from xpuruntime.errors import ModelError
 from xpuruntime.runtime.json_reading import decode_json
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.artifact import Compiled
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import QUANTISED, SOURCE
 from xpuruntime.engines.onnxruntime.loading import model_source, preload_cuda
-from xpuruntime.engines.onnxruntime.observing.join import join
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
 from xpuruntime.engines.onnxruntime.settings import uncompilable
 from xpuruntime.errors import EngineError, UnsupportedOperationError
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.onnxruntime.settings import Settings
-    from xpuruntime.engines.source import Source
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["compile_model", "compiled_for"]
@@ -95,7 +95,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
         names.append(_WEIGHTS)
     before = _without_weights(_before(request, source))
     (folder / SOURCE).write_bytes(before.SerializeToString(deterministic=True))
-    units = join(before, graph, (), opened.placements, device=request.device).units
+    units = attribute_units(before, graph, (), opened.placements, device=request.device).units
     if source.quantised is not None:
         from xpuruntime.engines.quantisation import in_source_terms
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.model.graph import graphs
 from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, quantises_activations
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
@@ -56,7 +56,7 @@ def settle(
     settings = Settings(
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
     )
-    book = Book(policy.stated())
+    book = ControlBuilder(policy.stated())
     book.common(request, "onnxruntime", checked="checked against the node assignment after loading")
     _given_options(request, settings, book, cuda=cuda)
     if not cuda and request.artifact is None and saturates_on(features) and saturating_nodes(request.model):
@@ -69,7 +69,7 @@ def settle(
     return settings, book.finish("ONNX Runtime")
 
 
-def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _given_options(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     given = own_options(request.policy.execution.provider_options, NAMES)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
@@ -90,7 +90,7 @@ def _given_options(request: Request, settings: Settings, book: Book, *, cuda: bo
     book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
 
 
-def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     execution = request.policy.execution
     settings.allow_cpu_ops = tuple(execution.allow_cpu_ops) if cuda else ()
     if cuda:
@@ -105,7 +105,7 @@ def _placement(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
 
 
-def _precision(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
     _keep_activations(request, settings)
@@ -181,7 +181,7 @@ def _keep_activations(request: Request, settings: Settings) -> None:
         settings.session.setdefault(QDQ_LEVEL, "1")
 
 
-def _integers(request: Request, book: Book) -> None:
+def _integers(request: Request, book: ControlBuilder) -> None:
     """Say that a float precision does not reach nodes of a model that are integer operators."""
     if request.policy.execution.precision in ("model", "int8") or not (named := _integer_nodes(request)):
         return
@@ -211,7 +211,7 @@ def _integer_nodes(request: Request) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def _int8(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     if quantises(request):
         settings.qdq = "ort-cuda" if cuda else "ort-cpu"
         resolved = f"graph quantised from {request.calibration.count} calibration samples"
@@ -232,7 +232,7 @@ def _int8(request: Request, settings: Settings, book: Book, *, cuda: bool) -> No
         book.add("execution.precision", resolved, "enforced", "nothing is converted")
 
 
-def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     execution = request.policy.execution
     settings.threads = execution.threads
     book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
@@ -297,7 +297,7 @@ def _execution(request: Request, settings: Settings, book: Book, *, cuda: bool) 
         book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
 
 
-def _memory(request: Request, settings: Settings, book: Book, *, cuda: bool) -> None:
+def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
     memory = request.policy.execution.memory
     settings.pool, settings.pool_limit = memory.pool, memory.limit
     if not cuda:

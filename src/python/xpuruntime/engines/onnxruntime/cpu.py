@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.feeds import ConversionLog, closed_binding
 from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
+from xpuruntime.engines.input_binding import ConversionLog, closed_binding
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session, value_from_dlpack
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError

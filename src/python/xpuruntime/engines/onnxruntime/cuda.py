@@ -30,7 +30,7 @@ from xpuruntime.engines.cuda_arrays import (
     several_devices,
     stream_owner,
 )
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.device_arrays import as_bool, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
@@ -98,7 +98,7 @@ class CudaModel(LoadedModel):
         self._log = log
         self.output_names = [o.name for o in self._session.get_outputs()]
         defaults = info.overridable_inputs
-        self.check = FeedCheck((*info.inputs, *defaults), [i.name for i in defaults])
+        self.check = InputValidator((*info.inputs, *defaults), [i.name for i in defaults])
         types = {info.name: info.dtype for info in info.outputs}
         self._booleans = [i for i, name in enumerate(self.output_names) if types.get(name) == "bool"]
         #: Outputs that are inputs: ONNX Runtime hands the caller's own memory back for them.

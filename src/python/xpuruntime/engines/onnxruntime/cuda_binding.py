@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.cuda_arrays import as_kind, device_array
-from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
 from xpuruntime.engines.onnxruntime.device_arrays import element_type, item_size, overlap

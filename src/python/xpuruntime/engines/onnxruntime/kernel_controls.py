@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
 from xpuruntime.engines.onnxruntime.rewriting import Found, Left, Rewrite, RuleQuery, find_rewrites
-from xpuruntime.engines.onnxruntime.rewriting.applying import arch_of, terms_of
+from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_of
 from xpuruntime.engines.onnxruntime.rewriting.records import by_key
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 from xpuruntime.engines.written_out import NOTHING, written_out
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.book import Book
+    from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["KernelKeys"]
@@ -50,12 +50,14 @@ class KernelKeys:
     request : Request
     settings : Settings
         With the keys of `execution` settled; gets the rewrites and the options.
-    book : Book
+    book : ControlBuilder
     capability : (int, int) or None
         Compute capability of the CUDA device.
     """
 
-    def __init__(self, request: Request, settings: Settings, book: Book, capability: tuple[int, int] | None) -> None:
+    def __init__(
+        self, request: Request, settings: Settings, book: ControlBuilder, capability: tuple[int, int] | None
+    ) -> None:
         self._request, self._settings, self._book = request, settings, book
         self._cuda = request.device.startswith("cuda")
         self._policy = request.policy.kernels

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
 from xpuruntime.engines.onnxruntime.trial import DISABLED, LAYER_FUSIONS
-from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
-    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["load_model", "model_source", "preload_cuda"]

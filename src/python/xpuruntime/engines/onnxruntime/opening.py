@@ -16,9 +16,9 @@ from xpuruntime.engines.onnxruntime.trial import refuse_crash
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.observing.join import Assigned
+    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
     from xpuruntime.engines.onnxruntime.settings import Settings
-    from xpuruntime.engines.source import Source
 
 __all__ = ["Opened", "open_session", "session_options"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.onnxruntime.options import (
     COREML_OPTIONS,
     DML_OPTIONS,
@@ -146,7 +146,7 @@ def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]
     kind, _, index = request.device.partition(":")
     known, execution = PASS_THROUGH[kind], request.policy.execution
     settings = Settings(provider=known.provider, strict=request.policy.mode == "strict")
-    book = Book(request.policy.stated())
+    book = ControlBuilder(request.policy.stated())
     if known.inside is not None:
         book.add("execution.device", request.device, "advisory", known.inside, "use mode: prefer")
     book.common(request, NAMES[0], checked="checked against the node assignment after loading")
@@ -192,7 +192,7 @@ def refuse_shared_caches(settings: Settings) -> None:
             raise EngineError(f"{name} is not used, since another user may have written there: {reason}")
 
 
-def _options(request: Request, known: PassThrough, settings: Settings, book: Book) -> None:
+def _options(request: Request, known: PassThrough, settings: Settings, book: ControlBuilder) -> None:
     given = own_options(request.policy.execution.provider_options, NAMES)
     entries = {**SESSION_OPTIONS, **known.session}
     session = {name: given.pop(name) for name in list(given) if name in entries or "." in name}
@@ -203,7 +203,7 @@ def _options(request: Request, known: PassThrough, settings: Settings, book: Boo
     book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
 
 
-def _precision(request: Request, known: PassThrough, settings: Settings, book: Book) -> None:
+def _precision(request: Request, known: PassThrough, settings: Settings, book: ControlBuilder) -> None:
     precision = request.policy.execution.precision
     if precision == "fp16":
         settings.convert = "fp16"

@@ -29,8 +29,8 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
+    from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.onnxruntime.settings import Settings
-    from xpuruntime.engines.source import Source
 
 __all__ = ["CONFUSED_BY_CASTS", "DISABLED", "LAYER_FUSIONS", "SAFE_LEVEL", "refuse_crash"]
 

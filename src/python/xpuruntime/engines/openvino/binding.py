@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.feeds import closed_binding
 from xpuruntime.engines.host_model import bound_buffers, overlapping
-from xpuruntime.engines.openvino.integers import check_range
+from xpuruntime.engines.input_binding import closed_binding
+from xpuruntime.engines.openvino.int_inputs import check_range
 from xpuruntime.engines.openvino.slots import infer_call, passed_on, share
 from xpuruntime.errors import InputError
 

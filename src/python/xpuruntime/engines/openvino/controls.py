@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.book import Book, fp32_nodes
+from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.probing import device_word
 from xpuruntime.engines.openvino.settings import Settings
@@ -42,7 +42,7 @@ def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control,
         precision=policy.execution.precision,
         strict=policy.mode == "strict",
     )
-    book = Book(policy.stated())
+    book = ControlBuilder(policy.stated())
     book.common(request, "openvino", checked="read back from the compiled model (EXECUTION_DEVICES)")
     _given_options(request, settings, book, kind)
     _precision(request, settings, book)
@@ -61,7 +61,7 @@ def _hint(precision: str, model: ModelInfo) -> str:
     return "dynamic" if types & {"float16", "bfloat16", "float64"} else "f32"
 
 
-def _given_options(request: Request, settings: Settings, book: Book, kind: str) -> None:
+def _given_options(request: Request, settings: Settings, book: ControlBuilder, kind: str) -> None:
     given = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
     checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
@@ -79,7 +79,7 @@ def _given_options(request: Request, settings: Settings, book: Book, kind: str) 
     book.options(_WHERE, NAMES, handed)
 
 
-def _precision(request: Request, settings: Settings, book: Book) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder) -> None:
     execution = request.policy.execution
     hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
     if execution.precision == "int8":
@@ -107,7 +107,7 @@ def _precision(request: Request, settings: Settings, book: Book) -> None:
         book.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
 
 
-def _threads(request: Request, settings: Settings, book: Book, machine: Machine, kind: str) -> None:
+def _threads(request: Request, settings: Settings, book: ControlBuilder, machine: Machine, kind: str) -> None:
     threads = request.policy.execution.threads
     key = "execution.threads"
     if threads is None:
@@ -125,13 +125,13 @@ def _threads(request: Request, settings: Settings, book: Book, machine: Machine,
     book.add(key, f"INFERENCE_NUM_THREADS={threads}", "enforced", "read back after compiling")
 
 
-def _ranges(request: Request, settings: Settings, book: Book) -> None:
+def _ranges(request: Request, settings: Settings, book: ControlBuilder) -> None:
     stated = request.policy.execution.shapes.items()
     settings.ranges = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
     book.shapes(request, "the model is reshaped to the range before it is compiled")
 
 
-def _rest(request: Request, book: Book, kind: str) -> None:
+def _rest(request: Request, book: ControlBuilder, kind: str) -> None:
     execution = request.policy.execution
     whole = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
     book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole)
@@ -157,7 +157,7 @@ def _rest(request: Request, book: Book, kind: str) -> None:
     book.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
 
 
-def _kernels(request: Request, settings: Settings, book: Book) -> None:
+def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> None:
     reason = "OpenVINO chooses its kernels itself and takes no choice of ours; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):

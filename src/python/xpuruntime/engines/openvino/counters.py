@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.openvino.slots import infer_call, port_order, share
-from xpuruntime.evidence.moments import COLD, COUNTED, moment
+from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -134,8 +134,8 @@ def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, n
             if number > _SETTLE:
                 found.spent.append(request.latency * 1e3)
             if number == 0:
-                moment(COLD)
-        moment(COUNTED)
+                checkpoint(COLD)
+        checkpoint(COUNTED)
     except RuntimeError as error:
         notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
         found.broken = True
@@ -183,6 +183,6 @@ def idle_call_us(compiled: Any) -> float:
 def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
     if isinstance(array, np.ndarray):
         return array, None
-    from xpuruntime.engines.openvino.extended import borders
+    from xpuruntime.engines.openvino.extended_types import borders
 
     return borders(array)

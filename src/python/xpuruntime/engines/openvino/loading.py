@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.artifact import Compiled
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.external import is_external, load, real_files
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.flattening import flatten_softmax
 from xpuruntime.engines.openvino.naming import name_operations
 from xpuruntime.engines.openvino.readback import read_back, word
-from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
-from xpuruntime.engines.source import Source, prepare_source
+from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -294,13 +294,13 @@ def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.base import Observed
         from xpuruntime.engines.openvino.observing import observe
-        from xpuruntime.evidence.moments import LOADED, moment
+        from xpuruntime.evidence.checkpoints import LOADED, checkpoint
 
         try:
             counted, whole, notes = opener.counted()
         except XpuRuntimeError as error:
             return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
-        moment(LOADED)
+        checkpoint(LOADED)
         found = observe(
             counted, feeds, runs, opener.info, request=request, settings=settings, idle=opener.idle, whole=whole
         )

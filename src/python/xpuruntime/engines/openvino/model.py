@@ -11,10 +11,10 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host
 from xpuruntime.engines.base import closed
-from xpuruntime.engines.feeds import refuse_stream
 from xpuruntime.engines.host_model import HostModel
+from xpuruntime.engines.input_binding import refuse_stream
 from xpuruntime.engines.openvino.failures import translate
-from xpuruntime.engines.openvino.integers import WIDE, check_range
+from xpuruntime.engines.openvino.int_inputs import WIDE, check_range
 from xpuruntime.engines.openvino.slots import SlotPool, port_order
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.slots import Slot
 
@@ -171,7 +171,7 @@ class OpenVinoModel(HostModel):
         return _finished(self._pool, slot, results, arrays, shapes, self._failed)
 
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
-        from xpuruntime.engines.openvino.extended import run_tensors
+        from xpuruntime.engines.openvino.extended_types import run_tensors
 
         for _, name in self.wide:
             check_range(name, tensors[name].numpy())

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
 from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
-from xpuruntime.engines.openvino.joining import Shares, precision_asked, share_out
 from xpuruntime.engines.openvino.naming import plain_name
 from xpuruntime.engines.openvino.readback import effective
+from xpuruntime.engines.openvino.unit_attribution import Shares, precision_asked, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.engines.units import CONVERSIONS, UnitIds, folded_unit, listed
+from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.evidence.live_bytes import Step, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xpuruntime.engines.openvino.signal_stack import kept_signal_stack
+from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 

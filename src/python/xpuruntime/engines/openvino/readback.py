@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.book import show
+from xpuruntime.engines.control_builder import show
 from xpuruntime.engines.openvino.options import NAMES
 from xpuruntime.policies.input_shapes import split_size
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.book import Book, fp32_nodes, show
+from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, show
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, NAMES, OPTIONS, TARGET_OPTIONS
 from xpuruntime.engines.qnn.settings import Settings
@@ -42,7 +42,7 @@ def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settin
     """
     policy = request.policy
     settings = Settings(target=target, simulated=simulated, strict=policy.mode == "strict")
-    book = Book(policy.stated())
+    book = ControlBuilder(policy.stated())
     book.common(request, "qnn", checked="every node's provider is read back after loading")
     _given_options(request, settings, book)
     _placement(request, settings, book)
@@ -53,7 +53,7 @@ def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settin
     return settings, book.finish("QNN")
 
 
-def _given_options(request: Request, settings: Settings, book: Book) -> None:
+def _given_options(request: Request, settings: Settings, book: ControlBuilder) -> None:
     given = own_options(request.policy.execution.provider_options, NAMES)
     own = {name: value for name, value in given.items() if name not in KEYS}
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
@@ -84,12 +84,12 @@ def _given_options(request: Request, settings: Settings, book: Book) -> None:
             "validated and handed over; QNN does not say what it made of it",
             "remove the option, or use mode: prefer",
         )
-    others = Book({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
+    others = ControlBuilder({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
     others.options(_WHERE, NAMES, "handed over")
     book.controls.extend(others.controls)
 
 
-def _placement(request: Request, settings: Settings, book: Book) -> None:
+def _placement(request: Request, settings: Settings, book: ControlBuilder) -> None:
     execution = request.policy.execution
     settings.allow_cpu_ops = tuple(execution.allow_cpu_ops)
     settings.options["offload_graph_io_quantization"] = "0"
@@ -101,7 +101,7 @@ def _placement(request: Request, settings: Settings, book: Book) -> None:
     )
 
 
-def _precision(request: Request, settings: Settings, book: Book) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder) -> None:
     precision, target = request.policy.execution.precision, settings.target
     key = "execution.precision"
     settings.options["enable_htp_fp16_precision"] = "0" if precision in ("fp32", "bf16") else "1"
@@ -145,7 +145,7 @@ def _in_floats(request: Request) -> bool:
     return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
 
 
-def _rules(request: Request, settings: Settings, book: Book) -> None:
+def _rules(request: Request, settings: Settings, book: ControlBuilder) -> None:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
@@ -163,7 +163,7 @@ def _rules(request: Request, settings: Settings, book: Book) -> None:
     settings.keep_fp32 = tuple(keep)
 
 
-def _execution(request: Request, book: Book) -> None:
+def _execution(request: Request, book: ControlBuilder) -> None:
     execution = request.policy.execution
     if execution.determinism == "run_to_run":
         book.add(
@@ -187,7 +187,7 @@ def _execution(request: Request, book: Book) -> None:
         book.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs", "remove the key")
 
 
-def _memory(request: Request, book: Book) -> None:
+def _memory(request: Request, book: ControlBuilder) -> None:
     memory = request.policy.execution.memory
     if memory.pool == "engine":
         book.add("execution.memory.pool", "QNN's own memory", "enforced", "nothing is replaced")

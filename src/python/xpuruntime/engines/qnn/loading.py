@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
 from xpuruntime.engines.qnn.model import Apart, QnnModel, translated
 from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed, claim, construct, placements
-from xpuruntime.engines.qnn.reasons import faults_in_log, refusal, rejected_in_log, rejected_in_trace
+from xpuruntime.engines.qnn.refusals import faults_in_log, refusal, rejected_in_log, rejected_in_trace
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
-from xpuruntime.engines.source import Source, prepare_source
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.quantisation.sample_sources import open_source
 from xpuruntime.errors import InputError
 
@@ -62,7 +62,9 @@ class Calibration:
     def __init__(self, data: Any, model: ModelInfo) -> None:
         self._source: Samples = open_source(data, model)
         self.origin = self._source.origin
-        self._check = FeedCheck((*model.inputs, *model.overridable_inputs), [t.name for t in model.overridable_inputs])
+        self._check = InputValidator(
+            (*model.inputs, *model.overridable_inputs), [t.name for t in model.overridable_inputs]
+        )
         digest, count = hashlib.sha256(), 0
         for sample in self._checked():
             for name, array in sorted(sample.items()):

@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.engines.precision.names import meets
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.engines.units import folded_unit
+from xpuruntime.engines.unplaced_units import folded_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

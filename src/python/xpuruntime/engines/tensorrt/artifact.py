@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.artifact import Compiled
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
 from xpuruntime.engines.tensorrt.probing import bindings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
 
 __all__ = ["PLAN", "RECORD", "Record", "malformed", "read_artifact", "write_artifact"]

@@ -7,10 +7,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines.source import prepare_source
-from xpuruntime.engines.tensorrt.background import Cancel, interruptible
+from xpuruntime.engines.model_source import prepare_source
 from xpuruntime.engines.tensorrt.caches import cache_file
 from xpuruntime.engines.tensorrt.configuring import configure
+from xpuruntime.engines.tensorrt.interruptible import Cancel, interruptible
 from xpuruntime.engines.tensorrt.messages import Listener, failure, logger
 from xpuruntime.engines.tensorrt.network import layer_nodes, parse, strong_typing
 from xpuruntime.engines.tensorrt.probing import bindings
@@ -18,9 +18,9 @@ from xpuruntime.engines.tensorrt.timing import TimingCache
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.feeds import ConversionLog
-    from xpuruntime.engines.source import Source
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
 
 __all__ = ["Built", "build", "prepare"]

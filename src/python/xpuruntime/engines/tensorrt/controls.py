@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.book import Book, fp32_nodes, show
+from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, show
 from xpuruntime.engines.model.shapes import shape_ranges
 from xpuruntime.engines.options import own_options
-from xpuruntime.engines.tensorrt.flavours import compute_capabilities, has
 from xpuruntime.engines.tensorrt.options import checked_options, targets_of
+from xpuruntime.engines.tensorrt.products import compute_capabilities, has
 from xpuruntime.engines.tensorrt.settings import Profile, Settings
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 
@@ -44,7 +44,7 @@ def settle(
     PolicyError
         For an option that is unknown, out of range, or not of this version; for shapes that do not fit the model.
     """
-    book = Book(request.policy.stated())
+    book = ControlBuilder(request.policy.stated())
     book.common(request, flavour.name, checked="the engine is one CUDA engine, whose layers all run on this device")
     given = own_options(request.policy.execution.provider_options, flavour.names)
     options = checked_options(given, flavour, facts)
@@ -98,7 +98,7 @@ def _targets(
     return tuple(one for one in known if int(one.partition(".")[0]) >= _OLDEST_DEFAULT)
 
 
-def _precision(request: Request, flavour: Flavour, book: Book) -> dict[str, Any]:
+def _precision(request: Request, flavour: Flavour, book: ControlBuilder) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
     tf32 = execution.tf32 if execution.tf32 is not None else {"fp32": False}.get(precision, True)
@@ -124,7 +124,7 @@ def _precision(request: Request, flavour: Flavour, book: Book) -> dict[str, Any]
     return chosen
 
 
-def _rules(request: Request, book: Book, *, changed: bool) -> tuple[str, ...]:
+def _rules(request: Request, book: ControlBuilder, *, changed: bool) -> tuple[str, ...]:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
@@ -138,7 +138,7 @@ def _rules(request: Request, book: Book, *, changed: bool) -> tuple[str, ...]:
 
 
 def _execution(
-    request: Request, flavour: Flavour, facts: EngineFacts, book: Book, options: dict[str, str]
+    request: Request, flavour: Flavour, facts: EngineFacts, book: ControlBuilder, options: dict[str, str]
 ) -> dict[str, Any]:
     execution = request.policy.execution
     book.add("execution.allow_cpu_ops", "-", "enforced", "an engine has no layers on the CPU; nothing needs permission")
@@ -166,7 +166,9 @@ def _execution(
     return {"graph": execution.cuda_graph}
 
 
-def _determinism(request: Request, flavour: Flavour, facts: EngineFacts, book: Book, options: dict[str, str]) -> None:
+def _determinism(
+    request: Request, flavour: Flavour, facts: EngineFacts, book: ControlBuilder, options: dict[str, str]
+) -> None:
     key = "execution.determinism"
     if request.policy.execution.determinism != "run_to_run":
         book.add(key, "-", "enforced", "nothing asked")
@@ -185,7 +187,7 @@ def _determinism(request: Request, flavour: Flavour, facts: EngineFacts, book: B
     book.add(key, resolved, "advisory", reason)
 
 
-def _memory(request: Request, book: Book) -> dict[str, Any]:
+def _memory(request: Request, book: ControlBuilder) -> dict[str, Any]:
     memory = request.policy.execution.memory
     chosen = {"pool": memory.pool, "pool_limit": memory.limit, "workspace": memory.limit}
     if memory.pool == "engine":

@@ -11,9 +11,9 @@ import msgspec
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.engines.tensorrt.controls import settle
-from xpuruntime.engines.tensorrt.flavours import RTX, TENSORRT, Flavour
 from xpuruntime.engines.tensorrt.options import runtime_keys
 from xpuruntime.engines.tensorrt.probing import probe
+from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, Flavour
 from xpuruntime.engines.tensorrt.refusals import (
     capability_of,
     refuse_device,

@@ -14,9 +14,9 @@ from xpuruntime.engines.tensorrt.network import DTYPES
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.source import Source
+    from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.tensorrt.caches import CacheFile
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
     from xpuruntime.errors import XpuRuntimeError
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.feeds import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.artifact import Ready, Record, read_artifact
-from xpuruntime.engines.tensorrt.background import Cancel, interruptible
 from xpuruntime.engines.tensorrt.building import build, prepare
 from xpuruntime.engines.tensorrt.caches import cache_file
 from xpuruntime.engines.tensorrt.handle import Handle
+from xpuruntime.engines.tensorrt.interruptible import Cancel, interruptible
 from xpuruntime.engines.tensorrt.probing import bindings
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel, Request
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
 
 __all__ = ["load_model"]

@@ -24,7 +24,7 @@ from xpuruntime.engines.cuda_arrays import (
     several_devices,
     stream_owner,
 )
-from xpuruntime.engines.feeds import FeedCheck
+from xpuruntime.engines.input_binding import InputValidator
 from xpuruntime.engines.tensorrt.slots import Slots, unfit
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed, Request
-    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.handle import Handle
     from xpuruntime.engines.tensorrt.slots import Slot
@@ -78,7 +78,7 @@ class TensorRtModel(LoadedModel):
         self._info = info
         self._request = request
         self._log = log
-        self.check = FeedCheck(info.inputs, equal=True)
+        self.check = InputValidator(info.inputs, equal=True)
         self.borders = handle.borders()
         self.output_names = [output.name for output in info.outputs]
         on_host = [name for name, border in self.borders.items() if border.host]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.source import Source
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.tensorrt.messages import Listener
+    from xpuruntime.engines.tensorrt.products import Flavour
 
 __all__ = ["DTYPES", "layer_nodes", "parse", "strong_typing"]
 

@@ -12,13 +12,13 @@ import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.options import BOOL, Option, check_options
-from xpuruntime.engines.tensorrt.flavours import CAPABILITIES, compute_capabilities, has
+from xpuruntime.engines.tensorrt.products import CAPABILITIES, compute_capabilities, has
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.runtime.machine import EngineFacts
 
 __all__ = ["BUILD_OPTIONS", "NEEDS", "RUN_OPTIONS", "TEXT_OPTIONS", "checked_options", "runtime_keys", "targets_of"]

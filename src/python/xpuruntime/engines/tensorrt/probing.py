@@ -8,12 +8,12 @@ import importlib
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.tensorrt.flavours import probe_api
+from xpuruntime.engines.tensorrt.products import probe_api
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
 
 __all__ = ["OLDEST", "bindings", "probe"]
 

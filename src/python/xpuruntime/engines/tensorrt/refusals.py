@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
-from xpuruntime.engines.tensorrt.flavours import compute_capabilities
+from xpuruntime.engines.tensorrt.products import compute_capabilities
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_kind", "refuse_model", "refuse_shapes"]

@@ -12,7 +12,7 @@ from xpuruntime.engines.tensorrt.refusals import capability_of
 if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.flavours import Flavour
+    from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
     from xpuruntime.runtime.machine import Machine
 

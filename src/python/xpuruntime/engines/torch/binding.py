@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.feeds import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.torch.names import torch_dtype
 from xpuruntime.errors import EngineError, InputError
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.book import Book, show
+from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.torch.kernel_controls import settle_kernels
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
@@ -33,7 +33,7 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     """
     policy, execution = request.policy, request.policy.execution
     cuda = request.device.startswith("cuda")
-    book = Book(policy.stated())
+    book = ControlBuilder(policy.stated())
     book.common(request, NAMES[0], checked="every parameter and every result is on it")
     given = check_options(own_options(execution.provider_options, NAMES), OPTIONS, _WHERE)
     book.options(_WHERE, NAMES, "validated and handed to torch.compile, or to the choice of how to run")
@@ -57,7 +57,7 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     return settings, book.finish("PyTorch")
 
 
-def _precision(request: Request, book: Book, *, cuda: bool) -> dict[str, Any]:
+def _precision(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
     convert = precision if precision in ("fp16", "bf16") else None
@@ -83,7 +83,7 @@ def _precision(request: Request, book: Book, *, cuda: bool) -> dict[str, Any]:
     return {"convert": convert}
 
 
-def _execution(request: Request, book: Book, *, cuda: bool) -> dict[str, Any]:
+def _execution(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     fields: dict[str, Any] = {}
     if execution.determinism == "run_to_run":

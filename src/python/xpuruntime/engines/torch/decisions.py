@@ -10,8 +10,8 @@ import msgspec
 
 from xpuruntime.engines.torch.kernel_controls import why_not
 from xpuruntime.engines.torch.pinning import words_of
-from xpuruntime.evidence.carried.policy import module_of_node
 from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision, merged
+from xpuruntime.evidence.model_metadata.policy import module_of_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.evidence.carried.policy import DIMENSIONS_KEY
+from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.book import Book
+    from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.torch.hidden import Hidden
     from xpuruntime.policies.kernel_rule import KernelRule
 
@@ -49,13 +49,13 @@ NATIVE = {
 _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 
 
-def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
+def settle_kernels(request: Request, book: ControlBuilder, *, compiled: bool) -> None:
     """Add the control of every kernel key.
 
     Parameters
     ----------
     request : Request
-    book : Book
+    book : ControlBuilder
     compiled : bool
         Whether the program is compiled by ``torch.compile``.
     """
@@ -92,7 +92,7 @@ def settle_kernels(request: Request, book: Book, *, compiled: bool) -> None:
         book.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
 
 
-def _absent(book: Book, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
+def _absent(book: ControlBuilder, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
     if words[0] == "auto":
         book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
@@ -110,7 +110,7 @@ def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
 
 
 def _add(
-    book: Book,
+    book: ControlBuilder,
     key: str,
     ops: Sequence[str],
     words: tuple[str, ...],

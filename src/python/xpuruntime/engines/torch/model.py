@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
-from xpuruntime.engines.feeds import ConversionLog, FeedCheck, refuse_stream, type_name
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.errors import InputError
 
@@ -62,7 +62,7 @@ class TorchModel(LoadedModel):
         self.device = request.device
         self.pins = pins
         self.log = log
-        self.check = FeedCheck(request.model.inputs, equal=True)
+        self.check = InputValidator(request.model.inputs, equal=True)
         self.names = tuple(info.name for info in request.model.inputs)
         self.outputs = tuple(info.name for info in request.model.outputs)
         #: Of results that belong to the caller.

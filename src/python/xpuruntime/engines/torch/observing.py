@@ -20,8 +20,8 @@ from xpuruntime.engines.torch.stepping import step
 from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.kernels.names import what_name_says
-from xpuruntime.evidence.moments import COLD, COUNTED, moment
 from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         if model.settings.mode == "compile":
             return _opaque(model, tensors, runs, effective, kernels)
         model.call(tensors)
-        moment(COLD)
+        checkpoint(COLD)
         watch = _Watch(model, tensors, kernels)
         with kernels.watching():
             notes = watch.runs(tensors, runs)
-        moment(COUNTED)
+        checkpoint(COUNTED)
     known = {node.name: node for node in model.request.model.nodes}
     missing = sorted(known.keys() - watch.order.keys())
     broken = bool(notes)
@@ -283,7 +283,7 @@ def _opaque(
 
     cuda = model.device != "cpu"
     model.call(tensors)
-    moment(COLD)
+    checkpoint(COLD)
     times = []
     with kernels.watching():
         model.call(tensors)
@@ -293,7 +293,7 @@ def _opaque(
         if cuda:
             torch.cuda.synchronize(model.device)
         times.append((time.perf_counter() - start) * 1e6)
-    moment(COUNTED)
+    checkpoint(COUNTED)
     kinds = {torch_precision(p.dtype) for p in model.module.parameters() if p.is_floating_point()}
     ran = kinds.pop() if len(kinds) == 1 else None
     for node in model.request.model.nodes:

@@ -13,7 +13,7 @@ from xpuruntime.engines.torch.decisions import Deciding
 from xpuruntime.engines.torch.kernel_controls import ABSENT
 from xpuruntime.engines.torch.pinning import words_of
 from xpuruntime.engines.torch.seen_calls import SeenCalls
-from xpuruntime.evidence.carried.policy import module_of_node
+from xpuruntime.evidence.model_metadata.policy import module_of_node
 from xpuruntime.evidence.records import KeySeen
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
-from xpuruntime.evidence.carried.policy import OP_OF_TORCH, module_of_node
+from xpuruntime.evidence.model_metadata.policy import OP_OF_TORCH, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch

@@ -24,7 +24,7 @@ from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.engines.torch.recording import record
 from xpuruntime.errors import InputError, ModelError
-from xpuruntime.evidence.carried.policy import LOCK_KEY
+from xpuruntime.evidence.model_metadata.policy import LOCK_KEY
 from xpuruntime.files.paths import kind_of
 from xpuruntime.runtime.extras import install_command
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.evidence.text.changes import change_text, units_text
-from xpuruntime.evidence.text.decision_tables import call_at
-from xpuruntime.evidence.text.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
-from xpuruntime.evidence.text.tables import arrow_text, bytes_text
+from xpuruntime.evidence.render_text.changes import change_text, units_text
+from xpuruntime.evidence.render_text.decision_tables import call_at
+from xpuruntime.evidence.render_text.section_tables import graph_change_rows, memory_change_rows, shape_change_rows
+from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text
 from xpuruntime.notebook import escaped, fragment, fragment_table
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
+from xpuruntime.evidence.render_text.decision_tables import why_text
+from xpuruntime.evidence.render_text.section_tables import graph_rows, shape_rows
+from xpuruntime.evidence.render_text.tables import outside_text
 from xpuruntime.evidence.sections.graph_status import status_text
 from xpuruntime.evidence.sections.memory_over_time import most_by_owner
-from xpuruntime.evidence.text.decision_tables import why_text
-from xpuruntime.evidence.text.section_tables import graph_rows, shape_rows
-from xpuruntime.evidence.text.tables import outside_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
-from xpuruntime.evidence.text.section_tables import graph_rows, live_text, memory_rows, shape_rows
+from xpuruntime.evidence.render_text.section_tables import graph_rows, live_text, memory_rows, shape_rows
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:

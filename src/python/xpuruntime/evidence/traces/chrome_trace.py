@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xpuruntime.runtime.marks import Mark
-    from xpuruntime.runtime.recording import DeviceWork, Range, Recording
+    from xpuruntime.runtime.device_recording import DeviceWork, Range, Recording
+    from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["chrome_trace"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xpuruntime.evidence.text.tables import duration_text, plain, table
+from xpuruntime.evidence.render_text.tables import duration_text, plain, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, ModelError, PolicyError
-from xpuruntime.evidence.carried.export_lock import ExportLock
+from xpuruntime.evidence.model_metadata.export_lock import ExportLock
 from xpuruntime.files.conflicts import refuse_overwriting
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies import KernelPolicy, Policy

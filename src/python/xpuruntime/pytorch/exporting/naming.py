@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.carried.policy import RESULT_KEY
+from xpuruntime.evidence.model_metadata.policy import RESULT_KEY
 from xpuruntime.pytorch.exporting.carrying import plain_path
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
-from xpuruntime.evidence.carried.export_lock import onnx_digest
-from xpuruntime.evidence.carried.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
+from xpuruntime.evidence.model_metadata.export_lock import onnx_digest
+from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import OPSET, Exported

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import ModelError
-from xpuruntime.evidence.carried.export_lock import digest_tensors
-from xpuruntime.evidence.carried.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
+from xpuruntime.evidence.model_metadata.export_lock import digest_tensors
+from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
 from xpuruntime.pytorch import held
 from xpuruntime.pytorch.exporting.carrying import lock_of, plain_path, quiet, translate
 from xpuruntime.pytorch.exporting.exporter import Exported

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explaining.recorder import CallRecorder
 from xpuruntime.pytorch.held import current
 from xpuruntime.pytorch.profiling.merging import merge_trace
-from xpuruntime.runtime.marks import Marks, watch_marks
+from xpuruntime.runtime.trace_events import Marks, watch_marks
 
 if TYPE_CHECKING:
     import os

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explaining.recorder import Seen
-    from xpuruntime.runtime.marks import Mark
+    from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["merge_trace"]
 

@@ -16,12 +16,12 @@ from torch.autograd import DeviceType
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.explaining.kineto import Profiler, refuse_a_second
-from xpuruntime.runtime.recording import DeviceWork, HostCall, Range, WorkKind
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.runtime.recording import Recording
+    from xpuruntime.runtime.device_recording import Recording
 
 __all__ = ["KinetoRecording"]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.onnxruntime.observing.join import Assigned
-from xpuruntime.engines.onnxruntime.observing.watch import assignment, instrument, observe
+from xpuruntime.engines.onnxruntime.observing.instrumented_run import assignment, instrument, observe
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
 
 __all__ = ["Assigned", "assignment", "instrument", "observe"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.onnxruntime.observing.facts import device_of
-from xpuruntime.engines.onnxruntime.observing.match import COPIES
+from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.precision.names import precision_name
 from xpuruntime.evidence.records import Boundary, Time
 

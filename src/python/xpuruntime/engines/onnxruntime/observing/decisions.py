@@ -13,7 +13,7 @@ from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecisio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.evidence.kernels.decisions import DecisionSource

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeSpan, Profile
-    from xpuruntime.runtime.recording import DeviceWork, HostCall, Recording
+    from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Recording
 
 __all__ = ["DeviceTimes", "with_device_times"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, with_device_times
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.marks import Mark
+from xpuruntime.runtime.trace_events import Mark
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.engines.onnxruntime.observing.profile import Profile
-    from xpuruntime.runtime.recording import Recording
+    from xpuruntime.runtime.device_recording import Recording
 
 __all__ = ["Devices"]
 

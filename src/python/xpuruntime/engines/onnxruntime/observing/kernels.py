@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.engines.base import Observed
-    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
     from xpuruntime.evidence.records import Unit
     from xpuruntime.ops.decision_log import Decision

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
-from xpuruntime.engines.onnxruntime.rewriting.finding import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.feeds import ConversionLog
-    from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting
+    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.precision import ProbeResult, Tolerance
-    from xpuruntime.engines.source import Source
 
 __all__ = ["check_rewriting"]
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.model_source import Source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
-from xpuruntime.engines.onnxruntime.rewriting.applying import Rewriting, arch_of, begin, left_alone
 from xpuruntime.engines.onnxruntime.rewriting.checking import check_rewriting
+from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting, arch_of, begin, left_alone
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.onnxruntime.rewriting.tuning import measure_free
-from xpuruntime.engines.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.feeds import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+from xpuruntime.engines.qnn.observing.instrumented_run import observe
 from xpuruntime.engines.qnn.observing.records import Recorded, instrumented, read_records
 from xpuruntime.engines.qnn.observing.units import units_of
-from xpuruntime.engines.qnn.observing.watch import observe
 
 __all__ = ["Recorded", "instrumented", "observe", "read_records", "units_of"]

@@ -12,22 +12,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.onnxruntime.observing.graph import view
-from xpuruntime.engines.onnxruntime.observing.match import match, source_facts
-from xpuruntime.engines.onnxruntime.observing.slice import LOST, Shares, share_out
+from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
+from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.qnn.opening import PROVIDER
-from xpuruntime.engines.units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
+from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.qnn.observing.records import Recorded
     from xpuruntime.engines.qnn.opening import Placed
-    from xpuruntime.engines.source import Source
 
 __all__ = ["INSERTED_CASTS", "join_units", "units_of"]
 

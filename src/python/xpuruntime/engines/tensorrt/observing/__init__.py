@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime.engines.tensorrt.observing.inspector import Layer, TensorSeen, read_engine
-from xpuruntime.engines.tensorrt.observing.join import join
-from xpuruntime.engines.tensorrt.observing.watch import observe
+from xpuruntime.engines.tensorrt.observing.instrumented_run import observe
+from xpuruntime.engines.tensorrt.observing.unit_attribution import attribute_units
 
-__all__ = ["Layer", "TensorSeen", "join", "observe", "read_engine"]
+__all__ = ["Layer", "TensorSeen", "attribute_units", "observe", "read_engine"]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Session options of a command line, and the session they open."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from xpuruntime.cli.inputs import Feeds, read_feeds
+from xpuruntime.cli.output import error_line, working
+
+if TYPE_CHECKING:
+    from xpuruntime.cli.choice import Choice
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.inference import InferenceSession
+
+__all__ = ["open_session", "prepare", "say_made_up"]
+
+
+def prepare(
+    model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
+) -> tuple[ModelInfo, Feeds]:
+    """Read the model's facts and its inputs."""
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.inference.artifacts import artifact_model
+
+    info = artifact_model(model) or read_model(model, trust=trust)
+    return info, read_feeds(info, values, dims)
+
+
+def say_made_up(feeds: Feeds) -> None:
+    """Say on stderr which inputs are made up."""
+    note = feeds.note()
+    if note:
+        error_line(note, label="note")
+
+
+def open_session(model: str, choice: Choice, feeds: Feeds, *, as_json: bool) -> tuple[InferenceSession, float]:
+    """Plan and load a model. Return the session and how long that took, in microseconds.
+
+    What `feeds` made up is said once the session is open: a policy that is wrong is said alone.
+    """
+    from xpuruntime.inference import InferenceSession
+
+    start = time.perf_counter_ns()
+    with working("planning and loading", as_json=as_json):
+        session = InferenceSession(model, **choice.arguments())
+    took = (time.perf_counter_ns() - start) / 1e3
+    say_made_up(feeds)
+    return session, took

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Control builder: one control for each policy key that is stated."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.evidence.records import Control
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.evidence.records import Enforceability
+    from xpuruntime.policies.kernel_rule import KernelRule
+
+__all__ = ["PROBED", "REFERENCE", "ControlBuilder", "fp32_nodes", "show"]
+
+#: What becomes of the accuracy keys, here and in the evidence.
+PROBED = "probe input held against fp32 on the CPU"
+#: The one reference that probe inputs are held against.
+REFERENCE = "onnxruntime.cpu.fp32"
+
+
+class ControlBuilder:
+    """Collects one control for each stated key.
+
+    Parameters
+    ----------
+    stated : dict
+        As `Policy.stated` gives it.
+    """
+
+    def __init__(self, stated: dict[str, Any]) -> None:
+        self.stated = stated
+        self.controls: list[Control] = []
+
+    def add(self, key: str, resolved: str, level: Enforceability, reason: str, fix: str | None = None) -> None:
+        """Add the control of `key`, if the policy states it."""
+        if key in self.stated:
+            requested = show(self.stated[key])
+            self.controls.append(
+                Control(key=key, requested=requested, resolved=resolved, enforceability=level, reason=reason, fix=fix)
+            )
+
+    def common(self, request: Request, engine: str, *, checked: str) -> None:
+        """Add the keys that mean the same for every engine: who, where, what else may run, and the accuracy asked for.
+
+        Parameters
+        ----------
+        request : Request
+        engine : str
+            The engine's own name.
+        checked : str
+            How the device is known to be the one asked for, as a half sentence. An engine that cannot hold the device
+            adds ``execution.device`` before this call.
+        """
+        execution = request.policy.execution
+        self.add("execution.engine", engine, "enforced", "the session runs on this engine and no other")
+        if not any(control.key == "execution.device" for control in self.controls):
+            self.add("execution.device", request.device, "enforced", checked)
+        self.add(
+            "execution.fallback",
+            show(execution.fallback),
+            "enforced",
+            "the plan changes engine or device only as listed",
+        )
+        wanted = request.policy.accuracy
+        for key in self.stated:
+            if key == "accuracy.reference" and wanted is not None and wanted.reference != REFERENCE:
+                fix = f"state reference: {REFERENCE}"
+                self.add(key, REFERENCE, "unsupported", f"the reference of this engine is {REFERENCE}", fix)
+            elif key.startswith("accuracy."):
+                self.add(key, PROBED, "enforced", "the session is refused beyond the tolerance")
+
+    def shapes(self, request: Request, ranged: str) -> None:
+        """Add the shapes stated, one key an input.
+
+        Parameters
+        ----------
+        request : Request
+        ranged : str
+            What the engine makes of a range, as a half sentence.
+        """
+        for name, sizes in request.policy.execution.shapes.items():
+            fixed = not any(isinstance(size, str) for size in sizes)
+            reason = "the sizes are fixed in the graph" if fixed else ranged
+            self.add(f"execution.shapes.{name}", show(sizes), "enforced", f"{reason}, and every call is checked")
+        self.add("execution.static_shape", "all sizes are fixed", "enforced", "the plan refuses a model with open ones")
+
+    def options(self, where: str, names: tuple[str, ...], handed: str) -> None:
+        """Add the provider options: those of this engine, and those a portable policy holds for others.
+
+        Those that were added before are left as they are.
+
+        Parameters
+        ----------
+        where : str
+            ``"execution.provider_options.<engine>"``.
+        names : tuple of str
+            The engine's name and its aliases.
+        handed : str
+            What is done with an option of this engine, as a half sentence.
+        """
+        from xpuruntime.engines.registry import default_registry
+
+        listed = self.stated.get("execution.engine", ())
+        told = {control.key for control in self.controls}
+        for key, value in self.stated.items():
+            if not key.startswith("execution.provider_options.") or key in told:
+                continue
+            engine = key.split(".")[2]
+            if engine in names:
+                self.add(key, show(value), "enforced", handed)
+            elif engine in listed or engine in default_registry():
+                self.add(key, "-", "enforced", f"used when {engine} runs, and only then")
+            else:
+                self.add(
+                    key,
+                    "-",
+                    "unsupported",
+                    f"{names[0]} runs, and the policy names no engine {engine!r}",
+                    f"remove the key, or write {where} if {engine!r} was meant to be that",
+                )
+
+    def finish(self, engine: str) -> tuple[Control, ...]:
+        """Return the controls; a stated key that none was added for is one that the engine has no means for."""
+        told = {control.key for control in self.controls}
+        for key in self.stated:
+            if key not in told and key != "mode":
+                self.add(
+                    key, "-", "unsupported", f"{engine} has no such setting", "remove the key, or use mode: prefer"
+                )
+        return tuple(self.controls)
+
+
+def fp32_nodes(rule: KernelRule) -> str | None:
+    """Return the nodes, as a glob, of a rule that asks for no kernel and only keeps nodes in fp32; else ``None``.
+
+    Such a rule can be held wherever the engine's graph is converted or quantised here.
+    """
+    free = rule.use in (None, "auto", ("auto",))
+    return rule.match.node or None if free and rule.precision == "fp32" else None
+
+
+def show(value: Any) -> str:
+    """Return a policy value as a policy file would write it."""
+    if hasattr(value, "to_plain"):
+        return json.dumps(value.to_plain(), ensure_ascii=False)
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(show(v) for v in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

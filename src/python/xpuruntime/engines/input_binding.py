@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Input validation: the caller's arrays are checked against the model's inputs, once per new set of shapes."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.arrays import kind_of, to_host
+from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.evidence.records import Conversion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy as np
+
+    from xpuruntime.engines.model import TensorInfo
+
+__all__ = [
+    "ConversionLog",
+    "InputValidator",
+    "check_mapping",
+    "closed_binding",
+    "describe",
+    "empty_host_array",
+    "fixed_shape",
+    "is_tensor",
+    "known_outputs",
+    "refuse_stream",
+    "type_name",
+]
+
+_SEEN_LIMIT = 4096
+
+
+class ConversionLog:
+    """What was copied or converted, each said once with a count. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, what: str, reason: str, count: int = 1) -> None:
+        """Count one more occurrence."""
+        with self._lock:
+            self._counts[what, reason] = self._counts.get((what, reason), 0) + count
+
+    def records(self) -> tuple[Conversion, ...]:
+        """Return the log so far."""
+        with self._lock:
+            return tuple(Conversion(what=w, reason=r, count=n) for (w, r), n in self._counts.items())
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the log so far as sentences: what was done, and why."""
+        return tuple(f"{one.what}: {one.reason}" for one in self.records())
+
+
+def describe(info: TensorInfo) -> str:
+    """Return ``"x: float32 [N, 64]"``, or ``"s: sequence of float32 [N, 64]"``."""
+    dims = ", ".join("?" if d is None else str(d) for d in info.shape) if info.shape is not None else "..."
+    kind = "" if is_tensor(info) else f"{info.kind} of "
+    return f"{info.name}: {kind}{info.dtype} [{dims}]"
+
+
+def is_tensor(info: TensorInfo) -> bool:
+    """Say whether `info` is a tensor; sequences, maps and optionals are not."""
+    return info.kind == "tensor"
+
+
+def closed_binding(*_: Any, **__: Any) -> Any:
+    """Stand in for a binding's `run` after `close`."""
+    raise XpuRuntimeError("this binding is closed; bind again")
+
+
+def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of a buffer: the one given, else the model's own.
+
+    Raises
+    ------
+    InputError
+        If neither is complete, or the input has no fixed buffer.
+    """
+    if info.dtype == "string" or not is_tensor(info):
+        msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer; use run()"
+        raise InputError(msg)
+    if given is None and info.shape is None:
+        msg = f"the rank of input {info.name!r} is not known; pass bind({{{info.name!r}: shape or array}})"
+        raise InputError(msg)
+    shape = []
+    size: Any
+    for size in given if given is not None else info.shape or ():
+        if hasattr(size, "__index__") and int(size) < 0:
+            msg = f"input {info.name!r} cannot have the shape {tuple(given or ())}: a size is 0 or more"
+            raise InputError(msg)
+        if not hasattr(size, "__index__"):
+            msg = (
+                f"input {info.name!r} has free dimensions ({describe(info)}); "
+                f"pass bind({{{info.name!r}: shape or array}})"
+            )
+            raise InputError(msg)
+        shape.append(int(size))
+    return tuple(shape)
+
+
+def empty_host_array(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Return a host buffer of zeros.
+
+    Raises
+    ------
+    OutOfMemoryError
+    """
+    import numpy as np
+
+    try:
+        return np.zeros(shape, dtype)
+    except (MemoryError, ValueError, OverflowError) as error:  # beyond what an address can hold
+        raise _no_room(name, shape, error) from None
+
+
+def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemoryError:
+    msg = f"no host memory for {name!r} of shape {list(shape)}: {error}. Use a smaller batch"
+    return OutOfMemoryError(msg, device="cpu")
+
+
+def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> None:
+    """Refuse what is no mapping of names to arrays.
+
+    Raises
+    ------
+    InputError
+    """
+    if not isinstance(given, dict) and not (hasattr(given, "keys") and hasattr(given, "__getitem__")):
+        msg = f"{what} must be a dict of name to array, got {type(given).__name__}; pass {{{name!r}: array}}"
+        raise InputError(msg)
+
+
+def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
+    """Refuse an output buffer for an output the model does not have.
+
+    Raises
+    ------
+    InputError
+    """
+    unknown = sorted(str(name) for name in given if name not in names)
+    if unknown:
+        msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(names)}"
+        raise InputError(msg)
+
+
+def refuse_stream(stream: Any) -> None:
+    """Refuse a stream on the CPU.
+
+    Raises
+    ------
+    InputError
+        If `stream` is not ``None``.
+    """
+    if stream is not None:
+        msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread. Leave it out"
+        raise InputError(msg)
+
+
+class InputValidator:
+    """Checks names, dtypes, ranks and shapes of feeds against the model.
+
+    Shapes that passed once are remembered, so that the hot path costs one set look-up.
+
+    Parameters
+    ----------
+    inputs : sequence of TensorInfo
+        The model's inputs.
+    optional : iterable of str
+        Inputs that have a default and may be left out.
+    equal : bool
+        Whether a symbolic dimension has one size wherever it stands: in programs of PyTorch, and for TensorRT. In other
+        models its name is no promise, and the engine says what it cannot run.
+    """
+
+    def __init__(self, inputs: Sequence[TensorInfo], optional: Iterable[str] = (), *, equal: bool = False) -> None:
+        self._equal = equal
+        self.infos = {info.name: info for info in inputs}
+        self.required = tuple(info.name for info in inputs if info.name not in set(optional))
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def names(self, feeds: Mapping[str, Any]) -> None:
+        """Refuse missing and unknown input names, naming the nearest.
+
+        Raises
+        ------
+        InputError
+        """
+        check_mapping(feeds, self.required[0] if self.required else "input")
+        for name in feeds:
+            if name not in self.infos:
+                near = difflib.get_close_matches(str(name), self.infos, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                msg = f"the model has no input {name!r}{hint} Its inputs: {self._all()}"
+                raise InputError(msg)
+        missing = [name for name in self.required if name not in feeds]
+        if missing:
+            msg = f"input {missing[0]!r} is missing. The model's inputs: {self._all()}"
+            raise InputError(msg)
+
+    def check(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        """Refuse one array by dtype, rank or fixed dimensions, showing expected and got.
+
+        Raises
+        ------
+        InputError
+        """
+        info = self.infos[name]
+        if dtype != info.dtype:
+            msg = (
+                f"input {name!r} has dtype {dtype}, the model expects {info.dtype}; convert it first "
+                f"(NumPy: x.astype({info.dtype!r})). Nothing is converted silently"
+            )
+            raise InputError(msg)
+        if info.shape is None:
+            return
+        expected = "[" + ", ".join("?" if d is None else str(d) for d in info.shape) + "]"
+        if len(shape) != len(info.shape):
+            msg = (
+                f"input {name!r} has rank {len(shape)} (shape {list(shape)}), the model expects rank "
+                f"{len(info.shape)}: {expected}"
+            )
+            raise InputError(msg)
+        for axis, (got, limit) in enumerate(zip(shape, info.limits, strict=False)):
+            if limit is not None and not limit[0] <= got <= limit[1]:
+                size = str(limit[0]) if limit[0] == limit[1] else f"from {limit[0]} to {limit[1]}"
+                msg = (
+                    f"input {name!r} has shape {list(shape)}, but execution.shapes states that axis {axis} is {size}, "
+                    f"got {got}"
+                )
+                raise InputError(msg)
+        for axis, (got, want) in enumerate(zip(shape, info.shape, strict=True)):
+            if isinstance(want, int) and got != want:
+                msg = (
+                    f"input {name!r} has shape {list(shape)}, the model expects {expected}: axis {axis} must be "
+                    f"{want}, got {got}"
+                )
+                raise InputError(msg)
+
+    def symbols(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return symbolic dimension to size, without those that have several.
+
+        Raises
+        ------
+        InputError
+            One has several, and must not.
+        """
+        bound: dict[str, tuple[int, str]] = {}
+        several: set[str] = set()
+        for name, shape in shapes.items():
+            info = self.infos[name]
+            for got, want in zip(shape, info.shape or (), strict=False):
+                if not isinstance(want, str):
+                    continue
+                size, by = bound.setdefault(want, (got, name))
+                if size == got:
+                    continue
+                if self._equal:
+                    msg = (
+                        f"dimension {want!r} is {size} in input {by!r} but {got} in input {name!r}; they must be equal"
+                    )
+                    raise InputError(msg)
+                several.add(want)
+        return {symbol: size for symbol, (size, _) in bound.items() if symbol not in several}
+
+    def full(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Check every array given as name to ``(dtype, shape)``, then the symbols they share."""
+        for name, (dtype, shape) in described.items():
+            self.check(name, dtype, shape)
+        if self._equal:
+            self.symbols({name: shape for name, (_, shape) in described.items()})
+
+    def admit(self, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Check every array as `full` does, unless arrays of just these types and shapes have passed before."""
+        key = tuple(described.items())
+        if not self.known(key):
+            self.full(described)
+            self.remember(key)
+
+    def on_host(self, feeds: Mapping[str, Any], *, strict: bool, log: ConversionLog) -> dict[str, Any]:
+        """Return NumPy arrays ready for an engine: checked, shared where possible, copied once where not contiguous.
+
+        Parameters
+        ----------
+        feeds : mapping of str to array
+            CPU arrays of any framework; lists of them for sequences, ``None`` for an optional that is absent.
+        strict : bool
+            Refuse instead of copying.
+        log : ConversionLog
+
+        Raises
+        ------
+        InputError
+        """
+        self.names(feeds)
+        tensors = {name: is_tensor(self.infos[name]) for name in feeds}
+        hosts = {n: to_host(n, a, kind_of(n, a)) for n, a in feeds.items() if tensors[n]}
+        self.full({n: (type_name(a, self.infos[n]), a.shape) for n, a in hosts.items()})
+        ready: dict[str, Any] = {n: self.contiguous(n, a, strict=strict, log=log) for n, a in hosts.items()}
+        for name in feeds:
+            if not tensors[name]:
+                ready[name] = self._other(name, feeds[name], strict=strict, log=log)
+        return ready
+
+    def _other(self, name: str, value: Any, *, strict: bool, log: ConversionLog) -> Any:
+        """Return a sequence, optional or map as an engine takes it: arrays inside are checked as others are."""
+        info = self.infos[name]
+        if info.kind == "map" or (info.kind == "optional" and value is None):
+            return value
+        if info.kind == "sequence" and not isinstance(value, (list, tuple)):
+            msg = f"input {name!r} is a sequence: pass a list of {info.dtype} arrays, got {type(value).__name__}"
+            raise InputError(msg)
+        many = isinstance(value, (list, tuple))
+        found = []
+        for one in value if many else (value,):
+            host = to_host(name, one, kind_of(name, one))
+            self.check(name, type_name(host, info), host.shape)
+            found.append(self.contiguous(name, host, strict=strict, log=log))
+        return found if many else found[0]
+
+    def contiguous(
+        self, name: str, host: np.ndarray[Any, Any], *, strict: bool, log: ConversionLog
+    ) -> np.ndarray[Any, Any]:
+        """Return one host array as an engine takes it: copied once where it is not contiguous; see `on_host`."""
+        want = self.infos[name].dtype
+        if not host.dtype.isnative:
+            msg = f"input {name!r} has dtype {host.dtype.str} in foreign byte order; convert it with x.astype({want!r})"
+            raise InputError(msg)
+        if want == "string" and host.dtype.kind in "US":
+            log.add(f"input {name!r} converted to Python strings", "the engine takes no fixed-width strings")
+            host = host.astype(object)
+        if host.flags.c_contiguous:
+            return host
+        if strict:
+            msg = (
+                f"input {name!r} is not C-contiguous (strides {host.strides}) and the policy is strict; "
+                "pass np.ascontiguousarray(x)"
+            )
+            raise InputError(msg)
+        import numpy as np
+
+        try:
+            copy = np.ascontiguousarray(host)
+        except MemoryError as error:
+            raise _no_room(name, host.shape, error) from None
+        log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        return copy
+
+    def forget(self) -> None:
+        """Forget the shapes that passed, so that the next run is checked from the start."""
+        self._seen.clear()
+
+    def known(self, key: tuple[Any, ...]) -> bool:
+        """Say whether this exact set of shapes has passed before."""
+        return key in self._seen
+
+    def remember(self, key: tuple[Any, ...]) -> None:
+        """Remember a set of shapes that passed."""
+        if len(self._seen) >= _SEEN_LIMIT:
+            self._seen.clear()
+        self._seen.add(key)
+
+    def _all(self) -> str:
+        return "; ".join(describe(info) for info in self.infos.values())
+
+
+def type_name(array: np.ndarray[Any, Any], info: TensorInfo) -> str:
+    """Return the model's word for the dtype of `array`. Objects are taken for strings where strings are expected."""
+    kind = array.dtype.kind
+    return "string" if kind in "US" or (kind == "O" and info.dtype == "string") else array.dtype.name

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`prepare_source`: the model as an engine gets it, with everything that the policy changes in the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from xpuruntime.engines.model.external import resolve_links
+from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.graph import tensors
+from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.files.paths import is_utf8
+from xpuruntime.files.scratch import ScratchFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.quantisation import QuantisedModel, Style
+
+__all__ = ["Source", "prepare_source"]
+
+
+class Source:
+    """The model as an engine will get it: a path, or bytes and the folder of their external data.
+
+    Parameters
+    ----------
+    model : str or bytes
+        The path of an ``.onnx`` file, or a serialised model.
+    folder : str or None
+        Where the external data of bytes is looked up.
+    label : str
+        What messages call the model.
+    keep : object, optional
+        Lives as long as the source: the temporary folder of a model too large for memory.
+    quantised : QuantisedModel, optional
+        What was quantised in it, where it was quantised here.
+    operators : str, optional
+        Path of the library with the operators that the engine needs for it.
+    converted : bool
+        Whether its precision was converted here.
+    info : ModelInfo, optional
+        What it was made from, with the sizes that the policy fixes; not of artifacts and of parts of a model.
+    """
+
+    def __init__(
+        self,
+        model: str | bytes,
+        folder: str | None,
+        label: str,
+        keep: object = None,
+        quantised: QuantisedModel | None = None,
+        operators: str | None = None,
+        converted: bool = False,
+        info: ModelInfo | None = None,
+    ) -> None:
+        if isinstance(model, bytes) and folder is not None:
+            model, folder = _without_links(model, folder)
+        self.model = model
+        self.folder = folder
+        self.label = label
+        self.keep = keep
+        self.quantised = quantised
+        self.operators = operators
+        self.converted = converted
+        self.info = info
+
+    @property
+    def changed(self) -> str:
+        """How the graph was changed here, to follow its name in a message; empty where it was not."""
+        if self.info is None:
+            return ""
+        ways = {
+            "converted to another precision": self.converted,
+            "quantised": self.quantised is not None,
+            "with kernels of xpuruntime": self.operators is not None,
+        }
+        return " and ".join(way for way, done in ways.items() if done)
+
+
+def _without_links(model: bytes, folder: str) -> tuple[bytes, str]:
+    """Return a model and its folder with the real files of its data; see `resolve_links`."""
+    if b"location" not in model:
+        return model, folder
+    import onnx
+
+    proto = onnx.load_model_from_string(model)
+    real = resolve_links(tensors(proto), folder)
+    return (model, folder) if real == folder else (proto.SerializeToString(deterministic=True), real)
+
+
+def prepare_source(
+    request: Request,
+    log: ConversionLog,
+    *,
+    convert: Literal["fp16", "bf16"] | None = None,
+    keep_fp32: Sequence[str] = (),
+    supported_ops: frozenset[str] | None = None,
+    qdq: str | Style | None = None,
+) -> Source:
+    """Return the model of a request with unique node names and the sizes that the policy fixes, converted if asked.
+
+    Parameters
+    ----------
+    request : Request
+    log : ConversionLog
+        Is told what was changed.
+    convert : {"fp16", "bf16"}, optional
+        Convert the graph; its inputs and outputs keep their types.
+    keep_fp32 : sequence of str
+        Patterns of node names that stay in fp32.
+    supported_ops : frozenset of str, optional
+        Operators the engine has in the new type; default: all.
+    qdq : str or Style, optional
+        Quantise a float model with the request's calibration in the form of this style, one of
+        `xpuruntime.engines.quantisation.STYLES`. A model that is quantised already stays as it is. Not together with
+        `convert`.
+
+    Raises
+    ------
+    ModelError
+    EngineError
+        The quantiser failed.
+    PolicyError
+        ``execution.shapes`` or ``execution.static_shape`` do not fit the model.
+    """
+    info = with_shapes(request.model, request.policy)
+    label = info.path
+    if qdq is not None and info.quantisation.scheme == "none":
+        return _quantised(request, info, log, qdq, keep_fp32)
+    if convert is not None:
+        from xpuruntime.engines.precision import convert as convert_precision
+
+        converted = convert_precision(info, convert, keep_fp32_nodes=keep_fp32, supported_ops=supported_ops)
+        for note in converted.notes:
+            log.add(f"graph converted to {convert}", note)
+        if converted.fits_in_memory():
+            return Source(converted.serialized(), None, label, converted=converted.changed, info=info)
+        folder = ScratchFolder("converted")
+        path = str(converted.write(folder.name))
+        return Source(path, None, label, keep=folder, converted=converted.changed, info=info)
+    if info.needs_renaming or info.data is not None:
+        for name in info.renamed[:1]:
+            count = len(info.renamed)
+            what = (
+                f"1 node was given the name {name!r}"
+                if count == 1
+                else f"{count} nodes were given names: {name!r}, ..."
+            )
+            log.add(what, "unnamed in the model, or one name for several nodes")
+        return Source(info.serialized_named(), info.base_dir, label, info=info)
+    if not is_utf8(info.path):
+        if info.has_external_data:
+            fix = "give the folder and the file other names"
+            raise refuse(info.path, "engines cannot open its data: the path is not UTF-8", fix)
+        log.add("the model was read into memory", "the name of its file is not UTF-8, and engines open no such file")
+        return Source(info.serialized_named(), None, label, info=info)
+    info.check_unchanged()  # an engine reads the file itself, and would report of another model
+    return Source(info.path, None, label, info=info)
+
+
+def _quantised(
+    request: Request, info: ModelInfo, log: ConversionLog, style: str | Style, keep_fp32: Sequence[str]
+) -> Source:
+    from xpuruntime.engines.quantisation import quantise
+
+    made = quantise(info, request.calibration, style, keep_fp32=keep_fp32)
+    for note in made.notes:
+        log.add("graph quantised to int8", note)
+    return Source(made.data, None, info.path, quantised=made, info=info)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Instrumented run of ONNX Runtime: one session with its profile, its node assignment and its optimised graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.onnxruntime.observing.devices import Devices
+from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
+from xpuruntime.engines.onnxruntime.observing.unattributed import outside
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
+from xpuruntime.engines.unplaced_units import effective_of
+from xpuruntime.errors import EngineError
+from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.runtime.trace_events import tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+
+__all__ = ["assignment", "instrument", "observe"]
+
+_IDLE = "a run executes no node: all of them were computed or removed when the session was made"
+
+
+def instrument(options: Any, profile_prefix: str | None, optimized_path: str | None) -> None:
+    """Set on `onnxruntime.SessionOptions` what `observe` needs; everything else stays as it is.
+
+    Parameters
+    ----------
+    options : onnxruntime.SessionOptions
+    profile_prefix : str or None
+        Where the profile goes. ``None`` leaves profiling off.
+    optimized_path : str or None
+        Where the graph as executed goes; its weights go to a file beside it. ``None`` leaves it out: providers that
+        compile refuse to write it.
+    """
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if optimized_path is not None:
+        options.optimized_model_filepath = optimized_path
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", Path(optimized_path).name + ".weights"
+        )
+        # ONNX Runtime warns that an optimised graph suits this machine only: it is read here and deleted.
+        options.log_severity_level = 3
+
+
+def assignment(session: Any) -> list[Assigned] | None:
+    """Return which provider each node was given to, before fusion.
+
+    Returns
+    -------
+    list of Assigned or None
+        ``None`` when this ONNX Runtime has no such call, or the session was made without
+        ``session.record_ep_graph_assignment_info=1``.
+    """
+    read = getattr(session, "get_provider_graph_assignment_info", None)
+    if read is None:
+        return None
+    try:
+        return [
+            Assigned(str(part.ep_name), str(node.name), str(node.op_type), str(node.domain))
+            for part in read()
+            for node in part.get_nodes()
+        ]
+    except Exception:  # the binding raises its own types, which are not importable everywhere
+        return None
+
+
+def observe(
+    make_session: Callable[[str | None, str | None], Any],
+    feeds: Mapping[str, Any],
+    runs: int,
+    source: Any,
+    *,
+    device: str = "cpu",
+    precision: str = "model",
+    allow_cpu_ops: Collection[str] = (),
+    engine: str = "onnxruntime",
+    run: Callable[[Any, Mapping[str, Any]], Any] | None = None,
+) -> Observed:
+    """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted.
+
+    Parameters
+    ----------
+    make_session : callable
+        ``make_session(profile_prefix, optimized_path)`` returns a new session with the options of the session that is
+        to be explained, and `instrument` applied. Where that fails, a second call passes ``None`` as `optimized_path`.
+    feeds : mapping of str to array
+    runs : int
+        Counted runs, at least 1; one more comes first and is not counted, because it is cold.
+    source : onnx.ModelProto or ModelInfo
+        The model before any optimiser saw it.
+    device, precision, allow_cpu_ops, engine
+        What was asked; see `attribute_units`.
+    run : callable, optional
+        ``run(session, feeds)`` for sessions that need more than ``session.run(None, feeds)``.
+
+    Returns
+    -------
+    Observed
+    """
+    notes: list[str] = []
+    watched = Devices(device)
+    try:
+        folder = ScratchFolder("observe")
+    except OSError as error:
+        notes.append(
+            f"no temporary folder for the profile ({error}): of this pass only where nodes were placed is known, no "
+            "time, precision or fusion. Set TMPDIR to a folder that is writable and has room"
+        )
+        try:
+            assigned = assignment(make_session(None, None))
+        except Exception as failed:
+            return Observed(partial=True, notes=(*notes, f"nothing was observed: {_first_line(failed)}"))
+        profile, graph, broken, lost = Profile(events=()), None, True, True
+    else:
+        with folder as place:
+            prefix, path = str(Path(place) / "profile"), Path(place) / "optimized.onnx"
+            session, broken = _make(make_session, prefix, str(path), notes)
+            if session is None:
+                return Observed(partial=True, notes=tuple(notes))
+            checkpoint(LOADED)
+            with watched:
+                broken |= _run(session, feeds, max(1, runs), run, notes)
+            watched.begin_of(session)
+            profile, lost = _finish(session, notes)
+            graph = _load(path, notes)
+            assigned = assignment(session)
+            session = None
+    tell(lambda: watched.marks(profile))
+    seen = watched.added_to(profile)
+    profile = seen.profile
+    idle = _nothing_to_run(profile, graph) and not (broken or lost)
+    if idle:
+        profile = msgspec.structs.replace(profile, partial=False, notes=(_IDLE,))
+    if assigned is None:
+        notes.append("this ONNX Runtime does not say which provider each node was assigned to")
+    joined = attribute_units(
+        source,
+        graph,
+        profile.events,
+        assigned,
+        device=device,
+        precision=precision,
+        allow_cpu_ops=allow_cpu_ops,
+        engine=engine,
+    )
+    away = any(e.provider != "CPUExecutionProvider" for e in profile.events)
+    if away and not seen.device_us:
+        notes.append(
+            "times of units outside the CPU are the host's: how long it took to hand the work over. ONNX Runtime's "
+            "profile holds no device time, and no copies of the session's own inputs and outputs"
+        )
+    return Observed(
+        units=joined.units,
+        boundaries=(*joined.boundaries, *seen.boundaries),
+        effective={"execution.engine": engine} if idle else effective_of(joined.units, engine),
+        notes=(*notes, *seen.notes, *profile.notes, *joined.notes),
+        partial=broken or lost or profile.partial or joined.partial,
+        run_us=profile.run_us,
+        units_us=() if away else profile.nodes_us,
+        outside_us={} if away else outside(profile.windows, profile.spans),
+        cut_us=0.0 if away or not profile.run_us else len(profile.spans) / len(profile.run_us),
+        live=joined.live,
+    )
+
+
+def _nothing_to_run(profile: Profile, graph: Any) -> bool:
+    """Whether whole runs executed no node because the optimised graph has none."""
+    return bool(profile.windows) and not profile.events and graph is not None and not graph.graph.node
+
+
+def _make(
+    make_session: Callable[[str | None, str | None], Any], prefix: str, path: str, notes: list[str]
+) -> tuple[Any, bool]:
+    try:
+        return make_session(prefix, path), False
+    except Exception as error:
+        notes.append(f"the optimised graph could not be written: {_first_line(error)}")
+    try:
+        return make_session(prefix, None), True
+    except Exception as error:
+        notes.append(f"nothing was observed: the instrumented session could not be made: {_first_line(error)}")
+        return None, True
+
+
+def _run(
+    session: Any,
+    feeds: Mapping[str, Any],
+    runs: int,
+    run: Callable[[Any, Mapping[str, Any]], Any] | None,
+    notes: list[str],
+) -> bool:
+    for number in range(runs + 1):
+        try:
+            if run is None:
+                session.run(None, dict(feeds))
+            else:
+                run(session, feeds)
+        except Exception as error:
+            notes.append(f"instrumented run {number + 1} of {runs + 1} failed: {_first_line(error)}")
+            return True
+        if number in (0, runs):
+            checkpoint(COUNTED if number else COLD)
+    return False
+
+
+def _finish(session: Any, notes: list[str]) -> tuple[Profile, bool]:
+    """End the profile and read it; what is missing is noted."""
+    try:
+        written = session.end_profiling()
+    except Exception as error:
+        notes.append(f"the profile could not be written: {_first_line(error)}")
+        return Profile(events=()), True
+    try:
+        return read_profile(written), False
+    except EngineError as error:
+        notes.append(str(error))
+        return Profile(events=()), True
+
+
+def _load(path: Path, notes: list[str]) -> Any:
+    """Read the optimised graph without its weights; None when it is missing or damaged."""
+    if not path.exists():
+        return None
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (OSError, DecodeError, ValueError) as error:
+        notes.append(f"the optimised graph could not be read back: {_first_line(error)}")
+        return None
+    if not model.graph.node and not model.graph.output:
+        notes.append("the optimised graph was written empty: is the disk full?")
+        return None
+    return model
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

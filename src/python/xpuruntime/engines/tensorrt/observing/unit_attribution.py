@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Attribution of TensorRT's layers to the nodes of the source model: each node belongs to exactly one unit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from xpuruntime.engines.precision.names import FLOATS, main_precision, read_and_written
+from xpuruntime.engines.tensorrt.network import layer_nodes
+from xpuruntime.engines.unplaced_units import CONVERSIONS, folded_unit
+from xpuruntime.evidence.records import Boundary, Time, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.model.facts import NodeInfo
+    from xpuruntime.engines.tensorrt.observing.inspector import Layer, TensorSeen
+
+__all__ = ["Joined", "Source", "attribute_units"]
+
+#: Layers that move data, or nothing at all. They name the node that they were made for, which another layer computes.
+_MOVES = frozenset({"Reformat", "NoOp", "Signal", "Wait", "ShapeHostToDevice", "DeviceToShapeHost"})
+_FOREIGN = "ForeignNode["
+_TOKENS = re.compile(r"\s\+\s|[(),]\s*|\.\.\.")
+_GONE = "no layer of the engine names it: computed or removed when the engine was built"
+_INSIDE = "it may be inside of a layer that does not say what it is made of"
+
+
+class Source(NamedTuple):
+    """What is known of the source model.
+
+    Attributes
+    ----------
+    nodes : sequence of NodeInfo
+        Of the main graph and its subgraphs.
+    types : mapping of str to str
+        Tensor to precision, such as ``"fp32"``, as the model states or implies it.
+    parsed : mapping of str to sequence of str
+        Node that the parser saw to source nodes.
+    layers : mapping of str to sequence of str
+        Layer of the network, before fusion, to source nodes.
+    """
+
+    nodes: Sequence[NodeInfo]
+    types: Mapping[str, str]
+    parsed: Mapping[str, Sequence[str]]
+    layers: Mapping[str, Sequence[str]]
+
+
+class Joined(NamedTuple):
+    """The units, the boundaries between them, and what could not be told."""
+
+    units: tuple[Unit, ...]
+    boundaries: tuple[Boundary, ...]
+    notes: tuple[str, ...]
+
+
+def attribute_units(
+    layers: Sequence[Layer],
+    times: Mapping[str, Sequence[float]],
+    source: Source,
+    *,
+    engine: str,
+    device: str,
+    precision: str = "model",
+) -> Joined:
+    """Join the layers of one engine to the source model.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        From `read_engine`.
+    times : mapping of str to sequence of float
+        Layer name to microseconds, one for each observed run.
+    source : Source
+    engine, device : str
+    precision : str
+        As the policy states it; ``"model"`` is what the model says tensor by tensor.
+    """
+    named = [_named(layer, source) for layer in layers]
+    owner = _owners(layers, named)
+    hidden = next((i for i, layer in enumerate(layers) if _FOREIGN in layer.name and not named[i]), None)
+    lost = [node for node in source.nodes if node.name not in owner]
+    if hidden is not None:
+        owner.update((node.name, hidden) for node in lost)
+    ids: Counter[str] = Counter()
+    units, boundaries = [], []
+    for index, layer in enumerate(layers):
+        own = [node for node in source.nodes if owner.get(node.name) == index]
+        served = tuple(name for name in named[index] if owner[name] != index)
+        ids[layer.name] += 1
+        label = layer.name if ids[layer.name] == 1 else f"{layer.name} #{ids[layer.name]}"
+        units.append(_unit(layer, label, own, served, times, source, engine, device, precision, hidden=index == hidden))
+        if layer.kind in _MOVES and not own:
+            boundaries.append(_boundary(layer, label, times))
+    notes = []
+    if hidden is None and lost:
+        units.extend(folded_unit(node, engine, _GONE) for node in lost)
+    elif lost:
+        notes.append(f"{len(lost)} nodes are accounted for at {layers[hidden or 0].name!r}: {_INSIDE}")
+    untold = sum(1 for layer in layers if not layer.kind)
+    if untold:
+        notes.append(
+            f"{untold} layers are told by name only; state profiling_verbosity: detailed for types and kernels"
+        )
+    return Joined(tuple(units), tuple(boundaries), tuple(notes))
+
+
+def _named(layer: Layer, source: Source) -> tuple[str, ...]:
+    """Return the source nodes that a layer names: in its metadata, else by the names of what was fused into it."""
+    found = layer_nodes(layer.metadata, source.parsed)
+    if found or _FOREIGN in layer.name:
+        return found
+    parts = [part.strip() for part in (layer.name, *_TOKENS.split(layer.name))]
+    names = [name for part in parts for name in (source.layers.get(part) or ())]
+    return tuple(dict.fromkeys(names))
+
+
+def _owners(layers: Sequence[Layer], named: Sequence[tuple[str, ...]]) -> dict[str, int]:
+    """Return the layer at which each node is accounted for: the first that computes, else the first of all."""
+    owner: dict[str, int] = {}
+    for moving in (False, True):
+        for index, layer in enumerate(layers):
+            if (layer.kind in _MOVES) == moving:
+                for name in named[index]:
+                    owner.setdefault(name, index)
+    return owner
+
+
+def _unit(
+    layer: Layer,
+    label: str,
+    own: list[NodeInfo],
+    served: tuple[str, ...],
+    times: Mapping[str, Sequence[float]],
+    source: Source,
+    engine: str,
+    device: str,
+    precision: str,
+    *,
+    hidden: bool,
+) -> Unit:
+    written = {tensor.name for tensor in layer.outputs}
+    outputs = tuple(name for node in own for name in node.outputs if name in written)
+    if not outputs and own:
+        outputs = tuple(name for name in own[-1].outputs if name)
+    relation = "opaque" if hidden else "inserted" if not own else "exact" if len(own) == 1 else "fused"
+    return Unit(
+        id=label,
+        op=layer.kind or "Layer",
+        relation=relation,  # type: ignore[arg-type]
+        source_nodes=tuple(node.name for node in own),
+        outputs=outputs,
+        serves=served,
+        engine=engine,
+        device=device,
+        provider="cuda",
+        kernel=layer.tactic,
+        kernel_source="reported" if layer.tactic else "unknown",
+        precision_requested=_requested(own, source, precision) if own else None,
+        precision_run=_run_in(layer),
+        layout=next((t.layout for t in (*layer.outputs, *layer.inputs) if t.layout), None),
+        time=_time(layer, times),
+        placement_source="none",
+    )
+
+
+def _requested(own: list[NodeInfo], source: Source, precision: str) -> str | None:
+    """Return the precision asked of a unit: that of its last node which computes."""
+    for node in reversed(own):
+        if node.op in CONVERSIONS:
+            continue
+        stated = next((source.types[name] for name in node.outputs if name in source.types), None)
+        if stated is None:
+            return None
+        return precision if precision in ("fp16", "bf16", "int8") and stated in FLOATS else stated
+    return None
+
+
+def _run_in(layer: Layer) -> str | None:
+    """Return the type a layer read and wrote, such as ``"fp16"``, or ``"int8->fp32"`` where these differ."""
+    return read_and_written(_main(layer.inputs), _main(layer.outputs))
+
+
+def _main(tensors: Sequence[TensorSeen]) -> str | None:
+    return main_precision((tensor.dtype, tensor.elements) for tensor in tensors)
+
+
+def _time(layer: Layer, times: Mapping[str, Sequence[float]]) -> Time | None:
+    measured = sorted(times.get(layer.name, ()))
+    if not measured:
+        return None
+    return Time(value=measured[len(measured) // 2], unit="us", kind="device", runs=len(measured))
+
+
+def _boundary(layer: Layer, label: str, times: Mapping[str, Sequence[float]]) -> Boundary:
+    read, written = _main(layer.inputs), _main(layer.outputs)
+    kind = "cast" if read and written and read != written else "layout" if layer.kind == "Reformat" else "sync"
+    return Boundary(kind=kind, where=label, count=1, time=_time(layer, times))  # type: ignore[arg-type]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Feature detection across TensorRT 10, TensorRT 11 and TensorRT-RTX, by what their bindings offer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.runtime.extras import install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xpuruntime.runtime.machine import EngineFacts
+
+__all__ = ["CAPABILITIES", "RTX", "TENSORRT", "Capability", "Flavour", "compute_capabilities", "has", "probe_api"]
+
+
+class Flavour(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two products.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The engine's name and its aliases.
+    title : str
+        What messages call it.
+    module : str
+        Python module of the vendor.
+    distributions : tuple of str
+        Wheels that bring the module, newest naming first.
+    extra : str
+        Extra of this package.
+    jit : bool
+        Whether kernels are compiled on the GPU when the engine is loaded, so that a build needs no GPU and times
+        nothing.
+    """
+
+    names: tuple[str, ...]
+    title: str
+    module: str
+    distributions: tuple[str, ...]
+    extra: str
+    jit: bool
+
+    @property
+    def name(self) -> str:
+        """The engine's own name."""
+        return self.names[0]
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return install_command(self.extra)
+
+
+TENSORRT = Flavour(
+    names=("tensorrt", "trt"),
+    title="TensorRT",
+    module="tensorrt",
+    distributions=("tensorrt-cu13", "tensorrt-cu12", "tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings"),
+    extra="tensorrt",
+    jit=False,
+)
+RTX = Flavour(
+    names=("tensorrt-rtx", "trt-rtx"),
+    title="TensorRT-RTX",
+    module="tensorrt_rtx",
+    distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx", "tensorrt-rtx-cu13-bindings"),
+    extra="tensorrt-rtx",
+    jit=True,
+)
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that not every flavour and version has.
+
+    Attributes
+    ----------
+    meaning : str
+    present : callable
+        ``present(module, flavour) -> bool``, from the names that the bindings offer.
+    """
+
+    meaning: str
+    present: Callable[[Any, Flavour], bool]
+
+
+def _member(kind: str, *names: str) -> Callable[[Any, Flavour], bool]:
+    return lambda trt, _: all(hasattr(getattr(trt, kind, None), name) for name in names)
+
+
+def _timed(kind: str, *names: str) -> Callable[[Any, Flavour], bool]:
+    """As `_member`, where the product times tactics: TensorRT-RTX offers these names and does nothing with them."""
+    found = _member(kind, *names)
+    return lambda trt, flavour: not flavour.jit and found(trt, flavour)
+
+
+#: Word in `EngineFacts.detail` to what it stands for.
+CAPABILITIES: dict[str, Capability] = {
+    "weak_typing": Capability(
+        meaning="networks are weakly typed unless asked otherwise; we always ask",
+        present=_member("BuilderFlag", "FP16"),
+    ),
+    "targets": Capability(
+        meaning="an engine is built for named compute capabilities, also without a GPU",
+        present=_member("IBuilderConfig", "set_compute_capability", "num_compute_capabilities"),
+    ),
+    "timing_cache": Capability(
+        meaning="measured tactics are kept and used again", present=_timed("IBuilderConfig", "create_timing_cache")
+    ),
+    "tactic_pinning": Capability(
+        meaning="a build can be held to the tactics of a timing cache",
+        present=_timed("BuilderFlag", "EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"),
+    ),
+    "runtime_cache": Capability(
+        meaning="kernels compiled at load are kept and used again",
+        present=_member("IRuntimeConfig", "create_runtime_cache", "set_runtime_cache"),
+    ),
+    "graph_strategy": Capability(
+        meaning="the runtime captures CUDA graphs by itself", present=_member("IRuntimeConfig", "cuda_graph_strategy")
+    ),
+    "kernel_specialization": Capability(
+        meaning="it can be chosen when kernels for dynamic shapes are compiled",
+        present=_member("IRuntimeConfig", "dynamic_shapes_kernel_specialization_strategy"),
+    ),
+    "validity": Capability(
+        meaning="a plan can be examined before it is loaded", present=_member("Runtime", "get_engine_validity")
+    ),
+    "weight_streaming": Capability(
+        meaning="weights can stay in host memory", present=_member("ICudaEngine", "weight_streaming_budget_v2")
+    ),
+    "refit": Capability(
+        meaning="weights of an engine can be replaced", present=_member("OnnxParserRefitter", "refit_from_bytes")
+    ),
+    "hardware_compatibility": Capability(
+        meaning="an engine can be built for other GPUs than the one here",
+        present=_timed("HardwareCompatibilityLevel", "AMPERE_PLUS"),
+    ),
+    "tiling": Capability(meaning="tiling can be searched for", present=_member("TilingOptimizationLevel", "FULL")),
+    "runtime_platform": Capability(
+        meaning="an engine can be built for Windows on Linux", present=_member("RuntimePlatform", "WINDOWS_AMD64")
+    ),
+    "async_allocator": Capability(
+        meaning="allocators are told the stream", present=_member("IGpuAsyncAllocator", "allocate_async")
+    ),
+    "capturability": Capability(
+        meaning="it says beforehand whether a graph can be captured",
+        present=_member("IExecutionContext", "is_stream_capturable"),
+    ),
+}
+
+
+def probe_api(trt: Any, flavour: Flavour) -> dict[str, str]:
+    """Return what the bindings offer, as `EngineFacts.detail` holds it.
+
+    Parameters
+    ----------
+    trt : module
+    flavour : Flavour
+    """
+    words = [word for word, one in CAPABILITIES.items() if one.present(trt, flavour)]
+    return {"capabilities": " ".join(words), "compute_capabilities": " ".join(_targets(trt))}
+
+
+def has(facts: EngineFacts, word: str) -> bool:
+    """Say whether the bindings that were probed have a capability."""
+    return word in facts.detail.get("capabilities", "").split()
+
+
+def compute_capabilities(facts: EngineFacts) -> tuple[str, ...]:
+    """Return the compute capabilities that can be named as targets, such as ``("8.0", "12.1")``."""
+    return tuple(facts.detail.get("compute_capabilities", "").split())
+
+
+def _targets(trt: Any) -> list[str]:
+    members = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
+    numbers = sorted(int(name[2:]) for name in members if name.startswith("SM") and name[2:].isdigit())
+    return [f"{number // 10}.{number % 10}" for number in numbers]

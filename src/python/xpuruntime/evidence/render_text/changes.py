@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Say in words and tables what differs between two reports. Every colour stands beside a word that says the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.evidence.render_text.decision_tables import changed_decisions
+from xpuruntime.evidence.render_text.section_tables import changed_graph, changed_memory, changed_shapes
+from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from xpuruntime.evidence.report_comparison import (
+        GroupChange,
+        ReportComparison,
+        ReportSide,
+        TimeChange,
+        UnitSide,
+        What,
+    )
+
+__all__ = ["arrow_text", "change_text", "headline", "render", "units_text"]
+
+#: What differs, as the sentence counts it: of one node, of several.
+_COUNTED: tuple[tuple[What, str, str], ...] = (
+    ("kernel", "changed kernel", "changed kernel"),
+    ("precision", "changed precision", "changed precision"),
+    ("layout", "changed layout", "changed layout"),
+    ("grouping", "is fused otherwise", "are fused otherwise"),
+    ("folding", "is folded in one only", "are folded in one only"),
+)
+_ROWS = 15
+_LONG = 56
+_STYLE = {"slower": "red", "faster": "green", "same": ""}
+
+
+def headline(comparison: ReportComparison) -> str:
+    """Return one sentence: what moved, what else differs in what ran, and how the speed changed."""
+    moved = len(comparison.nodes_that("placement"))
+    said = [f"{moved} {'node' if moved == 1 else 'nodes'} moved" if moved else "nothing moved"]
+    for what, one, many in _COUNTED:
+        count = len(comparison.nodes_that(what))
+        if count:
+            node = "" if moved else " node" if count == 1 else " nodes"
+            said.append(f"{count}{node} {one if count == 1 else many}")
+    inserted = [op for group in comparison.groups for op in group.what.get("inserted", ())]
+    if inserted:
+        said.append(f"other {', '.join(inserted[:2])} inserted" + (" and more" if len(inserted) > 2 else ""))
+    apart = len(comparison.only_before) + len(comparison.only_after)
+    if apart:
+        said.append(f"{apart} {'node is' if apart == 1 else 'nodes are'} in one report only")
+    keys = sum(one.deviates for one in comparison.keys)
+    if keys:
+        said.append(f"{keys} {'key' if keys == 1 else 'keys'} changed status")
+    calls = len(comparison.decisions)
+    if calls and not comparison.nodes_that("kernel"):
+        said.append(f"{calls} {'kind' if calls == 1 else 'kinds'} of calls by another kernel")
+    borders = sum(one.count_before != one.count_after for one in comparison.boundaries)
+    if borders:
+        said.append(f"{borders} {'boundary' if borders == 1 else 'boundaries'} changed")
+    total = comparison.latency or (comparison.totals[0] if len(comparison.totals) == 1 else None)
+    if total is not None and total.verdict != "same":
+        said.append(_speed(total))
+    return ", ".join(said)
+
+
+def render(comparison: ReportComparison) -> RenderableType:
+    """Return the comparison as rich renderables."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(comparison.headline, style="bold green" if comparison.same else "bold red"),
+        Text(_identity("before", comparison.before)),
+        Text(_identity("after", comparison.after)),
+    ]
+    parts += _speeds(comparison)
+    if comparison.groups:
+        parts += _groups(comparison)
+    elif comparison.unchanged:
+        parts.append(Text(f"\nabout none of {comparison.unchanged} source nodes anything differs"))
+    for word, nodes in (("before", comparison.only_before), ("after", comparison.only_after)):
+        if nodes:
+            parts.append(Text(f"\nonly in {word}: {_listed(nodes, 8)}"))
+    if comparison.keys:
+        made = table("policy", ("key", "asked", "observed", "status"))
+        for key in comparison.keys:
+            made.add_row(
+                Text(key.key),
+                Text(arrow_text(key.requested_before, key.requested_after)),
+                Text(arrow_text(key.observed_before, key.observed_after)),
+                Text(arrow_text(key.status_before, key.status_after), "bold red" if key.deviates else ""),
+            )
+        parts.append(made)
+        parts += [Text(f"{one.key}: {one.reason}") for one in comparison.keys if one.deviates and one.reason]
+    if comparison.decisions:
+        parts += changed_decisions(comparison.decisions)
+    if comparison.boundaries:
+        made = table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
+        for border in comparison.boundaries:
+            sizes = [
+                "0 B" if not count else bytes_text(size)
+                for count, size in (
+                    (border.count_before, border.bytes_before),
+                    (border.count_after, border.bytes_after),
+                )
+            ]
+            counts = arrow_text(str(border.count_before), str(border.count_after))
+            made.add_row(Text(border.kind), Text(border.where), counts, arrow_text(*sizes), change_text(border.time))
+        parts.append(made)
+    parts += changed_graph(comparison.cuda_graph)
+    parts += changed_memory(comparison.memory, "memory")
+    parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
+    parts += changed_shapes(comparison.shapes)
+    if comparison.surroundings:
+        made = table("surroundings", ("what", "before", "after"))
+        for one in comparison.surroundings:
+            made.add_row(Text(one.name), Text(_cut(one.before)), Text(_cut(one.after)))
+        parts.append(made)
+    if comparison.notes:
+        parts.append(Text("\nnotes", style="bold"))
+        parts += [Text(f"- {note}") for note in comparison.notes]
+    return Group(*parts)
+
+
+def _identity(word: str, side: ReportSide) -> str:
+    named = "" if side.name == word else f" {side.name},"
+    told = f"{word}:{named} {side.engine}@{side.device}, precision {side.precision}, {side.created or 'undated'}"
+    return f"{told}, {side.headline}" + (" (incomplete)" if side.partial else "")
+
+
+def _speeds(comparison: ReportComparison) -> list[RenderableType]:
+    from rich.text import Text
+
+    told: list[RenderableType] = []
+    if comparison.latency is not None:
+        told.append(Text(f"latency: {change_text(comparison.latency)}", style=_STYLE[comparison.latency.verdict]))
+    for total in comparison.totals:
+        told.append(Text(f"all units, {total.kind} time: {change_text(total)}", style=_STYLE[total.verdict]))
+    if told:
+        limit = f"{comparison.noise:.0%} or {comparison.noise_us:g} us"
+        told.append(Text(f"(differences up to {limit} are taken for noise)", style="dim"))
+    return told
+
+
+def _groups(comparison: ReportComparison) -> list[RenderableType]:
+    """Return the groups that differ: first those in which something else ran, then by how much the time differs."""
+    from rich.text import Text
+
+    def weight(group: GroupChange) -> tuple[bool, float]:
+        return not group.what, -abs(group.time.after - group.time.before) if group.time else 0.0
+
+    order = sorted(comparison.groups, key=weight)
+    made = table("source nodes about which something differs", ("nodes", "what", "before", "after", ">time"))
+    for group in order[:_ROWS]:
+        time = change_text(group.time)
+        verdict = group.time.verdict if group.time else "same"
+        made.add_row(
+            Text(_listed(group.nodes, 2) if group.nodes else "(inserted)"),
+            Text(", ".join(group.what) or verdict),
+            Text(_cut(units_text(group, group.before))),
+            Text(_cut(units_text(group, group.after))),
+            Text(time, style=_STYLE[verdict]),
+        )
+    parts: list[RenderableType] = [made]
+    others = len(order) - _ROWS
+    if others > 0:
+        parts.append(Text(f"and {others} more groups of nodes: all of them are in the JSON"))
+    parts.append(Text(f"about {comparison.unchanged} other source nodes nothing differs"))
+    return parts
+
+
+def units_text(group: GroupChange, units: Sequence[UnitSide]) -> str:
+    """Say of units what differs: placement, precision, kernel or layout; else which operators they are."""
+    ran = [unit for unit in units if unit.relation != "folded"]
+    if not ran:
+        return "folded" if units else "none"
+    told = []
+    if "placement" in group.what:
+        told.append(_some(f"{u.engine}@{u.device}" for u in ran))
+    if "precision" in group.what:
+        told.append(_some(u.precision for u in ran))
+    if "kernel" in group.what:
+        told.append(_some(u.kernel for u in ran))
+    if "layout" in group.what:
+        told.append(_some(u.layout for u in ran))
+    if not told or {"grouping", "folding", "inserted"} & set(group.what):
+        counted = f"{len(ran)} units: " if len(ran) > 1 else ""
+        told.append(counted + _some((u.op for u in ran), " + "))
+    return "; ".join(text for text in told if text)
+
+
+def _some(values: object, sign: str = ", ") -> str:
+    found = list(dict.fromkeys(value for value in values if value))  # type: ignore[attr-defined]
+    return sign.join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def _listed(nodes: Sequence[str], most: int) -> str:
+    return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
+
+
+def _cut(text: str | None) -> str:
+    if text is None:
+        return "-"
+    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
+
+
+def change_text(time: TimeChange | None) -> str:
+    """Say of a time what it was and is, and by how much that is slower or faster."""
+    if time is None:
+        return "?"
+    figures = f"{time.before:,.1f} -> {time.after:,.1f} {time.unit}"
+    return figures + (", same within noise" if time.verdict == "same" else f", {_speed(time)}")
+
+
+def _speed(time: TimeChange) -> str:
+    if time.change is None:
+        return time.verdict
+    return f"{abs(time.change):.0%} {time.verdict}".replace("%", " %")

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Show a report in a terminal. Every colour stands beside a word that says the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
+from xpuruntime.evidence.render_text.decision_tables import decision_tables
+from xpuruntime.evidence.render_text.operators import by_operator
+from xpuruntime.evidence.render_text.section_tables import graph_tables, memory_tables, shape_tables
+from xpuruntime.evidence.render_text.tables import bytes_text as _bytes
+from xpuruntime.evidence.render_text.tables import duration_text, plain
+from xpuruntime.evidence.render_text.tables import table as _table
+from xpuruntime.evidence.render_text.tables import time_text as _time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from xpuruntime.evidence.records import Boundary, Unit
+    from xpuruntime.evidence.report import Report
+
+__all__ = ["plain_text", "render"]
+
+_STYLE = {
+    "honoured": "green",
+    "fallback": "yellow",
+    "substituted": "bold red",
+    "unsupported": "red",
+    "inconclusive": "bold yellow",
+    "unobservable": "yellow",
+}
+_TOP = 10
+#: Keys up to this length are never broken.
+_KEY = 26
+_BAR = 12
+#: Units beyond which their operators are summed up, too.
+_MANY = 40
+
+
+def plain_text(report: Report, width: int = 80) -> str:
+    """Return the report as text without colours or control codes, `width` columns wide at most."""
+    return plain(render(report), width)
+
+
+def render(report: Report, *, summary: bool = False) -> RenderableType:
+    """Return the report as rich renderables; with `summary` the headline, the policy and the reasons alone."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_headline(report)]
+    if report.observations:
+        parts += [_policy(report), *_reasons(report)]
+    if summary:
+        return Group(*parts)
+    timed = [u for u in report.units if u.time is not None]
+    if timed:
+        parts.append(_hot_units(timed, _instrumented(report)))
+        if len(timed) > _MANY:
+            parts.append(by_operator(timed))
+        parts.append(_precisions(timed))
+        parts += _device_kernels(timed)
+    if report.units:
+        parts.append(_accounting(report))
+    parts += decision_tables(report.decisions, "kernels of ours, in the instrumented pass")
+    if report.boundaries:
+        parts.append(_boundaries(report.boundaries))
+    parts += graph_tables(report.cuda_graph)
+    if report.conversions:
+        table = _table("what the session converted", ("what", "reason", ">count"))
+        for c in report.conversions:
+            table.add_row(Text(c.what), Text(c.reason), str(c.count))
+        parts.append(table)
+    if report.memory:
+        table = _table("memory", ("owner", ">bytes"))
+        for owner, held in report.memory.items():
+            table.add_row(Text(owner), _bytes(held))
+        parts.append(table)
+    parts += memory_tables(report)
+    parts += shape_tables(report.shapes)
+    if report.notes:
+        parts.append(Text("\nnotes", style="bold"))
+        parts += [Text(f"- {note}") for note in report.notes]
+    if report.command:
+        parts.append(Text(f"\nreproduce: {report.command}", style="dim"))
+    return Group(*parts)
+
+
+def _headline(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    text = Text()
+    text.append(report.headline, style="bold green" if report.honoured else "bold red")
+    if report.unobservable:
+        text.append(f"; {len(report.unobservable)} of {len(report.observations)} keys could not be observed")
+    if report.partial:
+        text.append(
+            "\nincomplete: the observing pass broke off or a source was missing (see the notes)", style="yellow"
+        )
+    if report.latency is not None:
+        latency = report.latency
+        text.append(
+            f"\nlatency: median {duration_text(latency.median_us)}, p90 {duration_text(latency.p90_us)}, "
+            f"min {duration_text(latency.min_us)} over {latency.runs} {'run' if latency.runs == 1 else 'runs'}"
+        )
+    return text
+
+
+def _policy(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    table = _table("asked, resolved, observed", ("key", "requested", "resolved", "observed", "status"))
+    table.columns[0].no_wrap = max(len(o.key) for o in report.observations) <= _KEY
+    table.columns[-1].no_wrap = True
+    for o in report.observations:
+        table.add_row(
+            Text(o.key),
+            Text(o.requested),
+            Text(o.resolved),
+            Text(o.observed),
+            Text(o.status, style=_STYLE[o.status]),
+        )
+    return table
+
+
+def _reasons(report: Report) -> list[RenderableType]:
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for o in report.observations:
+        if o.status != "honoured":
+            lines.append(Text.assemble((f"{o.status}: ", _STYLE[o.status]), (o.key, "bold"), f": {o.reason}"))
+    return lines
+
+
+def _instrumented(report: Report) -> dict[str, Any]:
+    """Return the instrumented runs, as `instrumented` made them; empty in reports without."""
+    found: dict[str, Any] = (report.latency.detail if report.latency else {}).get("instrumented", {})
+    return found
+
+
+def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    times = [u.time for u in units if u.time is not None]
+    total = sum(t.value for t in times)
+    kinds = ", ".join(sorted({f"{t.unit}, {t.kind} time" for t in times}))
+    runs = max(t.runs for t in times)
+    title = f"where the time goes: {total:,.1f} ({kinds}; of {runs} instrumented runs)"
+    table = _table(title, ("unit", "op", "stands for", "ran in", "on", ">time", ">share", ""))
+    order = sorted(units, key=lambda u: -(u.time.value if u.time else 0.0))
+    for unit in order[:_TOP]:
+        value = unit.time.value if unit.time else 0.0
+        share = value / total if total else 0.0
+        table.add_row(
+            Text(unit.id),
+            Text(unit.op),
+            Text(_stands_for(unit)),
+            unit.precision_run or "?",
+            unit.device,
+            f"{value:,.1f}",
+            f"{share:.0%}",
+            "#" * round(share * _BAR),
+        )
+    rest = sum(u.time.value for u in order[_TOP:] if u.time)
+    if rest or len(order) > _TOP:
+        table.add_row(
+            Text(f"{len(order) - _TOP} others"),
+            "",
+            "",
+            "",
+            "",
+            f"{rest:,.1f}",
+            f"{rest / total if total else 0:.0%}",
+            "",
+        )
+    if "outside_us" in run:
+        table.add_row("outside of units", "", "", "", "", f"{run['outside_us']:,.1f}", "", "")
+    return table
+
+
+def _device_kernels(units: list[Unit]) -> list[RenderableType]:
+    found = summed(units)
+    if not found:
+        return []
+    shown = _table("kernels on the device, in one run", ("kernel", "multiplies on", ">times", ">us", ">share"))
+    for one in found[:_TOP]:
+        math = tensor_cores_text(one.tensor_cores, one.precision)
+        shown.add_row(one.short, math, f"{one.times:g}", f"{one.us:,.1f}", f"{one.share:.0%}")
+    rest = found[_TOP:]
+    if rest:
+        share = sum(one.share for one in rest)
+        shown.add_row(f"{len(rest)} others", "", "", f"{sum(one.us for one in rest):,.1f}", f"{share:.0%}")
+    return [shown]
+
+
+def _stands_for(unit: Unit) -> str:
+    if unit.source_nodes:
+        first = unit.source_nodes[0]
+        if unit.source_nodes == (unit.id,):
+            return "itself"
+        return first if len(unit.source_nodes) == 1 else f"{first} + {len(unit.source_nodes) - 1} more"
+    return f"a step of {unit.serves[0]}" if unit.serves else "inserted"
+
+
+def _precisions(units: list[Unit]) -> RenderableType:
+    from rich.text import Text
+
+    groups: dict[tuple[str, str, str], list[Unit]] = defaultdict(list)
+    for unit in units:
+        groups[(unit.device, unit.precision_run or "?", unit.precision_requested or "-")].append(unit)
+    table = _table("precision", ("on", "ran in", "asked", ">units", ">time", "as asked"))
+    for (device, ran, asked), members in sorted(groups.items()):
+        time = sum(u.time.value for u in members if u.time)
+        unlike = sum(u.status == "substituted" for u in members)
+        word = "yes" if not unlike else f"no: {unlike}"
+        table.add_row(
+            Text(device), Text(ran), Text(asked), str(len(members)), f"{time:,.1f}", Text(word, "red" if unlike else "")
+        )
+    return table
+
+
+def _accounting(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    count: dict[str, int] = defaultdict(int)
+    nodes: dict[str, int] = defaultdict(int)
+    for unit in report.units:
+        count[unit.relation] += 1
+        nodes[unit.relation] += len(unit.source_nodes)
+    total = sum(nodes.values())
+    words = []
+    for relation in ("exact", "fused", "opaque", "folded", "inserted"):
+        if count[relation] and relation == "fused":
+            words.append(f"{nodes[relation]} fused into {count[relation]}")
+        elif count[relation] and relation == "inserted":
+            words.append(f"{count[relation]} {'unit' if count[relation] == 1 else 'units'} inserted")
+        elif count[relation]:
+            words.append(f"{nodes[relation]} {relation}")
+    text = f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}"
+    run = _instrumented(report)
+    if "coverage" in run:
+        text += f"; their times are {run['coverage']:.0%} of an instrumented run ({duration_text(run['run_us'])})"
+    return Text(text)
+
+
+def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:
+    from rich.text import Text
+
+    table = _table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
+    for b in boundaries:
+        table.add_row(Text(b.kind), Text(b.where), str(b.count), _bytes(b.bytes), _time(b.time))
+    return table

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Intermediate tensors of a model, as the engine of a session computes them (`tap`)."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.base import Engine, LoadedModel, Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["tap"]
+
+
+def tap(
+    engine: Engine,
+    request: Request,
+    machine: Machine,
+    loaded: LoadedModel,
+    inputs: Mapping[str, Any],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return tensors inside of a model; see `InferenceSession.intermediates`."""
+    info = request.model
+    made = {name for node in info.nodes for name in node.outputs if name and not node.graph}
+    for name in names:
+        if name not in made:
+            near = difflib.get_close_matches(name, made, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}")
+    found = loaded.intermediates(inputs, names)
+    if found is not None:
+        return found
+    if request.artifact is not None:
+        msg = f"{request.artifact.folder} is compiled, and gives no tensors inside of it; open the model {info.path}"
+        raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
+    more = msgspec.structs.replace(request, model=_with_outputs(info, names))
+    judgement = engine.judge(more, machine)
+    if not judgement.verdict.accepted:
+        msg = f"{info.path} was refused with more outputs: {judgement.verdict.reason}"
+        raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
+    copy = engine.load(more, judgement, machine)
+    try:
+        results = copy.run(inputs)
+        return {name: results[name] for name in names}
+    finally:
+        copy.close()
+
+
+def _with_outputs(info: ModelInfo, names: Sequence[str]) -> ModelInfo:
+    """Return the model with these tensors as further outputs."""
+    from xpuruntime.engines.model import inspect_edited
+
+    proto = info.named_proto()
+    already = {value.name for value in proto.graph.output}
+    wanted = [name for name in dict.fromkeys(names) if name not in already]
+    types = _types(info, proto, wanted)
+    proto.graph.output.extend(types[name] for name in wanted)
+    more = inspect_edited(info, proto)
+    return msgspec.structs.replace(more, path=info.path, inputs=info.inputs)
+
+
+def _types(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return name, type and shape of tensors inside of a graph: as it says, else as ONNX or ONNX Runtime infers."""
+    from onnx import shape_inference
+
+    found = {value.name: value for value in proto.graph.value_info if _known(value)}
+    if all(name in found for name in names):
+        return found
+    try:
+        inferred = shape_inference.infer_shapes(proto).graph.value_info
+    except Exception:  # it refuses models that engines run
+        inferred = ()
+    found = {**{value.name: value for value in inferred if _known(value)}, **found}
+    missing = [name for name in names if name not in found]
+    return {**found, **_asked(info, proto, missing)} if missing else found
+
+
+def _known(value: Any) -> bool:
+    kind = value.type.tensor_type
+    return bool(kind.elem_type) and kind.HasField("shape")
+
+
+def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return types as ONNX Runtime tells them on the CPU."""
+    from onnx import helper
+
+    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.onnxruntime.opening import open_session
+    from xpuruntime.engines.onnxruntime.settings import Settings
+
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for name in names:
+        copy.graph.output.add().name = name
+    source = Source(copy.SerializeToString(), info.base_dir, info.path)
+    session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
+    found = {}
+    for output in session.get_outputs():
+        if output.name in names:
+            word = output.type.removeprefix("tensor(").removesuffix(")")
+            kind = {"float": "FLOAT", "double": "DOUBLE"}.get(word, word.upper())
+            number = helper.TensorProto.DataType.Value(kind)
+            found[output.name] = helper.make_tensor_value_info(output.name, number, output.shape)
+    return found

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Plan requests: from the arguments of a session to policy, model and machine, and from these to its plan."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.planning import Plan, PlanRequest
+    from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
+    from xpuruntime.runtime.machine import EngineFacts, Machine
+
+    #: The path of a model file, or a ``torch.nn.Module``.
+    ModelLike = str | os.PathLike[str] | Any
+    PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
+    Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
+
+__all__ = ["Asked", "artifact_of", "merge_policy", "plan", "plan_asked", "plan_model", "plan_request", "warn_of"]
+
+
+def plan(
+    model: ModelLike,
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
+    kernel_policy: KernelPolicy | None = None,
+    exec_policy: ExecutionPolicy | None = None,
+    policy: PolicyLike | None = None,
+    *,
+    precision: Precision | None = None,
+    fp16: bool = False,
+    backend: str | Sequence[str] | None = None,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+    trust: bool = False,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Decide what would run, without loading anything.
+
+    Parameters are those of `InferenceSession`.
+
+    Returns
+    -------
+    Plan
+        The chosen engine and device, every rejected candidate with its reason and fix, and the enforceability of each
+        policy key.
+    """
+    engines = registry if registry is not None else default_registry()
+    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
+    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
+
+
+class Asked(NamedTuple):
+    """What a session is told of its policy and of trust: the arguments of these names."""
+
+    device: str | None = None
+    engine: str | Sequence[str] | None = None
+    kernel_policy: KernelPolicy | None = None
+    exec_policy: ExecutionPolicy | None = None
+    policy: PolicyLike | None = None
+    precision: Precision | None = None
+    fp16: bool = False
+    backend: str | Sequence[str] | None = None
+    trust: bool = False
+
+    def merged(self, policy: PolicyLike | None) -> Policy:
+        """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
+        return merge_policy(
+            self.device,
+            self.engine,
+            self.kernel_policy,
+            self.exec_policy,
+            policy,
+            self.precision,
+            fp16=self.fp16,
+            backend=self.backend,
+        )
+
+
+def plan_asked(
+    model: ModelLike,
+    asked: Asked,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    *,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+    purpose: Literal["run", "compile"] = "run",
+) -> tuple[PlanRequest, Plan, Machine, Policy]:
+    """Read a model, settle its policy and plan it.
+
+    The policy is the one that was asked for; where none was, that of the artifact or of the model itself.
+
+    Returns
+    -------
+    tuple of (PlanRequest, Plan, Machine, Policy)
+
+    Raises
+    ------
+    ModelError
+        The model cannot be used, or carries a policy that is none.
+    LockError
+        Under ``mode: strict``, the model is not the one that its lock was written for.
+    """
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.inference.embedded_policy import carried_policy, held_against_lock
+
+    if purpose == "run":
+        artifact, start = artifact_of(model, asked.policy)
+    else:
+        artifact, start = None, asked.policy
+    stated = asked.merged(start)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
+    source = "artifact" if artifact is not None and asked.policy is None else "stated"
+    notes: tuple[str, ...] = ()
+    if artifact is None:
+        carried, source, notes = carried_policy(info, asked)
+        stated = stated if carried is None else asked.merged(carried)
+    request, plan, here = _plan(info, stated, registry, machine, calibration, artifact, purpose)
+    plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
+    return request, held_against_lock(info, plan), here, stated
+
+
+def merge_policy(
+    device: str | None,
+    engine: str | Sequence[str] | None,
+    kernel_policy: KernelPolicy | None,
+    exec_policy: ExecutionPolicy | None,
+    policy: PolicyLike | None,
+    precision: Precision | None,
+    *,
+    fp16: bool,
+    backend: str | Sequence[str] | None,
+) -> Policy:
+    """Return the policy with the arguments of a session in it. Raises `PolicyError` where they contradict it."""
+    from xpuruntime.policies import Policy
+
+    if engine is not None and backend is not None and engine != backend:
+        msg = f"engine={engine!r} and backend={backend!r} contradict each other; backend is an alias, state one of them"
+        raise PolicyError(msg)
+    if fp16 and precision not in (None, "fp16"):
+        msg = f"fp16=True and precision={precision!r} contradict each other; state one of them"
+        raise PolicyError(msg)
+    return Policy.coerce(policy).with_overrides(
+        device=device,
+        engine=engine if engine is not None else backend,
+        precision="fp16" if fp16 else precision,
+        kernel_policy=kernel_policy,
+        exec_policy=exec_policy,
+    )
+
+
+def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
+    """Warn of what a plan warns of, if anything, in the name of the caller `stacklevel` calls up.
+
+    The first `after` warnings are left out: they were given before.
+    """
+    lines = plan.warnings[after:]
+    if lines:
+        text = lines[0] if len(lines) == 1 else "\n  ".join(("", *lines))
+        warnings.warn(f"{plan.engine}@{plan.device}: {text}", XpuRuntimeWarning, stacklevel=stacklevel)
+
+
+def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None, PolicyLike | None]:
+    """Return the artifact that `model` names, and the policy to start from: its own where none is given."""
+    from xpuruntime.inference.artifacts import artifact_policy, find_artifact
+
+    artifact = find_artifact(model)
+    return artifact, artifact_policy(artifact) if artifact is not None and policy is None else policy
+
+
+def plan_model(
+    model: Any,
+    policy: Policy,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    *,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+    artifact: Artifact | None = None,
+    purpose: Literal["run", "compile"] = "run",
+) -> tuple[PlanRequest, Plan, Machine]:
+    """Read a model and plan it. Return what was planned, the plan, and the machine it was made for."""
+    from xpuruntime.engines.model import read_model
+
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs)
+    return _plan(info, policy, registry, machine, calibration, artifact, purpose)
+
+
+def _plan(
+    info: ModelInfo,
+    policy: Policy,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    calibration: Any,
+    artifact: Artifact | None,
+    purpose: Literal["run", "compile"],
+) -> tuple[PlanRequest, Plan, Machine]:
+    from xpuruntime.engines.model import with_shapes
+    from xpuruntime.planning import PlanRequest
+
+    if artifact is None:
+        info = with_shapes(info, policy)
+    if calibration is not None:
+        from xpuruntime.engines.quantisation import Calibration
+
+        calibration = Calibration.of(calibration, info)
+    request = PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
+    return request, *plan_request(request, policy, registry, machine)
+
+
+def plan_request(
+    request: PlanRequest, policy: Policy, registry: EngineRegistry, machine: Machine | None
+) -> tuple[Plan, Machine]:
+    """Plan for a machine, or for this one. Return the plan and the machine it was made for."""
+    from xpuruntime.planning import plan_here, resolve
+
+    engines = registry.engines()
+    if machine is not None:
+        return resolve(request, policy, machine, engines), machine
+    return plan_here(request, policy, engines, functools.partial(_machine_of, registry))
+
+
+@functools.lru_cache(maxsize=32)
+def _machine_of(registry: EngineRegistry, names: tuple[str, ...]) -> Machine:
+    """Return this computer with the facts of some engines, each probed once a process: nothing changes under it."""
+    from xpuruntime.runtime.snapshot import machine_snapshot
+
+    if not names:
+        return machine_snapshot()
+    *others, last = names
+    known = _machine_of(registry, tuple(others))
+    return known.with_engines({last: _facts_of(registry, last)})
+
+
+@functools.lru_cache(maxsize=64)
+def _facts_of(registry: EngineRegistry, name: str) -> EngineFacts:
+    from xpuruntime.runtime.snapshot import probed
+
+    return probed(registry.get(name))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`mark`: say in a trace what this library does, while somebody takes one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+__all__ = ["TUNING", "Mark", "Marks", "mark", "tell", "watch_marks"]
+
+#: Name of the range around the measuring of kernels, so that a profile does not take that for the work of the program.
+TUNING = "xpuruntime tuning"
+
+
+class Mark(NamedTuple):
+    """Something that took its time.
+
+    Attributes
+    ----------
+    track : str
+        What it is shown with: ``"tuning"``, ``"captures"``, ``"sessions"``.
+    name : str
+    start_ns, end_ns : int
+        Nanoseconds since the epoch.
+    thread : int
+        Native id.
+    details : dict
+        Plain values, for JSON.
+    """
+
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    details: dict[str, Any]
+
+
+class Marks:
+    """Takes marks, from any thread.
+
+    Attributes
+    ----------
+    taken : list of Mark
+        In the order in which they ended.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[Mark] = []
+
+
+_watching: Marks | None = None
+
+
+def watch_marks(marks: Marks | None) -> Marks | None:
+    """Have `marks` take what ends from now on; ``None``: nobody. Returns who did before."""
+    global _watching
+    before, _watching = _watching, marks
+    return before
+
+
+def tell(make: Callable[[], Iterable[Mark]]) -> None:
+    """Give marks of what ended before to whoever takes a trace; they are not made while nobody does."""
+    watching = _watching
+    if watching is not None:
+        watching.taken.extend(make())
+
+
+class mark:  # noqa: N801 - used like a function
+    """Mark a ``with`` block for whoever takes a trace; costs next to nothing while nobody does.
+
+    Parameters
+    ----------
+    track, name : str
+    **details
+        As for `Mark`.
+
+    Examples
+    --------
+    >>> from xpuruntime.runtime.trace_events import Marks, mark, watch_marks
+    >>> marks = Marks()
+    >>> before = watch_marks(marks)
+    >>> with mark("tuning", "matmul", candidates=3):
+    ...     pass
+    >>> _ = watch_marks(before)
+    >>> marks.taken[0].name, marks.taken[0].details
+    ('matmul', {'candidates': 3})
+    """
+
+    __slots__ = ("_details", "_name", "_start", "_track")
+
+    def __init__(self, track: str, name: str, **details: Any) -> None:
+        self._track = track
+        self._name = name
+        self._details = details
+        self._start = 0
+
+    def __enter__(self) -> None:
+        if _watching is not None:
+            self._start = time.time_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watching = _watching
+        if watching is not None and self._start:
+            thread = threading.get_native_id()
+            watching.taken.append(Mark(self._track, self._name, self._start, time.time_ns(), thread, self._details))
