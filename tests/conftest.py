@@ -13,31 +13,39 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--skip-logged", metavar="FILE", help="leave out tests named in FILE whose folder knows no engine")
+    parser.addoption("--skip-logged", metavar="FILE", help="leave out passed tests of FILE that no engine can change")
 
 
-#: Folders whose tests give the same result whichever engines are installed.
-_WITHOUT_ENGINES = tuple(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "tools"))
+#: Folders and files whose tests give the same result whichever engines are installed.
+_WITHOUT_ENGINES = (
+    *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "tools")),
+    "tests/conformance/test_onnx_backend.py",
+    "tests/docs/test_blocks.py",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (log := config.getoption("--skip-logged")) and Path(log).exists():  # no test passed where there is none
-        passed = set(Path(log).read_text().splitlines())
-        done = [item for item in items if item.nodeid in passed and item.nodeid.startswith(_WITHOUT_ENGINES)]
-        config.hook.pytest_deselected(items=done)
-        items[:] = [item for item in items if item not in set(done)]
+        outcomes = [line.split(" ", 1) for line in Path(log).read_text().splitlines()]
+        passed = {test for outcome, test in outcomes if outcome == "passed"}
+        # A file that skips nothing where no engine is installed needs none.
+        engines = {test.partition("::")[0] for outcome, test in outcomes if outcome != "passed"}
+        without = lambda test: test.startswith(_WITHOUT_ENGINES) or test.partition("::")[0] not in engines  # noqa: E731
+        done = {item for item in items if item.nodeid in passed and without(item.nodeid)}
+        config.hook.pytest_deselected(items=list(done))
+        items[:] = [item for item in items if item not in done]
 
 
-class _PassedLog:
-    """Log of passed tests, written by the process that collects the reports."""
+class _OutcomeLog:
+    """Log of the outcome of every test, written by the process that collects the reports."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
+        if report.when == "call" or report.outcome != "passed":
             with self.path.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+                file.write(f"{report.outcome} {report.nodeid}\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if (log := os.environ.get("XPURUNTIME_LOG_PASSED_TESTS")) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_PassedLog(log))
+    if (log := os.environ.get("XPURUNTIME_LOG_TEST_OUTCOMES")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_OutcomeLog(log))
 
 
 #: What a core may be built without, and how to build it with that.
