@@ -183,14 +183,14 @@ def test_engines_do_not_import_each_other():
 #: What the rooms of evidence may use of each other. The modules beside them are the values that are told.
 TOLD = {"records", "report", "report_comparison", "kernels", "sections", "writing"}
 EVIDENCE = {
-    "carried": set(),
+    "model_metadata": set(),
     "kernels": {"records"},
     "sections": {"records", "kernels"},
     "traces": set(),
-    "making": TOLD,
-    "differences": TOLD,
-    "text": TOLD,
-    "page": TOLD | {"text"},
+    "report_builder": TOLD,
+    "report_diff": TOLD,
+    "render_text": TOLD,
+    "page": TOLD | {"render_text"},
 }
 
 
