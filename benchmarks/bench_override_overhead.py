@@ -47,7 +47,7 @@ _OTHERS = [
     {"match": {"op": "rms_norm", "dtype": "fp64"}, "use": "cpu.reference"},
     {"match": {"op": "attention", "dtype": "fp64"}, "use": "torch.math"},
 ]
-#: For each operation a kernel of ours: on the CPU, and on CUDA.
+#: For each operation an xpuruntime kernel: on the CPU, and on CUDA.
 _OURS = {
     "matmul": ("cpu.blas", "cublas.cublasLt"),
     "layer_norm": ("cpu.reference", "cuda_raw"),
@@ -110,7 +110,7 @@ def states(device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
         "no rule matches": lambda: xt.kernel_policy(rules=plain),
         "no rule of a phase matches": lambda: xt.kernel_policy(rules=_with(plain, phase="infer")),
         "no rule of a module matches": lambda: in_a_module(_with(plain, module="nowhere")),
-        "by kernels of ours": lambda: xt.kernel_policy(**ours),
+        "by xpuruntime kernels": lambda: xt.kernel_policy(**ours),
         "cleared": nullcontext,
     }
 

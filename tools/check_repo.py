@@ -46,7 +46,7 @@ def tracked() -> list[str]:
 
 
 def is_source(name: str) -> bool:
-    """Whether the file is a program or build file of ours."""
+    """Whether the file is a program or build xpuruntime file."""
     path = Path(name)
     return path.suffix in SOURCES or path.name in NAMED_SOURCES or name.startswith(".ci/")
 

@@ -121,7 +121,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how a case ended, and what kernels of ours served: its last report that is not `passed` counts."""
+    """Note how a case ended, and what xpuruntime kernels served: its last report that is not `passed` counts."""
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
         lines = str(getattr(crash, "message", "")).splitlines() if report.failed else []
@@ -134,7 +134,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _served() -> dict[str, int]:
-    """Return how often each kernel of ours has served since the last call."""
+    """Return how often each xpuruntime kernel has served since the last call."""
     if not os.environ[_POLICY]:
         return {}
     import xpuruntime as xrt

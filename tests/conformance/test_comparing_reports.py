@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reports of real engines, held against each other: nothing is said to differ that did not, and what did is."""
+"""Reports of real engines, compared with each other: nothing is said to differ that did not, and what did is."""
 
 from __future__ import annotations
 

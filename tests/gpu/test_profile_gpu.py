@@ -99,7 +99,7 @@ def test_nsight_compute_finds_a_range_and_keeps_cupti() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"source"')))
-    # It takes CUPTI's place: the profile says so and times kernels of ours by events.
+    # It takes CUPTI's place: the profile says so and times xpuruntime kernels by events.
     assert found["source"] == "events", found["notes"]
     assert any("Nsight Compute" in note for note in found["notes"])
     rows = list(csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"')))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Work for streams: a kernel that takes a known while, and PyTorch operations on a stream of ours."""
+"""Work for streams: a kernel that takes a known while, and PyTorch operations on an xpuruntime stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 200_000_000
 
 
 def on(stream: Stream) -> AbstractContextManager[Any]:
-    """Let PyTorch work on a stream of ours inside a ``with`` block."""
+    """Let PyTorch work on an xpuruntime stream inside a ``with`` block."""
     return torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device=torch.device(stream.device)))
 
 

@@ -16,7 +16,7 @@ namespace xpuruntime::bindings {
 enum class Verdict : std::uint8_t {
   kAsk,     ///< Python decides
   kNative,  ///< the native kernel serves
-  kQuick,   ///< a kernel of ours serves, and needs nothing but the arrays
+  kQuick,   ///< an xpuruntime kernel serves, and needs nothing but the arrays
   kAlways   ///< the native kernel serves all calls of the same facts
 };
 
@@ -36,12 +36,12 @@ bool facts_decide() noexcept;
 /// The first word of the facts of a call: the number of its gate, and its phase and module where
 /// rules ask for these. Without the GIL, too.
 std::uint64_t first_fact(std::uint64_t gate) noexcept;
-/// What operations of ours take as the phase of the call that runs, where rules ask for one: a
+/// What xpuruntime operations take as the phase of the call that runs, where rules ask for one: a
 /// text, else None. Borrowed, with the GIL.
 PyObject* phase_argument();
 /// What this thread knows to be native under the policy that holds now. Without the GIL, too.
 CallTable& native_calls();
-/// Where the kernel of ours is that this thread knows to serve a call that is kQuick, or null: a
+/// Where the xpuruntime kernel is that this thread knows to serve a call that is kQuick, or null: a
 /// Place, which lives while the GIL is held. With the GIL.
 PyObject* quick_place(std::span<const std::uint64_t> call);
 /// Another one whenever what threads know is void. Without the GIL, too.
@@ -54,10 +54,11 @@ void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number,
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number);
 
 /// `out`: where the result goes, or null. With the GIL. `place`, where it is given, becomes the
-/// Place of a kernel of ours that is quick; where it is not, Python is asked for these. `phase`: of
-/// every call of this operator, where rules ask for one; null where the circumstances of the call
-/// say it. `wish`, where it is given, becomes what the native kernel wants of PyTorch's switches;
-/// where it is not, Python is asked for what wants something of them. Throws py::error_already_set.
+/// Place of an xpuruntime kernel that is quick; where it is not, Python is asked for these.
+/// `phase`: of every call of this operator, where rules ask for one; null where the circumstances
+/// of the call say it. `wish`, where it is given, becomes what the native kernel wants of PyTorch's
+/// switches; where it is not, Python is asked for what wants something of them. Throws
+/// py::error_already_set.
 Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out,
               pybind11::object* place = nullptr, const char* phase = nullptr,
               SdpaWish* wish = nullptr);

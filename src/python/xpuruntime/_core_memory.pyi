@@ -290,7 +290,7 @@ class TorchAllocatorStats:
         """Return the attributes by name."""
 
 class TorchAllocator:
-    """The functions of a ``torch.cuda.memory.CUDAPluggableAllocator``, over pools of ours, one a device.
+    """The functions of a ``torch.cuda.memory.CUDAPluggableAllocator``, over xpuruntime pools, one a device.
 
     There are 64 different sets of pools in a process; objects over the same pools share functions and numbers.
 

@@ -13,7 +13,7 @@ Every message names the thing, the reason and the fix, with control characters a
      ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
      ├── EngineError                       an engine or its device is missing, or it failed while loading or running
      │    └── AccuracyError                results are out of tolerance, so the model is not used
-     └── LockError                         a lock does not match what it is held against
+     └── LockError                         a lock does not match what it is compared with
 
     XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
 """
@@ -99,7 +99,7 @@ class AccuracyError(EngineError):
 
 
 class LockError(XpuRuntimeError):
-    """A lock does not match what it is held against."""
+    """A lock does not match what it is compared with."""
 
 
 class XpuRuntimeWarning(UserWarning):

@@ -100,8 +100,8 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("A", "MODEL"), "is no report of ours"),
-        (("MODEL", "A"), "is no report of ours"),
+        (("A", "MODEL"), "is no xpuruntime report"),
+        (("MODEL", "A"), "is no xpuruntime report"),
         (("A", "nope.json"), "is no file"),
         (("A", "B", "A"), "got 3 arguments"),
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),

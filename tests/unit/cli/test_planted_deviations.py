@@ -172,7 +172,7 @@ class TestTorch:
     def test_the_dispatcher_chose_another_kernel(
         self, xrt: Xrt, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The session routes calls to one kernel of ours, and the core serves them by another."""
+        """The session routes calls to one xpuruntime kernel, and the core serves them by another."""
         from xpuruntime.pytorch import held
 
         real = held.place_for
@@ -216,7 +216,7 @@ class TestTorch:
         assert decision["asked"] == ["torch.flash"]
         assert (decision["chosen"], decision["source"]) == ("torch.math", "fallback")
         assert decision["notes"][0].startswith("torch.flash was called for, and PyTorch ran")
-        assert "kernels of ours, in the instrumented pass" in shown.out
+        assert "xpuruntime kernels, in the instrumented pass" in shown.out
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_a_program_that_was_not_converted(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`convert`: whole models to fp16 and bf16, run and held against fp32."""
+"""`convert`: whole models to fp16 and bf16, run and compared with fp32."""
 
 from __future__ import annotations
 

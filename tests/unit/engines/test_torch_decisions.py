@@ -87,7 +87,7 @@ def test_kernels_of_ours_are_told_with_their_nodes() -> None:
     assert of(report, "scaled_dot_product_attention").chosen == "cpu.reference"
     assert len(report.decisions) == 4
     text = str(report)
-    assert "kernels of ours, in the instrumented pass" in text
+    assert "xpuruntime kernels, in the instrumented pass" in text
     assert "cpu.vectorised" in text
 
 
@@ -216,7 +216,7 @@ def test_a_compiled_program_tells_the_calls_that_are_left_in_it() -> None:
 def test_without_kernel_keys_the_part_is_left_out() -> None:
     report = explained(Block(), X, {})
     assert report.decisions == ()
-    assert "kernels of ours" not in str(report)
+    assert "xpuruntime kernels" not in str(report)
 
 
 def test_an_exported_program(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Every reader given what is no regular file, or a huge one: an error of ours, at once and in little memory."""
+"""Every reader given what is no regular file, or a huge one: an xpuruntime error, at once and in little memory."""
 
 from __future__ import annotations
 

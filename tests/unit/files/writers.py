@@ -116,7 +116,7 @@ WRITERS: dict[str, tuple[Callable[[Path, str], object], Callable[[Path], str]]] 
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Run in a forked process and return its status: 0, the code of an error of ours (1), of another (2), a signal."""
+    """Run in a forked process and return its status: 0, 1 for an xpuruntime error, 2 for another, a signal."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -171,7 +171,7 @@ def kill_everywhere(name: str, folder: Path) -> int:
 
 
 def starve(name: str, folder: Path) -> list[int]:
-    """Write where files of no more than so many bytes fit: an error of ours, the old content, nothing left."""
+    """Write where files of no more than so many bytes fit: an xpuruntime error, the old content, nothing left."""
     write, read = WRITERS[name]
     target = folder / name
     write(target, "one")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Damaged and hostile files of ours: policies, reports, plans, machines, manifests, tuning caches, arrays."""
+"""Damaged and hostile xpuruntime files: policies, reports, plans, machines, manifests, tuning caches, arrays."""
 
 from __future__ import annotations
 

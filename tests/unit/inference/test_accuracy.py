@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The accuracy probe: when a session is held against fp32 on the CPU, with what tolerance, and what it refuses."""
+"""The accuracy probe: when a session is compared with fp32 on the CPU, with what tolerance, and what it refuses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_any_engine_is_held_against_the_reference() -> None:
     assert engine.closed == 1, "a session that is refused leaves nothing open"
     with opened(OffEngine(1.0), accuracy={"rtol": 1.0, "cosine": 0.0}) as session:
         report = session.explain(runs=1)
-    assert any("a probe input was held against fp32" in one.what for one in report.conversions)
+    assert any("a probe input was compared with fp32" in one.what for one in report.conversions)
     found = {one.key: one.status for one in report.observations}
     assert found["accuracy.rtol"] == "honoured"
 
@@ -158,7 +158,7 @@ def test_where_the_reference_does_not_run_unasked_arithmetic_is_not_held_against
 
     monkeypatch.setattr("xpuruntime.engines.accuracy._plain", refuse)
     with opened(CoarseEngine(1.0)) as session:
-        (said,) = (one for one in session.explain(runs=1).conversions if one.what.startswith("not held against"))
+        (said,) = (one for one in session.explain(runs=1).conversions if one.what.startswith("not compared with"))
     assert "no kernel" in said.reason
 
 

@@ -104,7 +104,7 @@ def test_openvino_needs_no_room(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_qnn_without_room_for_its_records(tmp_path: Path) -> None:
-    """Operations whose cycles are there ran on the chip, though no record joins them; nothing is held against it."""
+    """Operations whose cycles are there ran on the chip, though no record joins them; nothing is compared with it."""
     report = explained(tmp_path, "qnn", 2000)
     assert report["partial"]
     assert [o["key"] for o in report["observations"] if o["status"] in ("substituted", "unsupported")] == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Engines held against each other, and the first node whose output differs."""
+"""Engines compared with each other, and the first node whose output differs."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_they_are_printed_as_tables() -> None:
     text = str(xrt.decisions())
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "kernels of ours: 2 kinds of calls" in flat
+    assert "xpuruntime kernels: 2 kinds of calls" in flat
     missing = "the backend cublas is not in this build"
     reason = missing if _core.why_not_built("cublas") else "serves cuda, and the operands are on cpu"
     assert f"cublas.cublas matmul {reason}" in flat

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Installed distributions, read from folder names, held against the standard library's own list."""
+"""Installed distributions, read from folder names, compared with the standard library's own list."""
 
 from __future__ import annotations
 

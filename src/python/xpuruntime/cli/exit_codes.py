@@ -53,7 +53,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code for an exception. A module of ours that cannot be imported is a bug, except for the core."""
+    """Return the exit code for an exception: an xpuruntime module that is missing is a bug, unless it is the core."""
     if isinstance(error, ImportError) and (error.name or "").startswith("xpuruntime") and "_core" not in str(error):
         return ExitCode.BUG
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_target", "given_reports", "show_reports"]
 
-#: How a JSON object of ours begins, the first kilobytes of which tell what it is.
+#: How a JSON xpuruntime object begins, the first kilobytes of which tell what it is.
 _HEADER = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"(xpuruntime\.[\w.]+/\d+)"')
 _HEAD = 4096
 _BLANK = b" \t\r\n"
@@ -75,7 +75,7 @@ def given_reports(paths: Sequence[str]) -> bool:
         )
     for path, schema in zip(paths, schemas, strict=True):
         if schema is None:
-            what = "is no report of ours" if kind_of(path) == "file" else "is no file"
+            what = "is no xpuruntime report" if kind_of(path) == "file" else "is no file"
             raise InputError(
                 f"two arguments of explain are two saved reports, and '{path}' {what}: it is no JSON object "
                 f'with "schema": "{_REPORT}...". Give what `xrt explain MODEL --json` printed, or one model alone'
@@ -140,7 +140,7 @@ def show_reports(
 
 
 def _schema(path: str) -> str | None:
-    """Return the schema in the header of a JSON file of ours, or ``None``: a model, a folder, anything else."""
+    """Return the schema in the header of a JSON xpuruntime file, or ``None``: a model, a folder, anything else."""
     try:
         with open_regular(path) as file:
             head = file.read(_HEAD)
@@ -159,6 +159,6 @@ def _schema(path: str) -> str | None:
 
 
 class _Header(msgspec.Struct):
-    """What tells files of ours from other JSON, also where a tool has sorted the keys."""
+    """What tells xpuruntime files from other JSON, also where a tool has sorted the keys."""
 
     schema: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The accuracy probe: a loaded model, on any engine, is held against fp32 on the CPU."""
+"""The accuracy probe: a loaded model, on any engine, is compared with fp32 on the CPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ProbeRefusedError(InputError):
 
 
 class Check(NamedTuple):
-    """What a loaded model is held against, and whether it is refused beyond that or only told of."""
+    """What a loaded model is compared with, and whether it is refused beyond that or only told of."""
 
     tolerance: Tolerance
     refuses: bool
@@ -150,7 +150,7 @@ def make_reference(
         raise
     except XpuRuntimeError as error:
         msg = (
-            f"{request.model.path} cannot be held against fp32 on the CPU, which does not run it: {error}"
+            f"{request.model.path} cannot be compared with fp32 on the CPU, which does not run it: {error}"
             f"{_without_probe(request, str(error))}"
         )
         raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None

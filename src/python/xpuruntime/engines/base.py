@@ -82,7 +82,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     settings : dict
         What `load` will hand to the vendor, resolved now so that the plan can show it. ``computes`` is a precision,
         such as ``"fp16"``, where the engine computes tensors of the model in another one than their own: the loaded
-        model is then held against fp32 on the CPU.
+        model is then compared with fp32 on the CPU.
     uncompilable : str or None
         Why this request cannot be compiled, although the engine compiles others; `Engine.compile` refuses it too.
     """
@@ -121,7 +121,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         How much more than `units_us` the units may have taken of a run, because the engine counts whole microseconds
         and cuts off the rest; 0 where it counts finely, or nobody knows.
     decisions : tuple of KernelDecision
-        Which kernels of ours were considered for the calls of the pass, and of no others.
+        Which xpuruntime kernels were considered for the calls of the pass, and of no others.
     live : tuple of LiveBytes
         What the tensors between units occupy around each unit, as `live_bytes` gives it; empty where the engine does
         not tell their sizes.

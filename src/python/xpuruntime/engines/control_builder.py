@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["PROBED", "REFERENCE", "ControlBuilder", "fp32_nodes", "show"]
 
 #: What becomes of the accuracy keys, here and in the evidence.
-PROBED = "probe input held against fp32 on the CPU"
-#: The one reference that probe inputs are held against.
+PROBED = "probe input compared with fp32 on the CPU"
+#: The one reference that probe inputs are compared with.
 REFERENCE = "onnxruntime.cpu.fp32"
 
 

@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         The nodes of the source model and what they read and make, in the order of the model; empty where that is not
         known.
     decisions : tuple of KernelDecision
-        Which kernels of ours were considered for the calls of the instrumented pass, and which served; empty where
+        Which xpuruntime kernels were considered for the calls of the instrumented pass, and which served; empty where
         none was asked for.
     memory_over_time : tuple of MemorySample
         Who held how much at the moments of the pass, in their order; empty in reports that were saved before it was

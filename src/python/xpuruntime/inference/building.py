@@ -300,7 +300,7 @@ def _compile(recipe: Recipe, folder: Path) -> None:
 
 
 def _reference(request: Request, engine: Engine, machine: Machine, check: Check | None) -> Reference | None:
-    """Return what the result is held against, where that is due."""
+    """Return what the result is compared with, where that is due."""
     if check is None:
         return None
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`compare_engines`: one model on several engines, each held against fp32 on the CPU."""
+"""`compare_engines`: one model on several engines, each compared with fp32 on the CPU."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     model : str
     reference : str
-        Who computed what the others are held against, as ``"engine.device.precision"``.
+        Who computed what the others are compared with, as ``"engine.device.precision"``.
     inputs : str
         Where the input comes from.
     rows : tuple of EngineRow

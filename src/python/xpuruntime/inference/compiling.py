@@ -73,7 +73,7 @@ def compile_model(
 
     Notes
     -----
-    Where the device is on this machine, the result is loaded once, and held against fp32 on the CPU where an accuracy
+    Where the device is on this machine, the result is loaded once, and compared with fp32 on the CPU where an accuracy
     is due. An engine that compiles ahead of time does so for a device that is not here; the probe input then travels
     in the artifact, and is run where it is loaded.
 

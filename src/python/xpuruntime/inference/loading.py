@@ -162,7 +162,7 @@ def _prove(
     check = check_due(request, judgement)
     if check is None:
         return None, ()
-    what = "a probe input was held against fp32 on the CPU"
+    what = "a probe input was compared with fp32 on the CPU"
     before = request.artifact.manifest.accuracy if request.artifact is not None else None
     if before is not None and before.passed and before.tolerance == check.tolerance:
         return before, (Conversion(what=what, reason=f"when the artifact was made: {before}", count=1),)
@@ -174,7 +174,7 @@ def _prove(
     except XpuRuntimeError as error:
         if check.refuses:
             raise
-        return None, (Conversion(what="not held against fp32 on the CPU", reason=str(error), count=1),)
+        return None, (Conversion(what="not compared with fp32 on the CPU", reason=str(error), count=1),)
     result = check_accuracy(request, engine.name, loaded, reference, check)
     origin = "" if reference.origin == "made up" else f" ({reference.origin})"
     return result, (Conversion(what=what, reason=f"{result}{origin}", count=1),)

@@ -84,7 +84,7 @@ def refuse_a_second() -> None:
 class profile:  # noqa: N801 - used like a function
     """Record what the host and the CUDA devices do in a ``with`` block.
 
-    Ranges of the host are runs of sessions and bindings, kernels that `xpuruntime.ops` and operators of ours inside
+    Ranges of the host are runs of sessions and bindings, kernels that `xpuruntime.ops` and xpuruntime operators inside
     ONNX Runtime dispatch, and what the program names by `range`. The work of devices is seen whoever starts it: ONNX
     Runtime, TensorRT, PyTorch, CuPy or this library. NVIDIA's tools (Nsight) show the ranges, too.
 

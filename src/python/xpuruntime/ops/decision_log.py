@@ -135,9 +135,9 @@ class Decisions(tuple[Decision, ...]):
         from xpuruntime.ops.recording import as_record
 
         if not self:
-            return Text("no decision: no kernel of ours was called since the start, or since clear_decisions()")
+            return Text("no decision: no xpuruntime kernel was called since the start, or since clear_decisions()")
         records = [as_record(one, (one.node,) if one.node else ()) for one in self]
-        title = f"kernels of ours: {len(self)} kinds of calls"
+        title = f"xpuruntime kernels: {len(self)} kinds of calls"
         if self.dropped:
             title += f"; {self.dropped} more came when the log was full and are not listed"
         return Group(*decision_tables(records, title))

@@ -30,7 +30,7 @@ __all__ = ["SCHEMA", "TuningCache", "tuning_path", "use_tuning_cache"]
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.tuning/1"
 _PREFIX = "xpuruntime.tuning/"
-#: How every file of ours begins, also one that a tool has formatted; another one is never replaced.
+#: How every xpuruntime file begins, also one that a tool has formatted; another one is never replaced.
 _BEGINNING = re.compile(rb'\s*\{\s*"schema"\s*:\s*"xpuruntime\.tuning/')
 _CUT = b'{"schema":"xpuruntime.tuning/'
 _MAX_BYTES = 64 * 2**20

@@ -27,7 +27,7 @@ class Range(NamedTuple):
     parent : int
         The range around it, of the same thread; 0: none.
     name, category : str
-        The category is ``"kernel"`` for what `xpuruntime.ops` and operators of ours ran, ``"run"`` for runs of
+        The category is ``"kernel"`` for what `xpuruntime.ops` and xpuruntime operators ran, ``"run"`` for runs of
         sessions, ``"range"`` for ranges of the program, ``"torch"`` for operators of PyTorch's.
     thread : int
         As the system numbers threads.

@@ -182,7 +182,7 @@ class CompileSuite:
         assert not (tmp_path / "m.xrt").exists()
 
     def test_what_fails_leaves_nothing(self, tmp_path: Path) -> None:
-        """A model that the engine refuses is an error of ours that names what is wrong, and no folder."""
+        """A model that the engine refuses is an xpuruntime error that names what is wrong, and no folder."""
         if self.unsupported_op is None:
             pytest.skip(f"{self.engine} declares that it compiles every operator")
         from onnx import TensorProto, helper

@@ -60,7 +60,7 @@ def test_pinned_kernels_are_told_with_their_nodes(tmp_path: Path) -> None:
     )
     assert len(report.decisions) == 3
     text = str(report)
-    assert "kernels of ours, in the instrumented pass" in text
+    assert "xpuruntime kernels, in the instrumented pass" in text
     assert "cpu.vectorised" in text
 
 
@@ -215,7 +215,7 @@ def test_runs_without_a_kernel_of_ours_leave_the_part_out(tmp_path: Path) -> Non
     with xrt.InferenceSession(save(normed(), tmp_path), engine="onnxruntime", device="cpu") as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
     assert report.decisions == ()
-    assert "kernels of ours" not in str(report)
+    assert "xpuruntime kernels" not in str(report)
 
 
 def explained(folder: Path, kernels: Any, **policy: Any) -> Report:

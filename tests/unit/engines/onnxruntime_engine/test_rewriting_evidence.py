@@ -91,7 +91,7 @@ def test_what_was_compared_is_told(tmp_path: Path) -> None:
     with session(mlp(), tmp_path) as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
     lines = {one.what: one.reason for one in report.conversions}
-    assert "outputs agree" in lines["the rewritten graph was held against the original on a probe input"]
+    assert "outputs agree" in lines["the rewritten graph was compared with the original on a probe input"]
 
 
 def test_a_model_that_draws_numbers_is_not_compared(tmp_path: Path) -> None:

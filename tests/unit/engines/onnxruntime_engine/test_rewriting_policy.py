@@ -90,7 +90,7 @@ def test_the_first_rule_that_can_hold_wins_and_sizes_are_for_the_run_to_settle()
         "rules": [rule("torch.mm", op="matmul", node="*up*"), rule("cpu.reference", op="matmul", m="<=4")],
     }
     result = found(two_layers(), kernels)
-    assert [one.node for one in result.rewrites] == [DOWN], "another rule asks no kernel of ours for the first one"
+    assert [one.node for one in result.rewrites] == [DOWN], "another rule asks no xpuruntime kernel for the first one"
     one = result.rewrites[0]
     assert one.keys == ("kernels.rules[1]", "kernels.matmul")
     assert one.rest == ""

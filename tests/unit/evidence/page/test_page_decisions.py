@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Kernels of ours on the page of a report and in its comparison, whatever names and reasons say."""
+"""xpuruntime kernels on the page of a report and in its comparison, whatever names and reasons say."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_names_and_reasons_are_text_and_nothing_else(show):
 
 def test_a_report_without_decisions_says_so_in_one_line(show):
     browser = show(Report())
-    assert texts(browser, "#decisions .body > *") == ["None: no kernel of ours was asked for."]
+    assert texts(browser, "#decisions .body > *") == ["None: no xpuruntime kernel was asked for."]
     assert data_of(Page(Report().to_html()))["decisions"] == []
 
 

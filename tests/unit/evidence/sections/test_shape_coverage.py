@@ -63,7 +63,9 @@ def test_decisions_hold_for_their_shapes_where_others_are_possible():
     decisions = [decision("a"), decision("b", op="layer_norm"), decision("c", shapes={})]
     told = shape_coverage([tensor(("n",))], {"x": (3,)}, decisions=decisions).by_shape
     assert len(told) == 1
-    assert told[0].startswith("2 decisions about kernels of ours (matmul, layer_norm) hold for the shapes of this pass")
+    assert told[0].startswith(
+        "2 decisions about xpuruntime kernels (matmul, layer_norm) hold for the shapes of this pass"
+    )
     assert shape_coverage([tensor((3,))], {"x": (3,)}, decisions=decisions).by_shape == ()
 
 

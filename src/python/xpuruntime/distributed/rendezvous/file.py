@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileRendezvous"]
 
-#: Bytes that a file of ours may have.
+#: Bytes that an xpuruntime file may have.
 _MAX_BYTES = 1 << 20
 _FIX = "start every rank with the same path, which all of them must see; raise timeout= if they start slowly"
 
@@ -180,7 +180,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path, kind: type[Any]) -> Any:
-    """Return what a file says; ``None`` where it is not there, or is no file of ours."""
+    """Return what a file says; ``None`` where it is not there, or is no xpuruntime file."""
     try:
         return decode_json(read_regular(path, _MAX_BYTES), kind)
     except (FileNotFoundError, msgspec.MsgspecError):

@@ -43,7 +43,7 @@ def settle(
 ) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for ONNX Runtime on its device. Pure.
 
-    `capability` is the compute capability of a CUDA device, which kernels of ours are asked about; `features` are those
+    `capability` is the compute capability of a CUDA device, for the xpuruntime kernels; `features` are those
     of the processor.
 
     Raises
@@ -116,7 +116,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
                 "execution.precision",
                 f"graph converted to {precision}",
                 "enforced",
-                "the weights and types in the graph change, and a probe input is held against fp32",
+                "the weights and types in the graph change, and a probe input is compared with fp32",
             )
         else:
             book.add(
@@ -314,10 +314,10 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
     refusal = _pool_refusal(memory.pool, request.policy.execution.cuda_graph)
     if memory.pool != "engine" and refusal is None:
         reason = (
-            "every allocation of the provider goes through the pool. ONNX Runtime takes no stream of ours beside it, "
+            "every allocation of the provider goes through the pool. It takes no xpuruntime stream beside it, "
             "so each run waits on the host for the caller's stream and for its own end"
         )
-        resolved = f"gpu_external_alloc from a {memory.pool} pool of ours"
+        resolved = f"gpu_external_alloc from a {memory.pool} xpuruntime pool"
         book.add("execution.memory.pool", resolved, "enforced", reason)
         book.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
         return
@@ -338,7 +338,7 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
 
 
 def _pool_refusal(pool: str, graph: str) -> tuple[str, str] | None:
-    """Return why a pool of ours cannot serve the provider, and the fix."""
+    """Return why an xpuruntime pool cannot serve the provider, and the fix."""
     if pool == "driver":
         return "memory of the driver's pool is ordered by a stream, and the provider tells none", "use pool: caching"
     if pool != "engine" and graph != "off":

@@ -6,7 +6,7 @@ The session computes on a stream of its own. Each run is put between two waits: 
 caller's, and the caller's waits for the session's. The host never waits, and the caller's arrays are used in the order
 in which the caller wrote them.
 
-With a memory pool of ours ONNX Runtime refuses a stream from outside. Then runs are put one after the other, and the
+With an xpuruntime pool ONNX Runtime refuses a stream from outside. Then runs are put one after the other, and the
 host waits for the caller's stream before each and for the device after it.
 """
 
@@ -196,7 +196,7 @@ class CudaModel(LoadedModel):
             stream.wait_stream(self.stream)
 
     def runner(self) -> Callable[..., dict[str, Any]]:
-        """Return `run` with a short way for torch tensors; with a pool of ours, where the host waits, `run` itself."""
+        """Return `run` with a fast path for torch tensors; with an xpuruntime pool, where the host waits, `run`."""
         if self.stream is None or self.passed:
             return self.run
         from xpuruntime.engines.onnxruntime.cuda_runner import torch_runner

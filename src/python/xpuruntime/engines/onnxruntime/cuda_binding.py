@@ -63,7 +63,7 @@ class CudaBinding(Binding):
     ----------
     stream : Stream or None
         The stream that `run` computes on. Work the caller puts there needs no waits. ``None`` where the session has
-        a memory pool of ours.
+        an xpuruntime memory pool.
     """
 
     def __init__(self, model: CudaModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:

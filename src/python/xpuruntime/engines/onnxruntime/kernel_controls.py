@@ -43,7 +43,7 @@ _NAMED = 3
 
 
 class KernelKeys:
-    """Settles the kernel keys of one request: by operators of ours, or by options of ONNX Runtime.
+    """Settles the kernel keys of one request: by xpuruntime operators, or by options of ONNX Runtime.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class KernelKeys:
                 f"{len(self._found.free)} nodes measured at load",
                 "enforced",
                 "where the policy leaves the choice, each operation whose sizes are fixed is measured as ONNX Runtime "
-                "has it and as ours, and becomes ours where that is faster by more than 2 %",
+                "has it and as ours, and becomes an xpuruntime operator where that is faster by more than 2 %",
             )
         else:
             reason = "where the policy leaves the choice, ONNX Runtime's own kernels run"
@@ -92,7 +92,7 @@ class KernelKeys:
         self._threads()
 
     def _threads(self) -> None:
-        """Take the promise of ``execution.threads`` back where kernels of ours run on threads of their own."""
+        """Take the promise of ``execution.threads`` back where xpuruntime kernels run on threads of their own."""
         asked = self._request.policy.execution.threads
         ours = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
         if asked is None or not ours or threads_of_ours() == asked:
@@ -102,7 +102,7 @@ class KernelKeys:
                 self._book.controls[place] = msgspec.structs.replace(
                     control,
                     enforceability="advisory",
-                    reason="session option for ONNX Runtime's own operators; kernels of ours share the threads of the "
+                    reason="session option for ONNX Runtime's operators; xpuruntime kernels share the threads of the "
                     "process",
                     fix=f"set the environment variable {THREADS}={asked} before the process starts",
                 )
@@ -140,7 +140,7 @@ class KernelKeys:
         elif wanted[-1] == "auto":
             self._book.add(key, "the engine's choice", "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
         else:
-            reason = f"neither an option of ONNX Runtime nor a kernel of ours is called {', '.join(wanted)}"
+            reason = f"neither an option of ONNX Runtime nor an xpuruntime kernel is called {', '.join(wanted)}"
             self._book.add(key, "-", "unsupported", *_not_built(wanted, reason))
 
     def _has_option(self, op: str, wanted: Sequence[str]) -> bool:
@@ -158,7 +158,7 @@ class KernelKeys:
         more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         named = ", ".join(map(repr, nodes[:_NAMED]))
         reason = (
-            f"the model writes {op} out (at {named}{more}), and neither an option of ONNX Runtime nor a kernel of ours "
+            f"the model writes {op} out (at {named}{more}), and no option of ONNX Runtime and no xpuruntime kernel "
             f"called {', '.join(wanted)} serves it"
         )
         self._book.add(key, "-", "unsupported", reason, _REMOVE)
@@ -183,7 +183,7 @@ class KernelKeys:
         return by_key(self._found.left)
 
     def _rewritten(self, key: str, wanted: Sequence[str], *, present: bool, what: str) -> None:
-        """Add the control of a key that asks for kernels of ours."""
+        """Add the control of a key that asks for xpuruntime kernels."""
         done, left = self._done.get(key, []), self._left.get(key, [])
         if self._why_not is not None and present:
             reason, fix = self._why_not
@@ -203,7 +203,7 @@ class KernelKeys:
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
 
     def _rules(self) -> None:
-        """Resolve the rules: kernels of ours, and fp32 for nodes of a converted or quantised graph."""
+        """Resolve the rules: xpuruntime kernels, and fp32 for nodes of a converted or quantised graph."""
         keep: list[str] = []
         for index, rule in enumerate(self._policy.rules):
             key = f"kernels.rules[{index}]"
@@ -220,7 +220,9 @@ class KernelKeys:
                 present = rule.match.op is None or self._present(rule.match.op)
                 self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
             elif chosen:
-                reason = f"no kernel of ours is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
+                reason = (
+                    f"no xpuruntime kernel is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
+                )
                 self._book.add(key, "-", "unsupported", *_not_built(use, reason))
             elif kept:
                 by = "converter" if self._settings.qdq is None else "quantiser"
@@ -304,9 +306,12 @@ def _not_built(words: Sequence[str], reason: str) -> tuple[str, str]:
 
 
 def _why_not(request: Request, settings: Settings) -> tuple[str, str] | None:
-    """Return why no operator of ours can be in the graph, and the fix; ``None`` where they can."""
+    """Return why no xpuruntime operator can be in the graph, and the fix; ``None`` where they can."""
     if settings.qdq is not None:
-        return "the graph is quantised, and kernels of ours compute in floats", "use precision fp16, or remove the key"
+        return (
+            "the graph is quantised, and xpuruntime kernels compute in floats",
+            "use precision fp16, or remove the key",
+        )
     if request.purpose == "compile" or request.artifact is not None:
         return "a compiled graph holds ONNX Runtime's own operators", "run the model itself, or remove the key"
     return None
@@ -319,7 +324,7 @@ def _counted(done: Sequence[Rewrite]) -> str:
 
 def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
     rest = list(dict.fromkeys(one.rest for one in done if one.rest))
-    text = "operators of ours, which our dispatcher serves; the evidence says which kernel ran"
+    text = "xpuruntime operators, which our dispatcher serves; the evidence says which kernel ran"
     if rest:
         text += f". {'; '.join(rest)}"
     if strict:

@@ -31,6 +31,6 @@ CONV_SEARCH = {
 
 
 def by_option(op: str, word: str, *, cuda: bool) -> bool:
-    """Whether a family means ONNX Runtime's own kernels, which an option chooses. An id means a kernel of ours."""
+    """Whether a family means ONNX Runtime's own kernels, which an option chooses. An id means an xpuruntime kernel."""
     known = ATTENTION_BITS if op == "attention" else CONV_SEARCH if op == "conv" else ()
     return cuda and "." not in word and word in known

@@ -207,7 +207,7 @@ def _precision(request: Request, known: PassThrough, settings: Settings, book: C
     precision = request.policy.execution.precision
     if precision == "fp16":
         settings.convert = "fp16"
-        reason = f"the types in the graph change and a probe input is held against fp32; {_NEVER_RUN}"
+        reason = f"the types in the graph change and a probe input is compared with fp32; {_NEVER_RUN}"
         book.add("execution.precision", "graph converted to fp16", "advisory", reason)
     elif precision == "fp32":
         if known.vendor == "Core ML":  # its other format computes in fp16 whatever the types say

@@ -46,11 +46,11 @@ class Settings(msgspec.Struct, kw_only=True):
     capability : (int, int) or None
         Compute capability of the CUDA device.
     rewrites : dict of str to str
-        Node to what it becomes: the operator of ours, the nodes it folds in, the kernels and the key that asks.
+        Node to what it becomes: the xpuruntime operator, the nodes it folds in, the kernels and the key that asks.
     left : dict of str to str
-        Node that a kernel of ours is asked for to the reason why it stays as it is.
+        Node that an xpuruntime kernel is asked for to the reason why it stays as it is.
     tune : bool
-        Whether kernels of ours are measured where the policy leaves the choice.
+        Whether xpuruntime kernels are measured where the policy leaves the choice.
     """
 
     provider: str
@@ -83,6 +83,6 @@ def uncompilable(settings: Settings) -> str | None:
     if not settings.rewrites and not settings.tune:
         return None
     return (
-        "operators of the model become kernels of ours, whose rules are held by the process and not by a file, so "
+        "operators of the model become xpuruntime kernels, whose rules are held by the process and not by a file, so "
         "ONNX Runtime's compiled graph would not have them"
     )

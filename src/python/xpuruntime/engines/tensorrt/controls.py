@@ -107,7 +107,7 @@ def _precision(request: Request, flavour: Flavour, book: ControlBuilder) -> dict
     key, typed = "execution.precision", "the network is strongly typed: the types in the graph are what runs"
     if precision in ("fp16", "bf16"):
         chosen["convert"] = precision
-        reason = f"{typed}, and a probe input is held against fp32"
+        reason = f"{typed}, and a probe input is compared with fp32"
         book.add(key, f"graph converted to {precision}", "enforced", reason)
     elif precision == "int8":
         chosen["quantise"] = request.model.quantisation.scheme == "none"
@@ -197,7 +197,7 @@ def _memory(request: Request, book: ControlBuilder) -> dict[str, Any]:
         book.add("execution.memory.limit", f"workspace {show(memory.limit)} bytes", "advisory", reason, fix)
         return chosen
     reason = "weights, activations and scratch memory of the session go through the pool, in the order of its streams"
-    book.add("execution.memory.pool", f"a {memory.pool} pool of ours as IGpuAllocator", "enforced", reason)
+    book.add("execution.memory.pool", f"a {memory.pool} xpuruntime pool as IGpuAllocator", "enforced", reason)
     reason = "limit of the pool, and of the scratch memory that kernels are chosen with"
     book.add("execution.memory.limit", f"pool limit {show(memory.limit)} bytes", "enforced", reason)
     return chosen

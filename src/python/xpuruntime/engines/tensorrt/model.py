@@ -165,7 +165,7 @@ class TensorRtModel(LoadedModel):
         return DeviceArray(tensor.data_ptr, tensor.dtype, tuple(tensor.shape), True, tensor)
 
     def _execute(self, slot: Slot, items: Mapping[str, DeviceArray]) -> dict[str, Any]:
-        """Enqueue a run, and return its results as tensors of ours that are ready in the order of the slot's stream."""
+        """Enqueue a run; its results are xpuruntime tensors, ready in the order of the slot's stream."""
         shapes = self.place(slot, items)
         results: dict[str, Any] = {}
         unknown: dict[str, Any] = {}

@@ -162,7 +162,7 @@ class Deciding:
         return _native(call, route.asked, _tuning(self.key_of(route)), "tuned", route.kernel, candidates)
 
     def _by_ours(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
-        """Return that a kernel of ours serves, with what became of the words before the one that named it."""
+        """Return that an xpuruntime kernel serves, with what became of the words before the one that named it."""
         from xpuruntime.ops.recording import as_record
         from xpuruntime.pytorch.routing import DEFAULT_ID
 
@@ -251,7 +251,7 @@ def _names(op: str, word: str, kernel: str) -> bool:
 
 
 def _named(op: str, name: str) -> str:
-    """Return an id for what was measured: kernels of ours as one are called by their operator."""
+    """Return an id for what was measured: xpuruntime kernels as one are called by their operator."""
     return f"xpuruntime.{op}" if name == "auto" else name
 
 

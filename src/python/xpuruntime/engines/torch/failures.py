@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Exceptions of PyTorch as errors of ours."""
+"""Exceptions of PyTorch as xpuruntime errors."""
 
 from __future__ import annotations
 

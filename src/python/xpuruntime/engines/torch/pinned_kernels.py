@@ -122,7 +122,7 @@ class PinnedKernels:
             self._seen.by_products(node, route, dtype, self._device)
 
     def kernel(self, node: str) -> str | None:
-        """Return the kernels of ours that served an operator of the model, or ``None`` where PyTorch's own did."""
+        """Return the xpuruntime kernels that served an operator of the model, or ``None`` where PyTorch's own did."""
         ours = [
             name
             for call in self._seen.kinds
@@ -142,7 +142,7 @@ class PinnedKernels:
         return [f"{self._log.dropped} decisions of the pass are not in the report: the dispatcher keeps no more of one"]
 
     def keys(self) -> dict[str, KeySeen]:
-        """Return what was seen of each kernel key that the plan speaks of, held against the policy itself."""
+        """Return what was seen of each kernel key that the plan speaks of, compared with the policy itself."""
         by_key: dict[str, list[tuple[SeenCall, Route]]] = defaultdict(list)
         left: dict[str, list[SeenCall]] = defaultdict(list)
         for call in self._seen.kinds:

@@ -36,7 +36,7 @@ class SeenCall:
     dtype, device : str
         Of the first of them; empty where there is none.
     why : str
-        Why no kernel of ours was looked for, where `route` is ``None``.
+        Why no xpuruntime kernel was looked for, where `route` is ``None``.
     count : int
         Calls that returned.
     served : Counter

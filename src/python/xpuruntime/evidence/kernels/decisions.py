@@ -65,8 +65,8 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
     asked : tuple of str
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     asked_by : str
-        The policy key: ``"kernels.matmul"``, ``"kernels.rules[0]"``; ``"kernels.auto_strategy"`` where a kernel of ours
-        was measured against the engine's; ``"default"`` where nobody asked.
+        The policy key: ``"kernels.matmul"``, ``"kernels.rules[0]"``; ``"kernels.auto_strategy"`` where an xpuruntime
+        kernel was measured against the engine's; ``"default"`` where nobody asked.
     source : {"pinned", "rule", "tuned", "first", "fallback"}
         The kernel that the policy's short form asks for; that of a rule; the fastest measured, now or in the tuning
         cache; the first that can serve; in place of what was asked for and cannot serve.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ExportLock`: what a model was exported from, written into its metadata and held against where it runs."""
+"""`ExportLock`: what a model was exported from, written into its metadata and compared with where it runs."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def render(report: Report, *, summary: bool = False) -> RenderableType:
         parts += _device_kernels(timed)
     if report.units:
         parts.append(_accounting(report))
-    parts += decision_tables(report.decisions, "kernels of ours, in the instrumented pass")
+    parts += decision_tables(report.decisions, "xpuruntime kernels, in the instrumented pass")
     if report.boundaries:
         parts.append(_boundaries(report.boundaries))
     parts += graph_tables(report.cuda_graph)

@@ -159,7 +159,7 @@ class _Comparing:
         return True
 
     def _only(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the nodes of one report alone; what a partial report does not show is not held against it."""
+        """Return the nodes of one report alone; what a partial report does not show is not compared with it."""
         found: list[tuple[str, ...]] = []
         for mine, own, other in ((0, self.before, self.after), (1, self.after, self.before)):
             missing = self.nodes[mine] - self.nodes[1 - mine]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which calls of one model were served by other kernels of ours in another report."""
+"""Which calls of one model were served by other xpuruntime kernels in another report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compare_decisions(
     if not before or not after:
         word, other = ("before", "after") if before else ("after", "before")
         return (), (
-            f"kernel decisions are in '{word}' only: '{other}' was made without kernels of ours, or by a version that "
+            f"kernel decisions are in '{word}' only: '{other}' has no xpuruntime kernels, or is by a version that "
             "does not tell them"
         )
     sides = [_by_call(one) for one in (before, after)]

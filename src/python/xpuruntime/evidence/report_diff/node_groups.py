@@ -29,7 +29,7 @@ class NodeGroup(NamedTuple):
 def group_units(before: Sequence[Unit], after: Sequence[Unit]) -> list[NodeGroup]:
     """Return the connected components of source nodes, where a unit connects all nodes that it stands for.
 
-    A unit that serves several nodes in one report and is split in the other is so held against all of its parts.
+    A unit that serves several nodes in one report and is split in the other is so compared with all of its parts.
     Groups come in the order in which the first report names their nodes; the one without nodes comes last.
     """
     parents: dict[str, str] = {}

@@ -104,7 +104,7 @@ def shape_coverage(
     profiles : mapping, optional
         Input to its least, best and largest shape, where the engine was built for a range.
     decisions : sequence of KernelDecision
-        Those of the pass: kernels of ours are chosen for shapes.
+        Those of the pass: xpuruntime kernels are chosen for shapes.
     """
     rows = tuple(
         _row(one, observed.get(one.name), (stated or {}).get(one.name), (profiles or {}).get(one.name))
@@ -192,7 +192,7 @@ def _by_shape(
         ops = ", ".join(dict.fromkeys(one.op for one in shaped))
         count = "1 decision" if len(shaped) == 1 else f"{len(shaped)} decisions"
         told.append(
-            f"{count} about kernels of ours ({ops}) hold for the shapes of this pass: other sizes are decided anew"
+            f"{count} about xpuruntime kernels ({ops}) hold for the shapes of this pass: other sizes are decided anew"
         )
     return tuple(told)
 

@@ -172,7 +172,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
 def in_range(version: str, spec: str) -> bool:
     """Whether a version meets a specifier of ``>=``, ``>``, ``<=``, ``<``, ``==`` and ``!=`` parts.
 
-    Only release numbers are compared; a part that cannot be read is not held against the version.
+    Only release numbers are compared; a part that cannot be read is not compared with the version.
     """
     have = _release(version)
     for part in filter(None, (piece.strip() for piece in spec.split(","))):

@@ -38,7 +38,7 @@ def told(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
 
 
 def told_left(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
-    """Return why nodes that kernels of ours are asked for stay with ONNX Runtime."""
+    """Return why nodes that xpuruntime kernels are asked for stay with ONNX Runtime."""
     return merged(_left(one, device) for one in left)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which kernels operators of ours ran, by the dispatcher's decisions, and whether the policy's keys were met."""
+"""Which kernels xpuruntime operators ran, by the dispatcher's decisions, and whether the policy's keys were met."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DecidedKernels:
         self.source, self._rules = rewriting.watched(self._log)
 
     def attach(self, observed: Observed) -> Observed:
-        """Return `observed` with the kernel of every unit that an operator of ours ran, and the keys compared."""
+        """Return `observed` with the kernel of every unit that an xpuruntime operator ran, and the keys compared."""
         made = self._decisions()
         kinds = {one.node: one.kind for one in self._rewriting.rewrites}
         units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
@@ -67,8 +67,8 @@ class DecidedKernels:
         read, ours = observed.effective.get("execution.threads"), threads_of_ours()
         if read is None or self._device != "cpu" or read.endswith(f"={ours}"):
             return {}
-        text = f"{read}; kernels of ours: {'as many as cores' if ours is None else ours}"
-        reason = f"ONNX Runtime's own operators are held to it, kernels of ours to {THREADS}"
+        text = f"{read}; xpuruntime kernels: {'as many as cores' if ours is None else ours}"
+        reason = f"ONNX Runtime's own operators are held to it, xpuruntime kernels to {THREADS}"
         return {"execution.threads": KeySeen(observed=text, status="substituted", reason=reason)}
 
     def _decisions(self) -> dict[str, list[Decision]]:

@@ -98,7 +98,7 @@ def _misfit(scope: Scope, parts: _Parts, dtype: str | None) -> str:
     for name, shape in zip((parts.q, parts.k, parts.v), shapes, strict=True):
         if shape is None or len(shape) != rank:
             given = "an unknown number of" if shape is None else str(len(shape))
-            return f"{name!r} has {given} dimensions, and ours takes {rank} here"
+            return f"{name!r} has {given} dimensions, and the xpuruntime kernel takes {rank} here"
         found.append(shape)
     q, k, v = found
     if not (same(q[0], k[0]) and same(q[0], v[0])):
@@ -142,7 +142,7 @@ def _standard(scope: Scope, node: onnx.NodeProto, opset: int) -> _Parts | str:
     if any(node.output[3:]):
         return "its scores are read as well"
     if given.get("softcap", 0.0):
-        return f"softcap is {given['softcap']:g}, and ours has none"
+        return f"softcap is {given['softcap']:g}, and the xpuruntime kernel has none"
     if given.get("softmax_precision", 1) not in (0, 1) and given["softmax_precision"] != scope.type(node.input[0]):
         return f"softmax_precision {given['softmax_precision']} is another one than fp32"
     mask, shape = inputs[3], scope.shape(node.input[0])
@@ -170,7 +170,7 @@ def _multi_head(scope: Scope, node: onnx.NodeProto) -> _Parts | str:
     named = {3: "bias", 4: "key_padding_mask", 6: "past_key", 7: "past_value", 8: "past_sequence_length"}
     used = [name for place, name in named.items() if inputs[place]] + [f"input {i}" for i in (9, 10) if inputs[i]]
     if used:
-        return f"it takes {', '.join(used)}, which ours does not"
+        return f"it takes {', '.join(used)}, which the xpuruntime kernel does not"
     if any(node.output[1:]):
         return "it hands out its keys, values or scores"
     if not inputs[1] or not inputs[2]:
@@ -287,7 +287,7 @@ def _keys(
     shape = scope.shape(name)
     if shape is None or len(shape) != 4:
         given = "an unknown number of" if shape is None else str(len(shape))
-        return f"its keys {name!r} have {given} dimensions, and ours takes 4"
+        return f"its keys {name!r} have {given} dimensions, and the xpuruntime kernel takes 4"
     rows = (shape[0], shape[1], shape[3], shape[2])
     taken = [*readers, *nodes]
     maker = scope.maker(name)

@@ -56,28 +56,28 @@ def check_rewriting(
     from xpuruntime.engines.model.shapes import with_shapes
     from xpuruntime.engines.precision import compare_within, probe_feeds
 
-    what = "the rewritten graph was held against the original on a probe input"
+    what = "the rewritten graph was compared with the original on a probe input"
     random = {node.op_type for graph in graphs(rewriting.model) for node in graph.node} & _RANDOM
     if random:
-        log.add("the rewritten graph was not held against the original", f"it draws numbers: {', '.join(random)}")
+        log.add("the rewritten graph was not compared with the original", f"it draws numbers: {', '.join(random)}")
         return
     info = with_shapes(request.model, request.policy)
     try:
         feeds = probe_feeds(info)
     except InputError as error:
-        log.add("the rewritten graph was not held against the original", str(error))
+        log.add("the rewritten graph was not compared with the original", str(error))
         return
     narrow = [t.name for t in (*info.inputs, *info.outputs) if t.dtype == "bfloat16"]
     if narrow:
         why = f"{narrow[0]!r} is bfloat16, which NumPy has not"
-        log.add("the rewritten graph was not held against the original", why)
+        log.add("the rewritten graph was not compared with the original", why)
         return
     tolerance = _tolerance(rewriting)
     plain = open_plain(rewriting.before)
     try:
         expected = run(plain, feeds)
     except XpuRuntimeError as error:  # inputs that are made up may be none that a model takes
-        log.add("the rewritten graph was not held against the original", f"it refuses the probe input: {error}")
+        log.add("the rewritten graph was not compared with the original", f"it refuses the probe input: {error}")
         return
     result = compare_within(expected, run(session, feeds), tolerance)
     if result.passed:
@@ -85,7 +85,7 @@ def check_rewriting(
         return
     where = _first_difference(rewriting, open_plain, run, feeds, tolerance)
     msg = (
-        f"{request.model.path} on {request.device}: with kernels of ours its results are others than ONNX Runtime's "
+        f"{request.model.path} on {request.device}: with xpuruntime kernels its results are others than ONNX Runtime's "
         f"own on a probe input. {where}. Of the model's outputs, {_failing(result)}. Ask for another kernel for this "
         "node, or remove the kernel key"
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`rewrite`: put operators of ours into a graph."""
+"""`rewrite`: put xpuruntime operators into a graph."""
 
 from __future__ import annotations
 

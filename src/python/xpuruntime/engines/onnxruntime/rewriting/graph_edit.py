@@ -32,7 +32,7 @@ __all__ = ["Rewriting", "arch_of", "begin", "left_alone", "terms_of"]
 
 
 class Rewriting:
-    """A model with operators of ours in it.
+    """A model with xpuruntime operators in it.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ def arch_of(settings: Settings) -> str | None:
 
 
 def terms_of(request: Request, settings: Settings) -> Terms:
-    """Return what holds for every operator of ours in a session."""
+    """Return what holds for every xpuruntime operator in a session."""
     cuda = request.device.startswith("cuda")
     return Terms(
         device=request.device,
@@ -192,7 +192,7 @@ def _hold_plan(
     if missing and settings.strict:
         node, reason = next(iter(missing.items()))
         msg = (
-            f"{request.model.path}: {len(missing)} node(s) that the plan gives to kernels of ours cannot be given to "
+            f"{request.model.path}: {len(missing)} node(s) that the plan gives xpuruntime kernels cannot be given to "
             f"them as the model is loaded, such as {node!r}: {reason}. mode is strict; set mode: prefer, or remove the "
             "kernel keys for them"
         )

@@ -44,7 +44,7 @@ def public(settings: Settings) -> Settings:
 
 
 def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
-    """Return the model with operators of ours as the plan says; ``None`` where the policy asks for none.
+    """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none.
 
     Raises
     ------

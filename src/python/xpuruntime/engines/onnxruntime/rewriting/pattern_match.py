@@ -39,7 +39,7 @@ def find_rewrites(
     tune: bool = False,
     fp32_as: int = 1,
 ) -> Found:
-    """Find the nodes that a policy asks kernels of ours for. Pure: touches no device and opens no library.
+    """Find the nodes that a policy asks xpuruntime kernels for. Pure: touches no device and opens no library.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ class Candidate(NamedTuple):
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """One node that becomes an operator of ours.
+    """One node that becomes an xpuruntime operator.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that a policy asks a kernel of ours for and that stays with ONNX Runtime, with the reason."""
+    """A node that a policy asks an xpuruntime kernel for and that stays with ONNX Runtime, with the reason."""
 
     node: str
     kind: str

@@ -36,7 +36,7 @@ function says() {
   const found = ROWS.find((row) => row.divergence);
   if (found) return `${found.label}: ${divergenceWords(found.divergence)}`;
   const layer = POINTS.find((point) => point.first && !point.row.outputs.every((one) => one.passed)) || POINTS.find((point) => point.first);
-  if (!layer) return "Each engine is held against the reference, within the tolerance of its precision.";
+  if (!layer) return "Each engine is compared with the reference, within the tolerance of its precision.";
   const though = layer.row.status === "agrees" ? "its outputs agree, and a layer inside of it does not" : "the first layer out of tolerance";
   return `${layer.row.label}: ${though}: ${layer.name} (${layer.op}): ${layer.reason}`;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// The smaller tables: precision, kernels of ours, boundaries, conversions, surroundings, notes, the command.
+// The smaller tables: precision, xpuruntime kernels, boundaries, conversions, surroundings, notes, the command.
 
 function showTables() {
   showPrecision();
@@ -70,12 +70,12 @@ function showDeviceKernels() {
 function showDecisions() {
   const body = bodyOf("decisions");
   if (!DATA.decisions.length) {
-    body.append(nothing("None: no kernel of ours was asked for."));
+    body.append(nothing("None: no xpuruntime kernel was asked for."));
     return;
   }
   const where = (d) => make("span", { title: d.nodes.join("\n"),
     text: (d.nodes[0] || d.module || "-") + (d.nodes.length > 1 ? ` + ${d.nodes.length - 1} more` : "") });
-  body.append(table("Kernels of ours", ["call", "node", "asked", "ran", "why", ">calls"], DATA.decisions.map((d) =>
+  body.append(table("xpuruntime kernels", ["call", "node", "asked", "ran", "why", ">calls"], DATA.decisions.map((d) =>
     ({ mark: d.replaced ? "off" : null, cells: [
       d.call, where(d), d.asked.join(", "), d.ran || "the engine's own", d.why, d.count === null ? "-" : whole.format(d.count),
     ] })), { class: "policy" }));
