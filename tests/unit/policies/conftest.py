@@ -15,6 +15,7 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    VerifyPolicy,
 )
 
 
@@ -52,4 +53,19 @@ def full_policy() -> Policy:
             auto_strategy="best_performance",
         ),
         accuracy=AccuracyPolicy(reference="onnxruntime.cpu.model", rtol=1e-2, atol=1e-3, cosine=0.999),
+        verify=VerifyPolicy(
+            evidence={"require": ["engine", "placement"], "allow": "kernels.*"},
+            determinism="restart",
+            metrics={"top1": 0.98},
+            speed={
+                "metric": ["latency.p50", "latency.p99"],
+                "max_slowdown": "3%",
+                "control": "anchor",
+                "confidence": 0.95,
+                "budget": "90s",
+                "inconclusive": "warn",
+            },
+            memory={"max_growth": "20%", "max_peak": "2GiB"},
+            start="20s",
+        ),
     )

@@ -15,6 +15,10 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    VerifyEvidence,
+    VerifyMemory,
+    VerifyPolicy,
+    VerifySpeed,
 )
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS, OPS
 
@@ -181,10 +185,42 @@ def accuracy_policies(draw):
     return AccuracyPolicy(reference=reference, rtol=rtol, atol=atol, cosine=cosine)
 
 
+shares = st.one_of(st.floats(0, 10), st.integers(0, 1000).map("{}%".format), st.sampled_from([0.05, 1.0, 2.5, 5e-324]))
+durations = st.one_of(
+    st.floats(0.001, 604800),
+    st.builds("{}{}".format, st.integers(1, 168), st.sampled_from(["ms", "s", "m", "h"])),
+)
+verify_policies = st.builds(
+    VerifyPolicy,
+    evidence=st.builds(
+        VerifyEvidence,
+        require=lists(st.sampled_from(["engine", "device", "precision", "placement", "kernels"]), least=0),
+        allow=lists(text, least=0),
+    ),
+    determinism=st.sampled_from(["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]),
+    metrics=st.dictionaries(
+        st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,8}\Z"), st.floats(allow_nan=False, allow_infinity=False), max_size=2
+    ),
+    speed=optional(
+        st.builds(
+            VerifySpeed,
+            metric=lists(st.sampled_from(["latency.p50", "latency.p99"])),
+            max_slowdown=shares,
+            control=st.sampled_from(["reference", "anchor"]),
+            confidence=st.floats(0.5, 0.9999),
+            budget=durations,
+            inconclusive=optional(st.sampled_from(["fail", "warn", "pass"])),
+        )
+    ),
+    memory=st.builds(VerifyMemory, max_growth=shares, max_peak=optional(sizes)),
+    start=optional(durations),
+)
+
 policies = st.builds(
     Policy,
     mode=st.sampled_from(["prefer", "strict", "auto"]),
     execution=execution_policies(),
     kernels=kernel_policies,
     accuracy=optional(accuracy_policies()),
+    verify=optional(verify_policies),
 )

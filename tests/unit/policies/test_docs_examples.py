@@ -21,6 +21,10 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    VerifyEvidence,
+    VerifyMemory,
+    VerifyPolicy,
+    VerifySpeed,
     policy_schema,
 )
 from xpuruntime.policies.document import to_python
@@ -45,7 +49,7 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 
 
 def test_the_page_has_examples_of_each_sort():
-    assert (len(GOOD), len(BAD), len(PYTHON)) == (5, 6, 3)
+    assert (len(GOOD), len(BAD), len(PYTHON)) == (6, 6, 3)
 
 
 @pytest.mark.parametrize(("language", "text"), GOOD)
@@ -91,7 +95,7 @@ def rows(heading):
 
 def written(value):
     plain = {None: "`null`", True: "`true`", False: "`false`", (): "`[]`"}
-    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy)):
+    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy, VerifyEvidence, VerifyMemory)):
         return "all defaults"
     if isinstance(value, dict):
         return "`{}`"
@@ -107,12 +111,30 @@ def written(value):
         ("`execution.artifacts`", ArtifactPolicy(), set()),
         ("`kernels`", KernelPolicy(), {"auto_strategy"}),
         ("`accuracy`", AccuracyPolicy(rtol=1), {"rtol"}),
+        ("`verify`", VerifyPolicy(), set()),
+        ("`verify.evidence`", VerifyEvidence(), set()),
+        ("`verify.speed`", VerifySpeed(), {"metric", "max_slowdown", "budget"}),
+        ("`verify.memory`", VerifyMemory(), {"max_growth"}),
     ],
 )
 def test_every_key_is_explained_with_its_default(heading, policy, elsewhere):
     explained = {cells[0].strip("`"): cells[2] for cells in rows(heading) if len(cells) > 2}
     for key in set(policy.KINDS) - elsewhere:
         assert explained[key] == written(getattr(policy, key)), key
+
+
+@pytest.mark.parametrize(
+    ("heading", "value", "keys"),
+    [
+        ("`verify.speed`", VerifySpeed(), ("metric", "max_slowdown", "budget")),
+        ("`verify.memory`", VerifyMemory(), ("max_growth",)),
+    ],
+)
+def test_defaults_with_units_are_explained_as_a_file_writes_them(heading, value, keys):
+    explained = {cells[0].strip("`"): cells[2].strip("`") for cells in rows(heading) if len(cells) > 2}
+    for key in keys:
+        plain = value.KINDS[key].plain(getattr(value, key))
+        assert explained[key] == (plain[0] if isinstance(plain, list) else plain)
 
 
 def test_every_key_of_rules_is_explained():

@@ -17,7 +17,8 @@ YAML = [
     ),
     (
         "xyz: 1",
-        "1:1: unknown key 'xyz' in the policy. Valid keys: schema, mode, execution, kernels, auto_strategy, accuracy.",
+        "1:1: unknown key 'xyz' in the policy. Valid keys: schema, mode, execution, kernels, auto_strategy, "
+        "accuracy, verify.",
     ),
     (
         "execution:\n  memory:\n    limt: 1",
@@ -36,6 +37,25 @@ YAML = [
     (
         "kernels: {rules: [{match: {opp: matmul}, use: auto}]}",
         "1:28: unknown key 'opp' in kernels.rules[0].match; did you mean 'op'?",
+    ),
+    (
+        "verify: {sped: {}}",
+        "1:10: unknown key 'sped' in verify; did you mean 'speed'? Valid keys: evidence, determinism,",
+    ),
+    ("verify:\n  speed: {max_slow: 5%}", "2:11: unknown key 'max_slow' in verify.speed; did you mean 'max_slowdown'?"),
+    ("speed: {}", "1:1: unknown key 'speed' in the policy; it belongs in 'verify'."),
+    ("verify: {speed: {max_slowdown: 5}}", "1:32: verify.speed.max_slowdown: the number 5 is out of range; write '5%'"),
+    ("verify: {speed: {max_slowdown: -5%}}", "1:32: verify.speed.max_slowdown: '-5%' is not a share"),
+    ("verify: {memory: {max_growth: 1001%}}", "1:31: verify.memory.max_growth: '1001%' is out of range"),
+    ("verify: {speed: {budget: 120}}", "1:26: verify.speed.budget: the number 120 has no unit; write '120s'"),
+    ("verify: {start: 20 sec}", "1:17: verify.start: '20 sec' is not a duration: unit 'sec' is not known"),
+    ("verify: {start: 0s}", "1:17: verify.start: '0s' is out of range; a duration is from 1ms to 168h"),
+    ("verify: {metrics: {top-1: 1}}", "1:20: verify.metrics: 'top-1' is not the name of a Python function"),
+    ("verify: {metrics: {top1: .nan}}", "1:26: verify.metrics.top1: "),
+    ("verify: {determinism: rerun}", "1:23: verify.determinism: 'rerun' is not a valid value. Valid grades: none,"),
+    (
+        "verify: {evidence: {require: [engin]}}",
+        "1:31: verify.evidence.require[0]: 'engin' is not a valid value; did you mean 'engine'?",
     ),
     ("mode: strict\nmode: prefer", "2:1: duplicate key 'mode': it is already set on line 1"),
     ("execution: {threads: 1, 'threads': 2}", "1:25: duplicate key 'threads': it is already set on line 1"),

@@ -110,7 +110,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         engine_version=facts.version if facts else None,
         device=winner.device,
         precision=policy.execution.precision,
-        policy=policy.to_dict(),
+        policy=policy.replace(verify=None).to_dict(),  # which asks nothing of a run
         verdicts=tuple(verdicts),
         controls=judgement.controls,
         settings=judgement.settings,

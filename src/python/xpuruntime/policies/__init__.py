@@ -14,6 +14,7 @@ from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 from xpuruntime.policies.memory_policy import MemoryPolicy
 from xpuruntime.policies.policy import SCHEMA, Policy
 from xpuruntime.policies.schema import policy_schema
+from xpuruntime.policies.verify_policy import VerifyEvidence, VerifyMemory, VerifyPolicy, VerifySpeed
 
 __all__ = [
     "SCHEMA",
@@ -26,5 +27,9 @@ __all__ = [
     "MemoryPolicy",
     "Policy",
     "RuleMatch",
+    "VerifyEvidence",
+    "VerifyMemory",
+    "VerifyPolicy",
+    "VerifySpeed",
     "policy_schema",
 ]

@@ -216,7 +216,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         from xpuruntime.policies.policy import Policy
 
         policy = Policy.from_document(document)
-        others = [key for key in ("mode", "execution", "accuracy") if document.has(key)]
+        others = [key for key in ("mode", "execution", "accuracy", "verify") if document.has(key)]
         if others:
             raise PolicyError(
                 f"{name}: states {' and '.join(others)}, which a KernelPolicy cannot hold; "

@@ -18,6 +18,7 @@ from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kinds import Choice, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.policies.verify_policy import VerifyPolicy
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +55,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     execution : ExecutionPolicy
     kernels : KernelPolicy
     accuracy : AccuracyPolicy or None
+    verify : VerifyPolicy or None
+        Claims of ``xrt verify``. They ask nothing of a run: `stated` leaves them out.
 
     Raises
     ------
@@ -74,6 +77,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         "execution": Nested(ExecutionPolicy, "Who runs a model, where, and how."),
         "kernels": Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE),
         "accuracy": Nested(AccuracyPolicy, "How close the results must be to a reference.", optional=True),
+        "verify": Nested(VerifyPolicy, "Which claims `xrt verify` checks.", optional=True),
     }
     #: The keys of a file.
     DOCUMENT: ClassVar[dict[str, Kind]] = {
@@ -83,12 +87,14 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         "kernels": KINDS["kernels"],
         "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
         "accuracy": KINDS["accuracy"],
+        "verify": KINDS["verify"],
     }
 
     mode: Mode = "prefer"
     execution: ExecutionPolicy = ExecutionPolicy()
     kernels: KernelPolicy = KernelPolicy()
     accuracy: AccuracyPolicy | None = None
+    verify: VerifyPolicy | None = None
 
     if TYPE_CHECKING:
 
@@ -99,6 +105,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             execution: ExecutionPolicy | dict[str, Any] = ...,
             kernels: KernelPolicy | dict[str, Any] = ...,
             accuracy: AccuracyPolicy | dict[str, Any] | None = None,
+            verify: VerifyPolicy | dict[str, Any] | None = None,
         ) -> None: ...
 
     @classmethod
@@ -167,9 +174,10 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             except Refused as refused:
                 raise files.policy_error(refused, "policy") from None
             return cls.from_document(document)
-        if isinstance(value, (KernelPolicy, ExecutionPolicy, AccuracyPolicy)):
+        if isinstance(value, (KernelPolicy, ExecutionPolicy, AccuracyPolicy, VerifyPolicy)):
             name = type(value).__name__
-            field = {"KernelPolicy": "kernels", "ExecutionPolicy": "execution"}.get(name, "accuracy")
+            fields = {"KernelPolicy": "kernels", "ExecutionPolicy": "execution", "VerifyPolicy": "verify"}
+            field = fields.get(name, "accuracy")
             raise PolicyError(f"policy: a {name} is a part of a policy; write Policy({field}=...)")
         if isinstance(value, str) and value in _MODES:
             if value == "auto":
@@ -220,7 +228,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         These are the keys away from their default: a default asks nothing, wherever it is written. Lists of rules
         have one key a rule, ``"kernels.rules[0]"``; provider options one an option,
         ``"execution.provider_options.onnxruntime.use_tf32"``; shapes one an input, ``"execution.shapes.image"``;
-        `auto_strategy` is ``"kernels.auto_strategy"``.
+        `auto_strategy` is ``"kernels.auto_strategy"``. `verify`, which asks nothing of a run, has none.
         """
         stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
         for section, value in (("execution", self.execution), ("kernels", self.kernels), ("accuracy", self.accuracy)):

@@ -30,7 +30,7 @@ class _PolicyMeta(msgspec.StructMeta):
                 for name in fields:
                     if name not in cls.KINDS:
                         raise Refused(did_you_mean(name, cls.KINDS, "keys"), unknown_key=name)
-                cls.require(fields)
+                cls.check_required(fields)
             except Refused as refused:
                 raise PolicyError(refused.message(cls.__name__)) from None
             return super().__call__(*args, **fields)
@@ -64,7 +64,7 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
         """Check fields against each other. Raises `Refused`."""
 
     @classmethod
-    def require(cls, fields: dict[str, Any]) -> None:
+    def check_required(cls, fields: dict[str, Any]) -> None:
         """Raise `Refused` when a required field is missing."""
         for name in cls.REQUIRED:
             if fields.get(name) is None:

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`VerifyPolicy`: which claims ``xrt verify`` checks, and how far each may be off."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.document import Mapping, Node, describe, describe_value, from_python
+from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.kinds import Choice, Kind, Number, Text, refuse_control_characters
+from xpuruntime.policies.memory_policy import ByteSize
+from xpuruntime.policies.quantities import Duration, Share
+from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping as MappingABC
+    from collections.abc import Sequence
+
+__all__ = [
+    "Control",
+    "Grade",
+    "Inconclusive",
+    "Required",
+    "SpeedMetric",
+    "VerifyEvidence",
+    "VerifyMemory",
+    "VerifyPolicy",
+    "VerifySpeed",
+]
+
+Required = Literal["engine", "device", "precision", "placement", "kernels"]
+Grade = Literal["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]
+SpeedMetric = Literal["latency.p50", "latency.p99"]
+Control = Literal["reference", "anchor"]
+Inconclusive = Literal["fail", "warn", "pass"]
+
+
+class Floors(Kind):
+    """Name of a metric to the least value that it may have. Sorted by name."""
+
+    _FLOOR = Number(-math.inf, math.inf)
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return "a mapping of metric to its least value, such as {top1: 0.98}"
+
+    def _check(self, value: Any) -> FrozenDict:
+        if not isinstance(value, dict):
+            raise self.wrong_type(describe_value(value))
+        return self._read(from_python(value))
+
+    def _read(self, node: Node) -> FrozenDict:
+        if not isinstance(node, Mapping):
+            raise self.wrong_type(describe(node))
+        floors = {}
+        for name, (key_node, floor_node) in sorted(node.entries.items()):
+            try:
+                refuse_control_characters(name)
+                if not name.isidentifier():
+                    raise Refused(f"{quote(name)} is not the name of a Python function, such as 'top1'")
+            except Refused as refused:
+                raise refused.at(key_node) from None
+            try:
+                floors[name] = self._floor(floor_node)
+            except Refused as refused:
+                raise refused.at(floor_node).under(name) from None
+        return FrozenDict(floors)
+
+    def _floor(self, node: Node) -> float:
+        value = self._FLOOR.read(node)
+        if not math.isfinite(value):
+            raise Refused(f"{describe_value(value)} is out of range; expected a finite number")
+        return float(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return dict(value)
+
+    def _schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": r"^[^\W\d]\w*$"},
+            "additionalProperties": {"type": "number"},
+        }
+
+
+class VerifyEvidence(PolicyValue, frozen=True, kw_only=True):
+    """Which parts of the evidence must have been observed, and which keys may deviate.
+
+    Attributes
+    ----------
+    require : tuple of {"engine", "device", "precision", "placement", "kernels"}
+        A claim about one of these fails where it could not be observed. ``placement``: every unit ran on the device
+        of the plan.
+    allow : tuple of str
+        Patterns of policy keys, such as ``"execution.layout"`` or ``"kernels.*"``, whose deviations are reported as
+        skipped.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "require": OneOrMore(
+            Choice(get_args(Required), what="parts"), "Parts of the evidence that must be observed.", empty=True
+        ),
+        "allow": OneOrMore(Text(what="a policy key such as 'kernels.*'"), "Policy keys that may deviate.", empty=True),
+    }
+
+    require: tuple[Required, ...] = ()
+    allow: tuple[str, ...] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, require: str | Sequence[str] = (), allow: str | Sequence[str] = ()) -> None: ...
+
+
+class VerifySpeed(PolicyValue, frozen=True, kw_only=True):
+    """How much slower than a control, measured in the same job, a session may be.
+
+    Attributes
+    ----------
+    metric : tuple of {"latency.p50", "latency.p99"}
+        Of single runs. ``latency.p99`` takes 662 runs of each side at least.
+    max_slowdown : float
+        Share by which the time may exceed the control's: 0.05, or ``"5%"`` in a file.
+    control : {"reference", "anchor"}
+        What the session is timed against: the same model on ONNX Runtime's CPU provider without a policy, or a fixed
+        NumPy workload.
+    confidence : float
+        Of all speed claims together, from 0.5 to 0.9999.
+    budget : float
+        Seconds; a claim that is undecided by then is inconclusive. ``"120s"`` in a file.
+    inconclusive : {"fail", "warn", "pass"} or None
+        What an inconclusive speed claim does to the exit code: 1, 0 with a warning, 0; ``None``: 4.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "metric": OneOrMore(Choice(get_args(SpeedMetric), what="metrics"), "What is compared with the control."),
+        "max_slowdown": Share("Share by which the time may exceed that of the control."),
+        "control": Choice(get_args(Control), "What the session is timed against.", what="controls"),
+        "confidence": Number(0.5, 0.9999, "Confidence of all speed claims together."),
+        "budget": Duration("Time after which an undecided speed claim is inconclusive."),
+        "inconclusive": Choice(
+            get_args(Inconclusive), "What an inconclusive speed claim does to the exit code.", optional=True
+        ),
+    }
+
+    metric: tuple[SpeedMetric, ...] = ("latency.p50",)
+    max_slowdown: float = 0.05
+    control: Control = "reference"
+    confidence: float = 0.99
+    budget: float = 120.0
+    inconclusive: Inconclusive | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            metric: str | Sequence[str] = ("latency.p50",),
+            max_slowdown: float | str = 0.05,
+            control: Control = "reference",
+            confidence: float = 0.99,
+            budget: float | str = 120.0,
+            inconclusive: Inconclusive | None = None,
+        ) -> None: ...
+
+
+class VerifyMemory(PolicyValue, frozen=True, kw_only=True):
+    """How much memory a session may take.
+
+    Attributes
+    ----------
+    max_growth : float
+        Share by which the memory of the process may grow over repeated runs, and its peak over that of a lock.
+    max_peak : int or None
+        Most bytes that the process may have resident while it opens and runs the model.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "max_growth": Share("Share by which memory may grow over repeated runs, and over a lock."),
+        "max_peak": ByteSize("Most memory of the process, such as '2GiB'.", optional=True),
+    }
+
+    max_growth: float = 0.1
+    max_peak: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, max_growth: float | str = 0.1, max_peak: int | str | None = None) -> None: ...
+
+
+class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Which claims ``xrt verify`` checks beyond the policy itself. A run pays no attention to it.
+
+    Attributes
+    ----------
+    evidence : VerifyEvidence
+    determinism : {"none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"}
+        Grade that is tested; each includes those before it.
+    metrics : dict of str to float
+        Name of a function given with ``--metric FILE.py:NAME`` to the least value that it may return. Frozen.
+    speed : VerifySpeed or None
+        ``None``: nothing is timed.
+    memory : VerifyMemory
+    start : float or None
+        Most seconds that opening the session may take; ``"20s"`` in a file.
+
+    Examples
+    --------
+    >>> VerifyPolicy(determinism="restart", speed={"max_slowdown": "3%"}, start="20s")
+    VerifyPolicy(determinism='restart', speed=VerifySpeed(max_slowdown=0.03), start=20.0)
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "evidence": Nested(VerifyEvidence, "What must be observed, and what may deviate."),
+        "determinism": Choice(get_args(Grade), "Grade of determinism that is tested.", what="grades"),
+        "metrics": Floors("Least values of metrics that are given with --metric."),
+        "speed": Nested(VerifySpeed, "How much slower than a control the session may be.", optional=True),
+        "memory": Nested(VerifyMemory, "How much memory the session may take."),
+        "start": Duration("Longest time to open the session, such as '20s'.", optional=True),
+    }
+
+    evidence: VerifyEvidence = VerifyEvidence()
+    determinism: Grade = "none"
+    metrics: dict[str, float] = FrozenDict()
+    speed: VerifySpeed | None = None
+    memory: VerifyMemory = VerifyMemory()
+    start: float | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            evidence: VerifyEvidence | dict[str, Any] = ...,
+            determinism: Grade = "none",
+            metrics: MappingABC[str, float] = ...,
+            speed: VerifySpeed | dict[str, Any] | None = None,
+            memory: VerifyMemory | dict[str, Any] = ...,
+            start: float | str | None = None,
+        ) -> None: ...
