@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the JSON Schemas of reports, and the page with their keys, into ``docs/reference``, from the types.
+"""Write the JSON Schemas of reports and verifications, and the page with their keys, into ``docs/reference``.
 
 ``python tools/report_schema.py`` writes; ``--check`` only says whether they are up to date (``make lint``).
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
+from xpuruntime.locks.schemas import verification_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGE = FOLDER / "report-keys.md"
@@ -51,10 +52,10 @@ def table(properties: dict[str, Any]) -> str:
 
 
 def tables() -> str:
-    """Return the tables of both schemas, each type once."""
-    report, comparison = report_schema(), comparison_schema()
-    parts = [("Report", report), ("ReportComparison", comparison)]
-    parts += sorted({**report["$defs"], **comparison["$defs"]}.items())
+    """Return the tables of all schemas, each type once."""
+    tops = {"Report": report_schema(), "ReportComparison": comparison_schema()}
+    tops["VerificationResult"] = verification_schema()
+    parts = [*tops.items(), *sorted({name: one for top in tops.values() for name, one in top["$defs"].items()}.items())]
     return "".join(f"\n### {name}\n\n{one['description']}\n\n{table(one['properties'])}" for name, one in parts)
 
 
@@ -65,6 +66,7 @@ def main() -> int:
         PAGE: f"{head}{BEGIN}{tables()}\n{END}{rest.split(END)[1]}",
         FOLDER / "report.schema.json": json.dumps(report_schema(), indent=2) + "\n",
         FOLDER / "report_comparison.schema.json": json.dumps(comparison_schema(), indent=2) + "\n",
+        FOLDER / "verification.schema.json": json.dumps(verification_schema(), indent=2) + "\n",
     }
     stale = 0
     for path, text in fresh.items():

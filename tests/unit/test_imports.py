@@ -27,6 +27,7 @@ ORDER = (
     "engines",
     "planning",
     "inference",
+    "locks",
     "tuning",
     "demo",
     "cli",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from xpuruntime import engines as engines
     from xpuruntime import evidence as evidence
     from xpuruntime import inference as inference
+    from xpuruntime import locks as locks
     from xpuruntime import ops
     from xpuruntime import planning as planning
     from xpuruntime import policies as policies
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report, ReportComparison, compare_reports
     from xpuruntime.evidence.profile import Profile
     from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan, profile
+    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import AccuracyPolicy, ArtifactPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
@@ -72,6 +75,7 @@ __all__ = [
     "AccuracyPolicy",
     "Artifact",
     "ArtifactPolicy",
+    "Claim",
     "Comparison",
     "CudaError",
     "Device",
@@ -100,6 +104,7 @@ __all__ = [
     "StreamManager",
     "Tensor",
     "UnsupportedOperationError",
+    "VerificationResult",
     "XpuRuntimeError",
     "XpuRuntimeWarning",
     "__version__",
@@ -120,6 +125,7 @@ __all__ = [
     "set_current_device",
     "synchronize",
     "use_policy",
+    "verify",
 ]
 
 #: Public name to the module that has it; loaded on first use.
@@ -127,6 +133,7 @@ _LAZY = {
     "AccuracyPolicy": "policies",
     "Artifact": "engines.artifact",
     "ArtifactPolicy": "policies",
+    "Claim": "locks.claims",
     "Comparison": "inference",
     "Device": "runtime.device",
     "DeviceManager": "_core",
@@ -147,6 +154,7 @@ _LAZY = {
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
+    "VerificationResult": "locks.claims",
     "clear_decisions": "ops",
     "compare_engines": "inference",
     "compare_reports": "evidence",
@@ -162,12 +170,13 @@ _LAZY = {
     "set_current_device": "runtime.device",
     "synchronize": "runtime.device",
     "use_policy": "ops",
+    "verify": "locks.verify",
 }
 
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
 _PACKAGES = frozenset((
-    "distributed", "engines", "evidence", "inference", "ops", "planning", "policies", "pytorch", "runtime", "testing",
-    "training",
+    "distributed", "engines", "evidence", "inference", "locks", "ops", "planning", "policies", "pytorch", "runtime",
+    "testing", "training",
 ))  # fmt: skip
 
 #: Names of the original design that are spelled otherwise, and how.

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, compare, demo, kernels, machine, plan, policy, profile, run
+from xpuruntime.cli import bench, compare, demo, kernels, machine, plan, policy, profile, run, verify
 from xpuruntime.cli import compile as compiling
 
 __all__ = ["app"]
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
-    "3 the environment: engine, library, driver, device or memory."
+    "3 the environment: engine, library, driver, device or memory; 4 a verification that is inconclusive."
 )
 
 app = typer.Typer(
@@ -59,5 +59,6 @@ app.command("plan", epilog=EXIT_CODES)(plan.plan)
 app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
+app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
 app.command("demo", epilog=EXIT_CODES)(demo.demo)

@@ -29,6 +29,7 @@ class ExitCode(enum.IntEnum):
     NOT_HONOURED = 1
     BAD_INPUT = 2
     ENVIRONMENT = 3
+    INCONCLUSIVE = 4
     BUG = 70
     INTERRUPTED = 130
     CLOSED_PIPE = 141

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.evidence.report import SCHEMA, Report
 from xpuruntime.evidence.report_comparison import COMPARISON_SCHEMA, ReportComparison
 
-__all__ = ["comparison_schema", "report_schema"]
+__all__ = ["comparison_schema", "report_schema", "schema_of"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SECTION = re.compile(r"\n\s*\n?(?:Attributes|Examples|Notes)\n\s*-+\n")
@@ -29,7 +29,7 @@ def report_schema() -> dict[str, Any]:
             "description": "The candidate of execution.fallback that ran; null where none was needed.",
         },
     }
-    return _schema(Report, SCHEMA, "A report of xpuruntime", added)
+    return schema_of(Report, SCHEMA, "A report of xpuruntime", added)
 
 
 def comparison_schema() -> dict[str, Any]:
@@ -38,10 +38,22 @@ def comparison_schema() -> dict[str, Any]:
         "headline": {"type": "string", "description": "What differs, in one sentence."},
         "same": {"type": "boolean", "description": "Whether the same ran."},
     }
-    return _schema(ReportComparison, COMPARISON_SCHEMA, "A comparison of two reports of xpuruntime", added)
+    return schema_of(ReportComparison, COMPARISON_SCHEMA, "A comparison of two reports of xpuruntime", added)
 
 
-def _schema(kind: type, version: str, title: str, added: dict[str, Any]) -> dict[str, Any]:
+def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of what a type is written as.
+
+    Parameters
+    ----------
+    kind : type
+        A struct with a field ``schema``.
+    version : str
+        The value of that field.
+    title : str
+    added : dict
+        Properties that are written beside the fields.
+    """
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     top = parts.pop(root["$ref"].rpartition("/")[2])
     _describe(top, kind)

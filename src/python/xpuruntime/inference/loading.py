@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,8 @@ from xpuruntime.inference.building import Recipe, build, usable
 from xpuruntime.planning.artifacts import compiled_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Ready", "artifact_cache", "cache_key", "load_planned"]
+__all__ = ["Ready", "artifact_cache", "cache_key", "load_planned", "reference_of"]
 
 
 class Ready(NamedTuple):
@@ -167,7 +169,7 @@ def _prove(
     if before is not None and before.passed and before.tolerance == check.tolerance:
         return before, (Conversion(what=what, reason=f"when the artifact was made: {before}", count=1),)
     try:
-        reference = _reference(engine, request, machine)
+        reference = reference_of(engine, request, machine)
     except ProbeRefusedError as error:
         idle = ProbeResult(passed=True, outputs=(), tolerance=check.tolerance, not_run=str(error))
         return idle, (Conversion(what="not compared with fp32 on the CPU", reason=str(error), count=1),)
@@ -180,14 +182,22 @@ def _prove(
     return result, (Conversion(what=what, reason=f"{result}{origin}", count=1),)
 
 
-def _reference(engine: Engine, request: Request, machine: Machine) -> Reference:
-    """Return the reference of a model: kept in the artifact, else made of the model itself."""
+def reference_of(
+    engine: Engine, request: Request, machine: Machine, feeds: Mapping[str, Any] | None = None
+) -> Reference:
+    """Return the reference of a model: kept in the artifact, else made of the model itself, as for `feeds` always.
+
+    Raises
+    ------
+    XpuRuntimeError
+        As `make_reference`; EngineError where the model that an artifact was made from is not at hand.
+    """
     artifact = request.artifact
     if artifact is None:
-        return make_reference(request, engine, machine)
-    if PROBE in artifact.manifest.files:
+        return make_reference(request, engine, machine, feeds)
+    if feeds is None and PROBE in artifact.manifest.files:
         return read_reference(artifact.folder / PROBE)
-    return make_reference(_with_source(request, artifact), engine, machine)
+    return make_reference(_with_source(request, artifact), engine, machine, feeds)
 
 
 def _with_source(request: Request, artifact: Artifact) -> Request:

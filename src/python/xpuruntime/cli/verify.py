@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt verify``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.locks.claims import VerificationResult
+
+__all__ = ["verify"]
+
+OnlyOption = Annotated[
+    str | None,
+    typer.Option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy.", show_default=False),
+]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="FILE.py:FN[=FLOOR]",
+        help="A function of your own: it gets run(inputs) and returns a number, FLOOR at least. Runs the file.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--out",
+        metavar="FORMAT=FILE",
+        help="Also write the result: json, md, junit, sarif, openmetrics, html or intoto. May be repeated.",
+        show_default=False,
+    ),
+]
+GitHubOption = Annotated[
+    bool,
+    typer.Option(
+        "--github", metavar=" ", help="Print annotations for GitHub Actions, and append to $GITHUB_STEP_SUMMARY."
+    ),
+]
+GitLabOption = Annotated[
+    bool, typer.Option("--gitlab", metavar=" ", help="Write xrt-junit.xml and metrics.txt, for GitLab's reports.")
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="TIME", help="Time for measurements, such as 60s.", show_default=False),
+]
+InconclusiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inconclusive",
+        metavar="WORD",
+        help="What inconclusive claims do to the exit code: fail (1), warn or pass (0). Without it 4.",
+        show_default=False,
+    ),
+]
+
+
+@choosing
+def verify(
+    model: ModelArgument,
+    *,
+    input: InputOption = None,
+    choice: Choice,
+    dim: DimOption = None,
+    only: OnlyOption = None,
+    metric: MetricOption = None,
+    out: OutOption = None,
+    github: GitHubOption = False,
+    gitlab: GitLabOption = False,
+    budget: BudgetOption = None,
+    inconclusive: InconclusiveOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Check every claim that a policy makes of a model: evidence, accuracy, memory, and what its section verify states.
+
+    Exits with 1 when a claim failed, and with 4 when none did and one is inconclusive.
+    """
+    import msgspec
+
+    from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.session_options import prepare
+    from xpuruntime.locks.outputs import FORMATS
+    from xpuruntime.locks.outputs.gitlab import report_files
+    from xpuruntime.locks.verify import verify as verified
+    from xpuruntime.policies.quantities import read_duration
+
+    outputs = _outputs(out, tuple(FORMATS))
+    if gitlab:
+        outputs += [(format, str(path)) for format, path in report_files().items()]
+    named = {f"--out {format}={path}": path for format, path in outputs}
+    for option, path in named.items():
+        check_target(option, path)
+    check_outputs(named, model, choice, input)
+    seconds = None if budget is None else read_duration(budget, "--budget")
+    _check_inconclusive(inconclusive)
+    feeds = prepare(model, input, dim, trust=choice.trust)[1]
+    with working("verifying", as_json=json):
+        result = verified(
+            model,
+            inputs=feeds.arrays,
+            only=None if only is None else [one.strip() for one in only.split(",")],
+            metrics=metric or (),
+            budget=seconds,
+            inconclusive=inconclusive,  # type: ignore[arg-type]
+            **choice.arguments(),
+        )
+    if (note := feeds.note()) is not None:
+        result = msgspec.structs.replace(result, notes=(note, *result.notes))
+    saves: dict[Callable[[str], object], str | None] = {partial(result.save, format=one): to for one, to in outputs}
+    print_and_save(result, saves, as_json=json)
+    if github:
+        _github(result, as_json=json)
+    return result.exit_code
+
+
+def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[str, str]]:
+    """Read ``FORMAT=FILE``."""
+    from xpuruntime.policies.refusal import did_you_mean
+
+    found = []
+    for value in out or ():
+        format, equals, path = value.partition("=")
+        if not equals or not path:
+            raise InputError(f"--out {value}: write FORMAT=FILE, such as junit=verify.xml")
+        if format not in formats:
+            raise InputError(f"--out {value}: {format!r} is not a format{did_you_mean(format, formats, 'formats')}")
+        found.append((format, path))
+    return found
+
+
+def _check_inconclusive(word: str | None) -> None:
+    from xpuruntime.policies.refusal import did_you_mean
+
+    words = ("fail", "warn", "pass")
+    if word is not None and word not in words:
+        raise InputError(f"--inconclusive: {word!r} is not a valid value{did_you_mean(word, words, 'values')}")
+
+
+def _github(result: VerificationResult, *, as_json: bool) -> None:
+    """Print annotations, which GitHub reads from both streams; under ``--json`` on stderr. Append the summary."""
+    from xpuruntime.locks.outputs.github import append_summary, workflow_commands
+
+    stream = sys.stderr if as_json else sys.stdout
+    for line in workflow_commands(result):
+        stream.write(f"{line}\n")
+    stream.flush()
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        append_summary(result, summary)

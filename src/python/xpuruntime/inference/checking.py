@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`compare_session`: the outputs of an open session beside those of fp32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.accuracy import limits_of
+from xpuruntime.engines.precision import compare_within
+from xpuruntime.inference.loading import reference_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.inference.session import InferenceSession
+
+__all__ = ["compare_session", "tolerance_of"]
+
+
+def compare_session(session: InferenceSession, inputs: Mapping[str, Any] | None) -> ProbeResult:
+    """Run a session and the model as it is, in fp32 on the CPU, and compare within the tolerance of the session.
+
+    Parameters
+    ----------
+    session : InferenceSession
+    inputs : mapping of str to array, optional
+        Default: those of the session's own probe.
+
+    Raises
+    ------
+    XpuRuntimeError
+        The reference does not run, or the session fails.
+    """
+    request = session._request
+    reference = reference_of(session._engine, request, session._machine, inputs)
+    return compare_within(reference.outputs, session.run(reference.feeds), tolerance_of(session))
+
+
+def tolerance_of(session: InferenceSession) -> Tolerance:
+    """Return how far from the reference the outputs of a session may be."""
+    return limits_of(session._request, session.plan.settings.get("computes"))

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`verify`: open a model under a policy, and check every claim that policy and lock make."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import time
+import warnings
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import (
+    AccuracyError,
+    EngineError,
+    InputError,
+    LockError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+    XpuRuntimeWarning,
+)
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.reading import read_regular
+from xpuruntime.locks.claims import SECTIONS, Claim, Section, VerificationResult
+from xpuruntime.locks.conditions import machine_conditions
+from xpuruntime.locks.verifying.accuracy import accuracy_claims
+from xpuruntime.locks.verifying.audit import audit_claims
+from xpuruntime.locks.verifying.evidence import evidence_claims
+from xpuruntime.locks.verifying.memory import memory_claims, start_claims
+from xpuruntime.locks.verifying.metrics import Metric, read_metric
+from xpuruntime.locks.verifying.subject import Subject
+from xpuruntime.policies import Policy, VerifyPolicy, files
+from xpuruntime.policies.refusal import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference import InferenceSession
+    from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
+    from xpuruntime.policies.verify_policy import Inconclusive
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["verify"]
+
+_CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
+    "evidence": evidence_claims,
+    "accuracy": accuracy_claims,
+    "memory": memory_claims,
+    "start": start_claims,
+    "audit": audit_claims,
+}
+#: Seconds for what is measured, where the policy states none.
+_BUDGET = 120.0
+#: Inputs that a note names.
+_NAMED = 4
+
+
+def verify(
+    model: ModelLike,
+    policy: PolicyLike | None = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    only: Sequence[str] | None = None,
+    metrics: Sequence[str | Metric] = (),
+    budget: float | None = None,
+    inconclusive: Inconclusive | None = None,
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
+    precision: Precision | None = None,
+    calibration: Any = None,
+    trust: bool = False,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+) -> VerificationResult:
+    """Open a model under a policy and check every claim that the policy makes.
+
+    Parameters
+    ----------
+    model : str, path, or torch.nn.Module
+        As for `InferenceSession`.
+    policy : Policy, path, mapping, or ``"auto"``, optional
+        Its section ``verify`` says what is checked beyond its keys. Claims of a file name line and column.
+    inputs : mapping of str to array, optional
+        Default: made up from the model's shapes, the same each time; the result notes it.
+    only : sequence of str, optional
+        Sections, such as ``["evidence", "accuracy"]``; default: all that the policy asks for.
+    metrics : sequence of str or Metric
+        ``"FILE.py:FUNCTION"``, with the floor in ``verify.metrics`` of the policy, or ``"FILE.py:FUNCTION=FLOOR"``. The
+        function gets `run`, which maps inputs to outputs, and returns a number.
+    budget : float, optional
+        Seconds for all that is measured; default: that of ``verify.speed``.
+    inconclusive : {"fail", "warn", "pass"}, optional
+        What inconclusive claims do to the exit code; overrides the policy.
+    device, engine, precision, calibration, trust, registry, machine
+        As for `InferenceSession`.
+
+    Returns
+    -------
+    VerificationResult
+        Printable; ``.claims``, ``.verdict``, ``.exit_code``, ``.save(path, format)``.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or the inputs do not fit the model.
+    PolicyError
+    ModelError
+    EngineError
+        The engine asked for is not installed.
+    CudaError
+        The CUDA device asked for is not there.
+
+    Notes
+    -----
+    An engine that fails, and a metric that raises, are claims that failed.
+
+    Examples
+    --------
+    >>> import xpuruntime as xrt
+    >>> policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+    >>> result = xrt.verify(xrt.demo_model_path(), policy, only=["evidence", "accuracy"])
+    >>> result.verdict
+    'pass'
+    """
+    asked = _sections(only)
+    document = _document(policy)
+    stated = policy if document is None else Policy.from_document(document)
+    limits = Policy.coerce(stated).verify or VerifyPolicy()
+    read = tuple(one if isinstance(one, Metric) else read_metric(one, limits.metrics) for one in metrics)
+    options = {"device": device, "engine": engine, "policy": stated, "precision": precision, "calibration": calibration}
+    options |= {"trust": trust, "registry": registry, "machine": machine}
+    result = VerificationResult(
+        created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        version=metadata.version("xpuruntime"),
+        model=os.fspath(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__,
+        policy=None if document is None else document.name,
+        policy_sha256=_policy_digest(stated, document),
+        inconclusive=inconclusive,
+    )
+    start = time.perf_counter()
+    try:
+        session = _opened(model, options)
+    except (UnsupportedOperationError, AccuracyError, LockError) as error:
+        return msgspec.structs.replace(result, claims=(_not_opened(error),))
+    except EngineError as error:
+        if not _plans(model, options):
+            raise
+        return msgspec.structs.replace(result, claims=(_not_opened(error),))
+    opened_s = time.perf_counter() - start
+    with session:
+        feeds, notes = _feeds(session, inputs)
+        session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
+        settled = session.policy.verify or VerifyPolicy()
+        seconds = budget if budget is not None else settled.speed.budget if settled.speed is not None else _BUDGET
+        subject = Subject(
+            session=session,
+            policy=session.policy,
+            document=document,
+            feeds=feeds,
+            given=inputs is not None,
+            reopen=lambda: _opened(model, options),
+            opened_s=opened_s,
+            metrics=read,
+            asked=asked,
+            ends=time.monotonic() + seconds,
+        )
+        claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
+        return msgspec.structs.replace(
+            result,
+            model_sha256=session.plan.model.sha256,
+            engine=session.plan.engine,
+            device=session.plan.device,
+            claims=claims,
+            notes=(*notes, *session.plan.warnings),
+            facts=machine_conditions(),
+        )
+
+
+def _sections(only: Sequence[str] | None) -> frozenset[str]:
+    if only is None:
+        return frozenset()
+    if isinstance(only, str) or not only:
+        raise InputError(f"only is a list of sections, such as ['evidence', 'accuracy'], got {only!r}")
+    for one in only:
+        if one not in SECTIONS:
+            raise InputError(
+                f"{one!r} is not a section of a verification{did_you_mean(str(one), SECTIONS, 'sections')}"
+            )
+    return frozenset(only)
+
+
+def _document(policy: object) -> files.Document | None:
+    """Return the policy file with its lines, where the policy is one."""
+    is_path = (isinstance(policy, str) and policy not in ("auto", "prefer", "strict")) or hasattr(policy, "__fspath__")
+    return files.load(policy) if is_path else None  # type: ignore[arg-type]
+
+
+def _policy_digest(policy: PolicyLike | None, document: files.Document | None) -> str | None:
+    if document is not None:
+        return hashlib.sha256(read_regular(document.name, files.MAX_BYTES)).hexdigest()
+    if policy is None:
+        return None
+    return hashlib.sha256(json_bytes(Policy.coerce(policy).to_dict(), order="deterministic")).hexdigest()
+
+
+def _opened(model: ModelLike, options: dict[str, Any]) -> InferenceSession:
+    """Open a session. What its plan warns of is in the notes of the result, in place of warnings."""
+    from xpuruntime.inference import InferenceSession
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        return InferenceSession(model, **options)
+
+
+def _plans(model: ModelLike, options: dict[str, Any]) -> bool:
+    """Whether the plan stands, so that it is the engine that failed, and not the environment."""
+    from xpuruntime.inference import plan
+
+    try:
+        plan(model, **options)
+    except XpuRuntimeError:
+        return False
+    return True
+
+
+def _not_opened(error: XpuRuntimeError) -> Claim:
+    accuracy = isinstance(error, AccuracyError)
+    return Claim(
+        id="accuracy.outputs" if accuracy else "evidence.session",
+        section="accuracy" if accuracy else "evidence",
+        requested="a session under the policy",
+        observed="not opened",
+        verdict="fail",
+        code="out_of_tolerance" if accuracy else "not_opened",
+        reason=str(error),
+    )
+
+
+def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if inputs is not None:
+        return dict(inputs), ()
+    from xpuruntime.engines.precision import probe_feeds
+
+    made = probe_feeds(session.model)
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in list(made.items())[:_NAMED])
+    shapes += f" and {len(made) - _NAMED} more" if len(made) > _NAMED else ""
+    return made, (f"inputs were made up (seed 0) for {shapes}: give your own with inputs, or --input",) if made else ()
+
+
+def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
+    """Yield the claims of a section. What fails in it, an engine above all, is a claim that failed."""
+    if subject.asked and section not in subject.asked:
+        return
+    if section not in _CHECKS:
+        yield from _without_a_check(section, subject)
+        return
+    found = 0
+    try:
+        for claim in _CHECKS[section](subject):
+            found += 1
+            yield claim
+    except Exception as error:  # an engine of someone else's may raise anything
+        yield _raised(section, error)
+        return
+    if not found and section in subject.asked:
+        yield Claim(
+            id=section,
+            section=section,
+            requested="-",
+            observed="-",
+            verdict="skipped",
+            code="not_applicable",
+            reason=f"the policy states no verify.{section}",
+            fix=f"state verify.{section} in the policy",
+        )
+
+
+def _without_a_check(section: Section, subject: Subject) -> Iterator[Claim]:
+    """Yield a claim for what the policy asks for and this version does not test."""
+    stated = subject.limits.stated_fields().get(section)
+    if stated is not None or subject.asked:
+        claim = Claim(
+            id=section,
+            section=section,
+            requested="-" if stated is None else str(stated),
+            observed="not tested",
+            verdict="inconclusive",
+            code="not_tested",
+            reason=f"this version does not test {section}",
+            fix=f"leave verify.{section} out of the policy",
+        )
+        yield subject.placed(claim, f"verify.{section}")
+
+
+def _raised(section: Section, error: Exception) -> Claim:
+    text = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
+    memory = isinstance(error, MemoryError)
+    return Claim(
+        id=f"{section}.run",
+        section=section,
+        requested="the checks of this section run",
+        observed="raised",
+        verdict="inconclusive" if memory else "fail",
+        code="raised",
+        reason=f"{'memory ran out: ' if memory else ''}{' '.join(text.split())[:1000]}",
+    )

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Claims of accuracy: one for each output, held to fp32 on the CPU, and one for each metric of the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.inference.checking import compare_session
+from xpuruntime.locks.claims import Claim
+from xpuruntime.locks.verifying.metrics import metric_claim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime.engines.precision import OutputFigures, ProbeResult, Tolerance
+    from xpuruntime.locks.verifying.subject import Subject
+
+__all__ = ["accuracy_claims"]
+
+_FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
+
+
+def accuracy_claims(subject: Subject) -> Iterator[Claim]:
+    """Compare each output with the reference, then compute the metrics."""
+    key = "accuracy" if subject.policy.accuracy is not None else "execution.precision"
+    for claim in _outputs(subject):
+        yield subject.placed(claim, key)
+    for metric in subject.metrics:
+        yield subject.placed(metric_claim(metric, subject.session), f"verify.metrics.{metric.name}")
+
+
+def _outputs(subject: Subject) -> Iterator[Claim]:
+    try:
+        found = compare_session(subject.session, subject.feeds)
+    except XpuRuntimeError as error:  # the reference does not run: nothing is known of the outputs
+        yield Claim(
+            id="accuracy.outputs",
+            section="accuracy",
+            requested="every output within the tolerance of its precision",
+            observed="not compared",
+            verdict="inconclusive",
+            code="not_compared",
+            reason=str(error),
+            fix="give inputs that the model takes with --input",
+        )
+        return
+    if found.not_run is not None or not found.outputs:
+        reason = found.not_run or "the model has no output"
+        yield _claim("outputs", found.tolerance, "not compared", reason=reason)
+    for one in found.outputs:
+        yield _output(one, found)
+
+
+def _output(one: OutputFigures, found: ProbeResult) -> Claim:
+    figures = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
+    figures = {name: value for name, value in figures.items() if abs(value) < float("inf")}
+    observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine {one.cosine:.6f}"
+    if one.passed and one.compared == 0:
+        reason = "the reference has no finite value other than zero in this output"
+        return _claim(one.name, found.tolerance, observed, reason=reason, figures=figures)
+    requested = _requested(found.tolerance)
+    if one.passed:
+        reason = "within the tolerance of fp32 on the CPU"
+        return Claim(
+            id=f"accuracy.{one.name}",
+            section="accuracy",
+            requested=requested,
+            observed=observed,
+            verdict="pass",
+            code="ok",
+            reason=reason,
+            figures=figures,
+        )
+    return Claim(
+        id=f"accuracy.{one.name}",
+        section="accuracy",
+        requested=requested,
+        observed=observed,
+        verdict="fail",
+        code="out_of_tolerance",
+        reason=one.reason,
+        fix=_FIX,
+        figures=figures,
+    )
+
+
+def _claim(
+    name: str, tolerance: Tolerance, observed: str, *, reason: str, figures: dict[str, float] | None = None
+) -> Claim:
+    """Return the claim of an output of which nothing was compared."""
+    return Claim(
+        id=f"accuracy.{name}",
+        section="accuracy",
+        requested=_requested(tolerance),
+        observed=observed,
+        verdict="inconclusive",
+        code="not_compared",
+        reason=reason,
+        fix="give inputs with --input for which the output has other values",
+        figures=figures or {},
+    )
+
+
+def _requested(tolerance: Tolerance) -> str:
+    return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}, cosine {tolerance.cosine:g}"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Claims of memory and start: growth over repeated runs, the peak of the process, and the time to open a session."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from xpuruntime.evidence.render_text.tables import bytes_text
+from xpuruntime.locks.claims import Claim, ClaimVerdict
+from xpuruntime.policies.quantities import duration_text, share_text
+from xpuruntime.runtime.process_memory import process_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime.locks.verifying.subject import Subject
+
+__all__ = ["memory_claims", "start_claims"]
+
+#: Runs before memory is looked at, in which engines fill their arenas; then the runs over which it may grow.
+_WARM, _LEAST, _MOST = 20, 50, 2000
+_SECONDS = 2.0
+#: Growth of the process that is taken for that of Python's and the engine's allocators, whatever the share says.
+_NOISE = 8 << 20
+#: Times that a session is opened once more before a start is called slow.
+_AGAIN = 2
+
+
+def memory_claims(subject: Subject) -> Iterator[Claim]:
+    """Run the session repeatedly, and compare what is held before and after."""
+    yield subject.placed(_growth(subject), "verify.memory.max_growth")
+    limit = subject.limits.memory.max_peak
+    if limit is not None:
+        yield subject.placed(_peak(limit), "verify.memory.max_peak")
+
+
+def _growth(subject: Subject) -> Claim:
+    allowed = subject.limits.memory.max_growth
+    requested = f"grows by at most {share_text(allowed)}"
+    for _ in range(_WARM):
+        subject.session.run(subject.feeds)
+    before, ends, runs = _held(subject), time.monotonic() + _SECONDS, 0
+    while runs < _LEAST or (runs < _MOST and time.monotonic() < ends):
+        subject.session.run(subject.feeds)
+        runs += 1
+    after = _held(subject)
+    grown = {owner: (held, after[owner]) for owner, held in before.items() if owner in after}
+    if not grown:
+        return Claim(
+            id="memory.growth",
+            section="memory",
+            requested=requested,
+            observed="-",
+            verdict="unobservable",
+            code="unobservable",
+            reason="neither the operating system nor the engine reports what is held",
+        )
+    over = {
+        owner: pair
+        for owner, pair in grown.items()
+        if pair[1] - pair[0] > max(allowed * pair[0], _NOISE if owner == "process" else 0)
+    }
+    owner, (first, last) = max((over or grown).items(), key=lambda one: one[1][1] - one[1][0])
+    share = (last - first) / first if first else 0.0
+    return Claim(
+        id="memory.growth",
+        section="memory",
+        requested=requested,
+        observed=f"{owner}: {bytes_text(first)} -> {bytes_text(last)} over {runs} runs",
+        verdict="fail" if over else "pass",
+        code="memory_growth" if over else "ok",
+        reason=(
+            f"{owner} grew by {bytes_text(last - first)} ({share_text(share)}) over {runs} runs with the same inputs"
+            if over
+            else f"nothing grew by more than {share_text(allowed)} over {runs} runs"
+        ),
+        fix="report the leak to the engine, or limit its arena in execution.provider_options" if over else None,
+        figures={"before_bytes": first, "after_bytes": last, "runs": runs},
+    )
+
+
+def _held(subject: Subject) -> dict[str, int]:
+    held = {f"session: {owner}": size for owner, size in subject.session.memory().items()}
+    resident = process_memory().resident
+    return held if resident is None else {"process": resident, **held}
+
+
+def _peak(limit: int) -> Claim:
+    most = process_memory().most_resident
+    verdict: ClaimVerdict = "unobservable" if most is None else "pass" if most <= limit else "fail"
+    return Claim(
+        id="memory.peak",
+        section="memory",
+        requested=f"at most {bytes_text(limit)}",
+        observed=bytes_text(most),
+        verdict=verdict,
+        code={"unobservable": "unobservable", "pass": "ok", "fail": "memory_peak"}[verdict],
+        reason="the operating system does not report the peak of a process"
+        if most is None
+        else f"the process held {bytes_text(most)} at most, this verification included",
+        fix="use a smaller batch, or state more in verify.memory.max_peak" if verdict == "fail" else None,
+        figures={} if most is None else {"peak_bytes": most, "limit_bytes": limit},
+    )
+
+
+def start_claims(subject: Subject) -> Iterator[Claim]:
+    """Compare the time to open the session with the limit. A start that was slow is tried again: the best counts."""
+    limit = subject.limits.start
+    if limit is None:
+        return
+    times = [subject.opened_s]
+    while min(times) > limit and len(times) <= _AGAIN:
+        start = time.perf_counter()
+        subject.reopen().close()
+        times.append(time.perf_counter() - start)
+    best, passed = min(times), min(times) <= limit
+    claim = Claim(
+        id="start",
+        section="start",
+        requested=f"at most {duration_text(limit)}",
+        observed=f"{best:.3g}s",
+        verdict="pass" if passed else "fail",
+        code="ok" if passed else "slow_start",
+        reason=f"the session was open after {best:.3g}s" + ("" if len(times) == 1 else f", the best of {len(times)}"),
+        fix=None if passed else "compile the model once with `xrt compile`, or state more in verify.start",
+        figures={"seconds": best, "limit_seconds": limit},
+    )
+    yield subject.placed(claim, "verify.start")

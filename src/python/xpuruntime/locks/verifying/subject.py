@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Subject`: the session that is verified, with its policy, inputs and limits."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.locks.claims import Claim
+from xpuruntime.policies.places import place_of
+from xpuruntime.policies.verify_policy import VerifyPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xpuruntime.inference import InferenceSession
+    from xpuruntime.locks.verifying.metrics import Metric
+    from xpuruntime.policies import Policy
+    from xpuruntime.policies.files import Document
+
+__all__ = ["Subject"]
+
+
+class Subject(NamedTuple):
+    """What all sections have in common.
+
+    Attributes
+    ----------
+    session : InferenceSession
+        Open.
+    policy : Policy
+        That of the session; `document` is the file that it was read from, if any.
+    feeds : dict of str to array
+    given : bool
+        Whether the feeds are the caller's own, and not made up.
+    reopen : callable
+        Opens another session like this one.
+    opened_s : float
+        Seconds that opening the session took.
+    metrics : tuple of Metric
+    asked : frozenset of str
+        Sections that the caller named; empty where none.
+    ends : float
+        `time.monotonic` when the budget is used up.
+    """
+
+    session: InferenceSession
+    policy: Policy
+    document: Document | None
+    feeds: dict[str, Any]
+    given: bool
+    reopen: Callable[[], InferenceSession]
+    opened_s: float
+    metrics: tuple[Metric, ...]
+    asked: frozenset[str]
+    ends: float
+
+    @property
+    def limits(self) -> VerifyPolicy:
+        """The policy's section ``verify``, or its defaults."""
+        return self.policy.verify or VerifyPolicy()
+
+    def left(self, least: float = 0.0) -> float:
+        """Return the seconds that are left of the budget, `least` at least."""
+        return max(self.ends - time.monotonic(), least)
+
+    def placed(self, claim: Claim, key: str) -> Claim:
+        """Return a claim with the policy key that states it, and where the policy file does so."""
+        place = None if self.document is None else place_of(self.document.root, key)
+        line, column = place or (None, None)
+        return msgspec.structs.replace(claim, key=key, line=line, column=column)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt verify``: exit codes, output files, annotations, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from xpuruntime.locks.schemas import verification_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Xrt = Any
+CPU = "execution: {engine: onnxruntime, device: cpu}\n"
+DEVIATING = "execution:\n  engine: onnxruntime\n  device: cpu\n  layout: nchw\n"
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "policy.yaml"
+    path.write_text(CPU)
+    return path
+
+
+def test_a_policy_that_holds(xrt: Xrt, digits: str, policy: Path) -> None:
+    shown = xrt("verify", digits, "-p", policy, "--only", "evidence,accuracy")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.startswith("verified: ")
+    result = xrt("verify", digits, "-p", policy, "--only", "evidence", "--json").json()
+    jsonschema.Draft202012Validator(verification_schema()).validate(result)
+    assert (result["verdict"], result["exit_code"]) == ("pass", 0)
+    assert result["notes"][0].startswith("probe inputs were made up (seed 0)")
+
+
+def test_a_policy_that_does_not(xrt: Xrt, digits: str, policy: Path) -> None:
+    policy.write_text(DEVIATING)
+    result = xrt("verify", digits, "-p", policy, "--only", "evidence", "--json")
+    assert result.code == result.json()["exit_code"] == 1
+    [claim] = [one for one in result.json()["claims"] if one["verdict"] == "fail"]
+    assert (claim["id"], claim["line"], claim["column"]) == ("evidence.execution.layout", 4, 3)
+
+
+@pytest.mark.parametrize(("word", "code"), [(None, 4), ("fail", 1), ("warn", 0), ("pass", 0)])
+def test_an_inconclusive_claim(xrt: Xrt, policy: Path, tmp_path: Path, word: str | None, code: int) -> None:
+    """A model whose output is zero everywhere has nothing to compare."""
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    shape = [1, 3]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "zero"], ["y"], "mul")],
+        "zeros",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.zeros(1, np.float32), "zero")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), "zeros.onnx")
+    words = () if word is None else ("--inconclusive", word)
+    found = xrt("verify", "zeros.onnx", "-p", policy, "--only", "evidence,accuracy", *words, "--json")
+    assert found.code == code, found.out
+    assert [one["verdict"] for one in found.json()["claims"] if one["section"] == "accuracy"] == ["inconclusive"]
+
+
+def test_outputs(xrt: Xrt, digits: str, policy: Path, tmp_path: Path) -> None:
+    policy.write_text(DEVIATING)
+    formats = ("json", "md", "junit", "sarif", "openmetrics", "html", "intoto")
+    options = [word for name in formats for word in ("--out", f"{name}={name}.out")]
+    assert xrt("verify", digits, "-p", "policy.yaml", "--only", "evidence", "--gitlab", *options).code == 1
+    assert ET.parse(tmp_path / "junit.out").getroot().get("failures") == "1"
+    place = json.loads((tmp_path / "sarif.out").read_text())["runs"][0]["results"][0]["locations"][0]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == "policy.yaml"
+    assert (tmp_path / "xrt-junit.xml").read_text() == (tmp_path / "junit.out").read_text()
+    assert (tmp_path / "metrics.txt").read_text().endswith("# EOF\n")
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
+        [*(f"{name}.out" for name in formats), "policy.yaml", "xrt-junit.xml", "metrics.txt"]
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_github(
+    xrt: Xrt, digits: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    policy.write_text(DEVIATING)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    more = ("--json",) if as_json else ()
+    found = xrt("verify", digits, "-p", "policy.yaml", "--only", "evidence", "--github", *more)
+    lines = [line for line in (found.err if as_json else found.out).splitlines() if line.startswith("::")]
+    assert len(lines) == 1
+    assert lines[0].startswith("::error file=policy.yaml,line=4,col=3,title=evidence.execution.layout::not in nchw")
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8").startswith("## 1 failed")
+    if as_json:
+        assert found.json()["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--out", "xml=a"), "'xml' is not a format"),
+        (("--out", "junit"), "write FORMAT=FILE"),
+        (("--out", "junit=nowhere/a.xml"), "the folder"),
+        (("--out", "junit=a", "--out", "sarif=a"), "name the same file"),
+        (("--out", "md=policy.yaml"), "would replace the policy"),
+        (("--only", "evidnce"), "did you mean 'evidence'?"),
+        (("--budget", "60"), "no unit is given"),
+        (("--inconclusive", "ignore"), "'ignore' is not a valid value"),
+        (("--metric", "nowhere.py:f=1"), "is not a file"),
+    ],
+)
+def test_refusals(xrt: Xrt, digits: str, policy: Path, options: tuple[str, ...], words: str) -> None:
+    found = xrt("verify", digits, "-p", policy, *options)
+    assert (found.code, found.out) == (2, "")
+    assert words in found.err
+    assert policy.read_text() == CPU
+
+
+def test_an_output_that_cannot_be_written_is_told_after_the_result(xrt: Xrt, digits: str, policy: Path) -> None:
+    found = xrt("verify", digits, "-p", policy, "--only", "evidence", "--out", "md=/dev/full")
+    assert found.code == 2
+    assert found.out.startswith("verified: ")
+    assert "/dev/full" in found.err

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`verify` with a fault planted in each section, and with none."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from planted_engine import PlantedEngine
+
+import xpuruntime as xrt
+from xpuruntime.errors import EngineError, InputError, PolicyError
+from xpuruntime.evidence import Report
+from xpuruntime.evidence.records import Observation
+from xpuruntime.inference import InferenceSession
+from xpuruntime.locks.verifying.metrics import Metric
+from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.snapshot import machine_snapshot
+
+CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+
+
+def planted(digits, around, *, only, verify=None, opening=lambda: None, **more):
+    engine = PlantedEngine(around, opening)
+    policy = {"execution": {"engine": "planted", "device": "cpu"}, **({"verify": verify} if verify is not None else {})}
+    return xrt.verify(digits, policy, only=only, registry=engine.registry(), **more)
+
+
+def only_claim(result, id):
+    [found] = [one for one in result.claims if one.id == id]
+    return found
+
+
+def plain(run, feeds):
+    return run(feeds)
+
+
+class TestUnchanged:
+    def test_all_passes(self, digits):
+        result = xrt.verify(digits, {**CPU, "verify": {"start": "60s", "memory": {"max_peak": "64GiB"}}})
+        assert result.verdict == "pass", str(result)
+        ids = {one.id for one in result.claims}
+        assert {"evidence.execution.engine", "evidence.execution.device", "evidence.execution.precision"} <= ids
+        assert {"accuracy.logits", "memory.growth", "memory.peak", "start", "audit.same_work"} <= ids
+        assert (result.engine, result.device) == ("onnxruntime", "cpu")
+        assert "inputs were made up (seed 0) for image [1, 1, 8, 8]" in result.notes[0]
+
+    def test_the_planted_engine_without_a_fault_passes(self, digits):
+        result = planted(digits, plain, only=["accuracy", "memory", "audit"])
+        assert result.verdict == "pass", str(result)
+
+    def test_own_inputs_are_taken(self, digits):
+        images = xrt.demo_images()[0][:3]
+        result = xrt.verify(digits, CPU, inputs={"image": images}, only=["accuracy"])
+        assert result.verdict == "pass"
+        assert result.notes == ()
+
+    def test_warnings_of_the_plan_are_notes(self, digits):
+        policy = {"execution": {"engine": "onnxruntime", "device": "cpu", "determinism": "run_to_run"}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = xrt.verify(digits, policy, only=["evidence"])
+        assert any("determinism" in note for note in result.notes)
+
+
+class TestEvidence:
+    def test_a_key_that_is_substituted_names_its_line(self, digits, tmp_path):
+        path = tmp_path / "policy.yaml"
+        path.write_text("mode: prefer\nexecution:\n  engine: onnxruntime\n  device: cpu\n  layout: nchw\n")
+        result = xrt.verify(digits, path, only=["evidence"])
+        claim = only_claim(result, "evidence.execution.layout")
+        assert (claim.verdict, claim.code, claim.line, claim.column) == ("fail", "substituted", 5, 3)
+        assert (result.exit_code, result.policy) == (1, str(path))
+        assert only_claim(result, "evidence.execution.engine").line == 3
+
+    def test_a_key_that_is_unsupported(self, digits):
+        result = xrt.verify(digits, {**CPU, "kernels": {"matmul": "cublas"}}, only=["evidence"])
+        claim = only_claim(result, "evidence.kernels.matmul")
+        assert (claim.verdict, claim.code) == ("fail", "unsupported")
+        assert claim.fix
+
+    @pytest.mark.parametrize("pattern", ["execution.layout", "execution.*", "*"])
+    def test_what_may_deviate_is_skipped(self, digits, pattern):
+        policy = {"execution": {**CPU["execution"], "layout": "nchw"}, "verify": {"evidence": {"allow": pattern}}}
+        result = xrt.verify(digits, policy, only=["evidence"])
+        claim = only_claim(result, "evidence.execution.layout")
+        assert (claim.verdict, claim.code) == ("skipped", "allowed")
+        assert repr(pattern) in claim.reason
+        assert result.exit_code == 0
+
+    def observed(self, monkeypatch, **statuses):
+        """Let the instrumented pass see these statuses."""
+        real = InferenceSession.explain
+
+        def explain(session, *args, **more):
+            report = real(session, *args, **more)
+            rows = [
+                Observation(key=key, requested="a", resolved="a", observed="b", status=status, reason="because")
+                for key, status in statuses.items()
+            ]
+            return Report(observations=tuple(rows), units=report.units, partial=True, notes=("records are missing",))
+
+        monkeypatch.setattr(InferenceSession, "explain", explain)
+
+    def test_what_was_not_observed_fails_where_it_is_required(self, digits, monkeypatch):
+        self.observed(monkeypatch, **{"execution.precision": "unobservable", "execution.engine": "honoured"})
+        result = xrt.verify(digits, CPU, only=["evidence"])
+        assert only_claim(result, "evidence.execution.precision").verdict == "unobservable"
+        assert result.exit_code == 0
+        policy = {**CPU, "verify": {"evidence": {"require": ["engine", "precision"]}}}
+        result = xrt.verify(digits, policy, only=["evidence"])
+        assert only_claim(result, "evidence.execution.precision").code == "not_observed"
+        assert only_claim(result, "evidence.execution.engine").verdict == "pass"
+        assert result.exit_code == 1
+
+    def test_nothing_observed_is_inconclusive_and_an_incomplete_pass_is_told(self, digits, monkeypatch):
+        self.observed(monkeypatch, **{"execution.precision": "unobservable"})
+        result = xrt.verify(digits, CPU, only=["evidence"])
+        assert result.exit_code == 4
+        assert only_claim(result, "evidence.observed").verdict == "inconclusive"
+        assert only_claim(result, "evidence.complete").reason == "records are missing"
+
+    def test_a_fallback_that_the_policy_permits_passes(self, digits, monkeypatch):
+        self.observed(monkeypatch, **{"execution.fallback": "fallback", "execution.engine": "inconclusive"})
+        result = xrt.verify(digits, CPU, only=["evidence"])
+        assert only_claim(result, "evidence.execution.fallback").verdict == "pass"
+        assert only_claim(result, "evidence.execution.engine").verdict == "inconclusive"
+
+    def test_placement(self, digits, monkeypatch):
+        policy = {**CPU, "verify": {"evidence": {"require": "placement"}}}
+        assert only_claim(xrt.verify(digits, policy, only=["evidence"]), "evidence.placement").verdict == "pass"
+        real = InferenceSession.explain
+
+        def explain(session, *args, **more):
+            report = real(session, *args, **more)
+            units = tuple(msgspec.structs.replace(u, device="npu") if u.op == "Gemm" else u for u in report.units)
+            return msgspec.structs.replace(report, units=units)
+
+        monkeypatch.setattr(InferenceSession, "explain", explain)
+        claim = only_claim(xrt.verify(digits, policy, only=["evidence"]), "evidence.placement")
+        assert (claim.verdict, claim.code) == ("fail", "misplaced")
+        assert "(Gemm, npu)" in claim.reason
+
+    def test_kernels_that_are_required_and_unknown(self, digits):
+        policy = {**CPU, "verify": {"evidence": {"require": "kernels"}}}
+        claim = only_claim(xrt.verify(digits, policy, only=["evidence"]), "evidence.kernels")
+        assert (claim.verdict, claim.code) == ("fail", "not_observed")
+
+    def test_a_key_that_cannot_be_enforced_under_strict(self, digits):
+        result = xrt.verify(digits, {**CPU, "mode": "strict", "kernels": {"matmul": "cublas"}})
+        assert [(one.id, one.verdict, one.code) for one in result.claims] == [
+            ("evidence.session", "fail", "not_opened")
+        ]
+        assert "kernels.matmul" in result.claims[0].reason
+        assert result.exit_code == 1
+
+
+class TestAccuracy:
+    def test_an_output_out_of_tolerance(self, digits):
+        result = planted(digits, lambda run, feeds: {k: v + 1 for k, v in run(feeds).items()}, only=["accuracy"])
+        claim = only_claim(result, "accuracy.logits")
+        assert (claim.verdict, claim.code) == ("fail", "out_of_tolerance")
+        assert claim.figures["max_abs"] > 0.5
+        assert result.exit_code == 1
+
+    def test_nan_is_out_of_tolerance_and_leaves_no_nan_in_the_figures(self, digits):
+        result = planted(digits, lambda run, feeds: {k: v * np.nan for k, v in run(feeds).items()}, only=["accuracy"])
+        claim = only_claim(result, "accuracy.logits")
+        assert claim.verdict == "fail"
+        assert all(np.isfinite(value) for value in claim.figures.values())
+
+    def test_a_tolerance_that_the_session_is_refused_for(self, digits):
+        policy = {
+            "execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp16"},
+            "accuracy": {"rtol": 1e-9, "atol": 0.0},
+        }
+        result = xrt.verify(digits, policy)
+        assert [(one.id, one.verdict) for one in result.claims] == [("accuracy.outputs", "fail")]
+
+    @pytest.mark.parametrize(("floor", "verdict"), [(0.5, "pass"), (0.75, "pass"), (0.76, "fail")])
+    def test_a_metric_and_its_floor(self, digits, floor, verdict):
+        result = xrt.verify(digits, CPU, only=["accuracy"], metrics=[Metric("share", lambda run: 0.75, floor)])
+        claim = only_claim(result, "accuracy.metric.share")
+        assert (claim.verdict, claim.figures["value"]) == (verdict, 0.75)
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            ("raise ValueError('no data')", "top1 raised ValueError: no data"),
+            ("import sys; sys.exit(0)", "top1 raised SystemExit: 0"),
+            ("return 'good'", "top1 raised ValueError: could not convert string to float"),
+            ("return None", "top1 raised TypeError"),
+            ("return float('nan')", "top1 returned NaN"),
+            ("return run({'nonsense': 1})", "top1 raised InputError"),
+        ],
+    )
+    def test_a_metric_that_fails_is_a_claim_that_failed(self, digits, tmp_path, body, words):
+        path = tmp_path / "metric.py"
+        path.write_text(f"def top1(run):\n    {body}\n")
+        policy = {**CPU, "verify": {"metrics": {"top1": 0.5}}}
+        result = xrt.verify(digits, policy, only=["accuracy"], metrics=[f"{path}:top1"])
+        claim = only_claim(result, "accuracy.metric.top1")
+        assert (claim.verdict, claim.code) == ("fail", "metric_failed")
+        assert words in claim.reason
+        assert result.exit_code == 1
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("{}/metric.py", "write FILE.py:FUNCTION"),
+            ("{}/metric.py:top1", "no floor is stated for 'top1'"),
+            ("{}/metric.py:top1=high", "the floor 'high' is not a finite number"),
+            ("{}/metric.py:top1=nan", "is not a finite number"),
+            ("{}/metric.py:top2=1", "has no function 'top2'"),
+            ("{}/nowhere.py:top1=1", "is not a file"),
+            ("{}/broken.py:top1=1", "cannot be imported: RuntimeError: broken"),
+        ],
+    )
+    def test_metrics_that_are_refused(self, digits, tmp_path, text, words):
+        (tmp_path / "metric.py").write_text("def top1(run):\n    return 1\n")
+        (tmp_path / "broken.py").write_text("raise RuntimeError('broken')\n")
+        with pytest.raises(InputError, match=words):
+            xrt.verify(digits, CPU, metrics=[text.format(tmp_path)])
+
+
+class TestMemory:
+    def test_a_leak_is_found(self, digits):
+        leaked = []
+
+        def leak(run, feeds):
+            leaked.append(np.ones(1 << 18))  # 2 MiB
+            return run(feeds)
+
+        result = planted(digits, leak, only=["memory"], verify={"memory": {"max_growth": "5%"}})
+        claim = only_claim(result, "memory.growth")
+        assert (claim.verdict, claim.code) == ("fail", "memory_growth")
+        assert claim.figures["after_bytes"] - claim.figures["before_bytes"] > 50 << 20
+
+    def test_a_peak_over_its_limit(self, digits):
+        result = xrt.verify(digits, {**CPU, "verify": {"memory": {"max_peak": "1MiB"}}}, only=["memory"])
+        claim = only_claim(result, "memory.peak")
+        assert (claim.verdict, claim.code) == ("fail", "memory_peak")
+
+
+class TestStart:
+    def test_a_slow_start_is_tried_again_and_fails(self, digits):
+        opened = []
+
+        def opening():
+            opened.append(1)
+            time.sleep(0.3)
+
+        result = planted(digits, plain, only=["start"], verify={"start": "100ms"}, opening=opening)
+        claim = only_claim(result, "start")
+        assert (claim.verdict, claim.code, len(opened)) == ("fail", "slow_start", 3)
+        assert claim.figures["seconds"] > 0.3
+
+    def test_one_slow_start_of_three_passes(self, digits):
+        opened = []
+
+        def opening():
+            opened.append(1)
+            time.sleep(0.0 if len(opened) > 1 else 1.5)
+
+        result = planted(digits, plain, only=["start"], verify={"start": "1s"}, opening=opening)
+        assert only_claim(result, "start").verdict == "pass"
+        assert len(opened) > 1
+
+    def test_a_start_without_a_limit_is_skipped(self, digits):
+        result = xrt.verify(digits, CPU, only=["start"])
+        assert [(one.id, one.verdict) for one in result.claims] == [("start", "skipped")]
+        assert result.exit_code == 4
+
+
+class TestAudit:
+    def test_other_work_inside_of_a_timed_loop(self, digits):
+        calls = []
+
+        def lazy(run, feeds):
+            calls.append(time.perf_counter())
+            outputs = run(feeds)
+            fast = len(calls) > 3 and calls[-1] - calls[-3] < 0.1  # as one that watches for a benchmark
+            return {name: np.zeros_like(value) for name, value in outputs.items()} if fast else outputs
+
+        claim = only_claim(planted(digits, lazy, only=["audit"]), "audit.same_work")
+        assert (claim.verdict, claim.code) == ("fail", "other_work")
+
+
+class TestFailures:
+    def test_an_engine_that_raises_fails_the_sections_that_run_it(self, digits):
+        calls = []
+
+        def breaks(run, feeds):
+            calls.append(1)
+            if len(calls) > 1:
+                raise EngineError("the device fell off the bus", engine="planted")
+            return run(feeds)
+
+        result = planted(digits, breaks, only=["evidence", "memory", "audit"])
+        assert {one.id: one.verdict for one in result.claims if one.code == "raised"} == {
+            "evidence.run": "fail",
+            "memory.run": "fail",
+            "audit.run": "fail",
+        }
+        assert all("fell off the bus" in one.reason for one in result.claims if one.code == "raised")
+        assert result.exit_code == 1
+
+    def test_an_error_of_any_class_is_a_claim(self, digits):
+        calls = []
+
+        def breaks(run, feeds):
+            calls.append(1)
+            if len(calls) > 1:
+                raise ZeroDivisionError("odd")
+            return run(feeds)
+
+        [claim] = planted(digits, breaks, only=["memory"]).claims
+        assert (claim.verdict, claim.reason) == ("fail", "ZeroDivisionError: odd")
+
+    def test_memory_that_runs_out_decides_nothing(self, digits):
+        calls = []
+
+        def breaks(run, feeds):
+            calls.append(1)
+            if len(calls) > 1:
+                raise MemoryError("too much")
+            return run(feeds)
+
+        result = planted(digits, breaks, only=["memory"])
+        assert (result.claims[0].verdict, result.exit_code) == ("inconclusive", 4)
+
+    def test_an_engine_that_fails_to_load_is_a_claim(self, digits):
+        def opening():
+            raise EngineError("it crashed while loading", engine="planted")
+
+        result = planted(digits, plain, only=["accuracy"], opening=opening)
+        assert [(one.id, one.verdict) for one in result.claims] == [("evidence.session", "fail")]
+        assert "it crashed while loading" in result.claims[0].reason
+
+    def test_an_engine_that_is_not_there_is_of_the_environment(self, digits):
+        gone = EngineFacts(name="onnxruntime", reason="it is not installed")
+        machine = msgspec.structs.replace(machine_snapshot(), engines={"onnxruntime": gone})
+        with pytest.raises(EngineError, match="it is not installed"):
+            xrt.verify(digits, CPU, machine=machine)
+
+    def test_inputs_that_do_not_fit_are_refused(self, digits):
+        with pytest.raises(InputError):
+            xrt.verify(digits, CPU, inputs={"image": np.zeros((1, 2, 3), np.float32)})
+
+    def test_a_policy_that_is_wrong_is_refused(self, digits):
+        with pytest.raises(PolicyError, match="unknown key 'sped' in verify"):
+            xrt.verify(digits, {"verify": {"sped": {}}})
+
+    @pytest.mark.parametrize("only", [[], "evidence", ["evidnce"]])
+    def test_sections_that_there_are_not(self, digits, only):
+        with pytest.raises(InputError):
+            xrt.verify(digits, CPU, only=only)
+
+
+def test_a_plan_pays_no_attention_to_what_is_verified(digits):
+    plans = [
+        xrt.plan(digits, policy={**CPU, **({"verify": {"start": "1s", "memory": {}}} if stated else {})})
+        for stated in (False, True)
+    ]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].to_dict() == plans[1].to_dict()
+
+
+def test_places_of_keys():
+    from xpuruntime.policies import files
+    from xpuruntime.policies.places import place_of
+
+    text = (
+        "execution:\n  shapes: {a.b: [1]}\n  memory: {limit: 1GiB}\nkernels:\n  rules:\n"
+        "    - {match: {op: matmul}, use: torch}\n    - use: torch\n      match: {op: conv}\n"
+        "auto_strategy: first_supported\n"
+    )
+    root = files.loads(text, "yaml", "p").root
+    assert place_of(root, "execution.shapes.a.b") == (2, 12)
+    assert place_of(root, "execution.memory.limit") == (3, 12)
+    assert place_of(root, "execution.memory.pool") == (3, 3)
+    assert place_of(root, "kernels.rules[1]") == (7, 7)
+    assert place_of(root, "kernels.auto_strategy") == (9, 1)
+    assert place_of(root, "accuracy.rtol") is None
+    assert place_of(files.loads('{"execution": {"device": "cpu"}}', "json", "p").root, "execution.device") == (1, 16)
+
+
+def test_the_digest_of_a_policy_is_that_of_its_file(digits, tmp_path):
+    import hashlib
+
+    path = tmp_path / "policy.yaml"
+    path.write_text("execution: {engine: onnxruntime, device: cpu}\n")
+    result = xrt.verify(digits, path, only=["start"])
+    assert result.policy_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert result.model_sha256 == hashlib.sha256(Path(digits).read_bytes()).hexdigest()
