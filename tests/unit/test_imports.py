@@ -24,6 +24,7 @@ ORDER = (
     "runtime",
     "measuring",
     "evidence",
+    "lockfile",
     "engines",
     "planning",
     "inference",
@@ -35,7 +36,7 @@ ORDER = (
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = {"files"}
 ALLOWED["ops"] = {"files", "policies", "runtime", "evidence"}
-ALLOWED["pytorch"] = {"files", "policies", "runtime", "evidence", "ops"}
+ALLOWED["pytorch"] = {"files", "policies", "runtime", "evidence", "lockfile", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["cli"] |= {"ops"}

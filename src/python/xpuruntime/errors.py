@@ -13,12 +13,14 @@ Every message names the thing, the reason and the fix, with control characters a
      ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
      ├── EngineError                       an engine or its device is missing, or it failed while loading or running
      │    └── AccuracyError                results are out of tolerance, so the model is not used
-     └── LockError                         a lock does not match what it is compared with
+     └── LockError                         a lock cannot be read, or does not match what is here
 
     XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from xpuruntime.printable import printable
 
@@ -99,7 +101,18 @@ class AccuracyError(EngineError):
 
 
 class LockError(XpuRuntimeError):
-    """A lock does not match what it is compared with."""
+    """A lock cannot be read, or does not match what it is compared with.
+
+    Parameters
+    ----------
+    message : str
+    drifts : tuple of Drift
+        Every difference, where a lock was compared; see `xpuruntime.lockfile.drift.Drift`.
+    """
+
+    def __init__(self, message: str, *, drifts: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.drifts = drifts
 
 
 class XpuRuntimeWarning(UserWarning):

@@ -28,6 +28,8 @@ from xpuruntime.files import staging
 from xpuruntime.files.writing import check_writable, files_beside
 from xpuruntime.inference.artifacts import open_artifact
 from xpuruntime.inference.building import copy_artifact
+from xpuruntime.lockfile.canonical import load_lock, save_lock
+from xpuruntime.lockfile.records import Identity, Lock, Provenance
 from xpuruntime.ops.tuning_cache import TuningCache
 
 if TYPE_CHECKING:
@@ -111,6 +113,10 @@ WRITERS: dict[str, tuple[Callable[[Path, str], object], Callable[[Path], str]]] 
     "vendor.timing": (lambda t, word: CacheFile(t).update(lambda _: word.encode() * 1000), whole),
     "outputs.npz": (lambda t, word: save_outputs({"y": np.full(99, 1 + (word == "two"))}, str(t)), load_outputs),
     "exported.onnx": (export, whole),
+    "model.lock": (
+        lambda t, word: save_lock(Lock.of(Identity(subject="training"), provenance=Provenance(note=word)), t),
+        lambda t: load_lock(t).provenance.note,
+    ),
     "meeting.session": (lambda t, w: rendezvous._write(t, w), lambda t: rendezvous._read(t, str)),
 }
 

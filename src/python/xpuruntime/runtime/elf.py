@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a shared library says it needs: a small reader of the dynamic section of ELF files."""
+"""What a shared library says of itself: a small reader of the dynamic section and the build ID of ELF files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from xpuruntime.files.reading import open_regular
 
 __all__ = ["ElfFacts", "read_elf"]
 
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
+_NT_GNU_BUILD_ID = 3
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
 #: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
 _MOST = 64 << 20
 
 
 class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The dynamic section of one file: its soname, the sonames it needs, its run paths as written."""
+    """One file: its soname, the sonames it needs, its run paths as written, and in hex the build ID of its linker."""
 
     soname: str | None
     needed: tuple[str, ...]
     runpath: tuple[str, ...]
+    build_id: str | None = None
 
 
 def read_elf(path: str | Path) -> ElfFacts:
@@ -57,6 +59,7 @@ def _read(file: BinaryIO) -> ElfFacts:
     offset, entry_size, count = fields[4], fields[8], fields[9]
     loads: list[tuple[int, int, int]] = []
     dynamic: tuple[int, int] | None = None
+    notes: list[tuple[int, int]] = []
     for index in range(count):
         file.seek(offset + index * entry_size)
         if wide:
@@ -67,9 +70,29 @@ def _read(file: BinaryIO) -> ElfFacts:
             loads.append((address, at, size))
         elif kind == _PT_DYNAMIC:
             dynamic = (at, size)
+        elif kind == _PT_NOTE:
+            notes.append((at, size))
+    build_id = next((found for at, size in notes if (found := _build_id(file, order, at, size))), None)
     if dynamic is None:
-        return ElfFacts(soname=None, needed=(), runpath=())
-    return _dynamic(file, order + ("qQ" if wide else "iI"), dynamic, loads)
+        return ElfFacts(soname=None, needed=(), runpath=(), build_id=build_id)
+    facts = _dynamic(file, order + ("qQ" if wide else "iI"), dynamic, loads)
+    return msgspec.structs.replace(facts, build_id=build_id)
+
+
+def _build_id(file: BinaryIO, order: str, at: int, size: int) -> str | None:
+    """Return the build ID of one segment of notes, or ``None``."""
+    if size > _MOST:
+        raise ValueError("its notes are impossibly large")
+    file.seek(at)
+    raw, start = file.read(size), 0
+    while start + 12 <= len(raw):
+        name_size, length, kind = struct.unpack_from(order + "III", raw, start)
+        name = start + 12
+        data = name + (name_size + 3) // 4 * 4
+        if kind == _NT_GNU_BUILD_ID and raw[name : name + name_size] == b"GNU\0" and data + length <= len(raw):
+            return raw[data : data + length].hex()
+        start = data + (length + 3) // 4 * 4
+    return None
 
 
 def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tuple[int, int, int]]) -> ElfFacts:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Canonical JSON of locks: keys sorted, one record of an array on a line, so that a difference is a line."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError, LockError
+from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.writing import check_writable, replace_file
+from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_identity
+from xpuruntime.runtime.json_reading import decode_json
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+__all__ = ["check_lock_writable", "dump_lock", "load_lock", "lock_bytes", "parse_lock", "save_lock"]
+
+#: Bytes that the file of a lock may have.
+MAX_LOCK = 1 << 30
+_LAST_VERSION = int(SCHEMA.rpartition("/")[2])
+
+
+class _Header(msgspec.Struct):
+    """What shows that JSON is a lock."""
+
+    schema: str
+
+
+def lock_bytes(lock: Lock) -> bytes:
+    """Return the text of a lock's file, UTF-8. A lock that `parse_lock` read gives the bytes that it was read from."""
+    plain = msgspec.json.decode(json_bytes(lock, order="sorted"))
+    return ("\n".join(_lines(plain, 0)) + "\n").encode()
+
+
+def dump_lock(lock: Lock) -> str:
+    """Return the text of a lock's file."""
+    return lock_bytes(lock).decode()
+
+
+def _lines(value: dict[str, Any], depth: int) -> list[str]:
+    """Return an object with one key a line; arrays of records get one record a line, other values are compact."""
+    pad = " " * depth
+    lines = ["{"]
+    keys = sorted(value)
+    for place, key in enumerate(keys):
+        comma = "" if place == len(keys) - 1 else ","
+        one, name = value[key], _compact(key)
+        if isinstance(one, dict) and one and depth < 2:
+            first, *rest = _lines(one, depth + 1)
+            lines += [f"{pad} {name}: {first}", *rest[:-1], f"{rest[-1]}{comma}"]
+        elif isinstance(one, list) and one and isinstance(one[0], (dict, list)):
+            records = [f"{pad}  {_compact(record)}" for record in one]
+            lines += [f"{pad} {name}: [", *(f"{record}," for record in records[:-1]), records[-1], f"{pad} ]{comma}"]
+        else:
+            lines.append(f"{pad} {name}: {_compact(one)}{comma}")
+    lines.append(f"{pad}}}")
+    return lines
+
+
+def _compact(value: Any) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def parse_lock(data: bytes | str, where: str) -> Lock:
+    """Read the text of a lock; `where` names it in messages.
+
+    Raises
+    ------
+    LockError
+        It is cut off, was edited, is no lock, or is of another release.
+    """
+    try:
+        schema = decode_json(data, _Header).schema
+    except msgspec.MsgspecError as error:
+        raise LockError(
+            f"{where} is not a lock: {error}. Fix: restore the file, or make it again with `xrt lock`"
+        ) from None
+    if schema != SCHEMA:
+        raise LockError(_other_schema(where, schema))
+    try:
+        lock = decode_json(data, Lock)
+    except msgspec.MsgspecError as error:
+        raise LockError(
+            f"{where} is a damaged lock: {error}. Fix: restore the file, or make it again with `xrt lock`"
+        ) from None
+    found = digest_of_identity(lock.identity)
+    if not hmac.compare_digest(found.encode(), lock.digest.encode()):
+        raise LockError(
+            f"{where} was edited: its identity has the digest {found}, and the file states {lock.digest}. Fix: restore "
+            "the file, or make it again with `xrt lock`"
+        )
+    known = {one.id for one in lock.identity.validators}
+    if len(known) != len(lock.identity.validators):
+        raise LockError(f"{where} has two validators of one id. Fix: make it again with `xrt lock`")
+    depending = [(one.unit, one.depends_on) for one in lock.identity.entries]
+    depending += [(one.op, one.depends_on) for one in lock.identity.calls]
+    for name, ids in depending:
+        missing = next((one for one in ids if one not in known), None)
+        if missing is not None:
+            raise LockError(
+                f"{where}: the entry {name!r} depends on the validator {missing!r}, which the lock lacks. Fix: make it "
+                "again with `xrt lock`"
+            )
+    return lock
+
+
+def _other_schema(where: str, schema: str) -> str:
+    prefix = SCHEMA.rpartition("/")[0] + "/"
+    version = schema.removeprefix(prefix)
+    if schema.startswith(prefix) and version.isascii() and version.isdecimal() and len(version) < 7:
+        later = int(version) > _LAST_VERSION
+        fix = "upgrade xpuruntime, or make the lock again" if later else "make it again with `xrt lock`"
+        return f"{where} has the schema {schema}, and this release reads {SCHEMA}. Fix: {fix}"
+    return f"{where} is not a lock: its schema is {schema[:60]!r}, and that of a lock is {SCHEMA!r}"
+
+
+def load_lock(path: str | os.PathLike[str]) -> Lock:
+    """Read the file of a lock.
+
+    Raises
+    ------
+    LockError
+        It is cut off, was edited, is no lock, or is of another release.
+    InputError
+        The file cannot be read.
+    """
+    source = user_path(path, "the lock")
+    try:
+        data = read_regular(source, MAX_LOCK)
+    except OSError as error:
+        raise InputError(
+            f"cannot read the lock '{source}': {reason_of(error)}. Fix: give the path of a file that `xrt lock` wrote"
+        ) from error
+    return parse_lock(data, str(source))
+
+
+def save_lock(lock: Lock, path: str | os.PathLike[str]) -> Path:
+    """Write the file of a lock: readers see the old one or the new one, also where the writer is killed.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written; the old one stays.
+    """
+    target = user_path(path, "the lock")
+    try:
+        replace_file(target, lock_bytes(lock), private=False)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    return target
+
+
+def check_lock_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a path where no lock can be written, before any work is done for it. Raises `InputError`."""
+    target = user_path(path, "the lock")
+    try:
+        check_writable(target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot write the lock '{target}': {reason_of(error)}. Fix: give a path in a folder that exists, is writable "
+        "and has room"
+    )

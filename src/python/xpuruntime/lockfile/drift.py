@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Drift`: one difference between a lock and what is found, with what depends on it and what restores it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Drift", "drift_error", "shown"]
+
+#: Differences and entries that a message names; the error has all of them.
+_NAMED = 8
+_ENTRIES = 4
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference between a lock and what is found.
+
+    Attributes
+    ----------
+    code : str
+        What ``--accept`` takes: the kind of a validator, ``"plan"``, or of an entry ``"kernel"``, ``"configuration"``,
+        ``"precision"``, ``"accumulate"``, ``"layout"``, ``"placement"``, ``"fusion"``, ``"gone"``, ``"new"``,
+        ``"unobservable"``, or ``"output"``.
+    subject : str
+        Which one, such as ``"libcublasLt.so.13"`` or ``"conv1+relu1"``.
+    validator : str
+        Id of the validator; empty where it is an entry or the plan that differs.
+    expected, found : str
+    entries : tuple of str
+        The entries that depend on it.
+    restore : str
+        The pin or the command that restores it.
+    """
+
+    code: str
+    subject: str
+    validator: str = ""
+    expected: str
+    found: str
+    entries: tuple[str, ...] = ()
+    restore: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.code} {self.subject}: expected {self.expected}, found {self.found}"
+        if self.validator:
+            text += f" (validator {self.validator}; {_listed(self.entries)})"
+        return f"{text}. Fix: {self.restore}" if self.restore else text
+
+
+def _listed(entries: Sequence[str]) -> str:
+    if not entries:
+        return "no entry depends on it"
+    shown = ", ".join(entries[:_ENTRIES])
+    more = f" and {len(entries) - _ENTRIES} more" if len(entries) > _ENTRIES else ""
+    return f"entries {shown}{more}" if len(entries) > 1 else f"entry {shown}"
+
+
+def shown(value: Any) -> str:
+    """Return a value of a validator as short text; ``nothing`` for one that is not there."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(one)}" for name, one in sorted(value.items())) or "none"
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(one) for one in value) or "none"
+    return str(value)
+
+
+def drift_error(where: str, drifts: Iterable[Drift]) -> LockError:
+    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
+    found = tuple(drifts)
+    lines = [str(one) for one in found[:_NAMED]]
+    if len(found) > _NAMED:
+        lines.append(f"and {len(found) - _NAMED} more differences")
+    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(one.code for one in found))
+    tail = f"To take what is here instead: `xrt lock {codes} --why TEXT`, or `xrt lock --upgrade`"
+    head = f"the lock {where} does not hold: "
+    text = head + lines[0] if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
+    return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=found)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The record types of a lock: what must be the same, what was measured, and where the lock comes from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from xpuruntime.errors import InputError
+
+__all__ = [
+    "SCHEMA",
+    "AcceptedDrift",
+    "CallEntry",
+    "Identity",
+    "Lock",
+    "LockedModel",
+    "LockedOutput",
+    "LockedPlan",
+    "LockedPolicy",
+    "LockedShapes",
+    "Measured",
+    "OutputSample",
+    "Provenance",
+    "UnitEntry",
+    "Validator",
+    "ValidatorKind",
+    "digest_of_identity",
+    "stable_id",
+]
+
+SCHEMA = "xpuruntime.lock/1"
+
+ValidatorKind = Literal[
+    "model",
+    "external_data",
+    "policy",
+    "device",
+    "driver",
+    "engine",
+    "library",
+    "kernel_source",
+    "cpu_isa",
+    "environment",
+    "package",
+    "calibration",
+    "artifact",
+]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen, keyword-only value; a file with a key that it lacks is refused."""
+
+
+class Validator(_Record, frozen=True, kw_only=True):
+    """One fact of the surroundings that entries depend on.
+
+    Attributes
+    ----------
+    id : str
+        Short, unique in the lock, and a function of `kind` and `key`.
+    kind : str
+        ``"model"``, ``"library"``, ``"device"``, …
+    key : str
+        Which one, such as ``"libonnxruntime.so.1"`` or ``"cuda:0"``.
+    expect : object
+        The value that was found when the lock was made: text, a list or a mapping.
+    """
+
+    id: str
+    kind: ValidatorKind
+    key: str
+    expect: Any
+
+
+class UnitEntry(_Record, frozen=True, kw_only=True):
+    """One unit that an engine executed.
+
+    Attributes
+    ----------
+    unit : str
+        The engine's own name of the unit, where that is the same in every load; else its operator and what it makes.
+    op : str
+        The engine's operator type.
+    relation : str
+        As `xpuruntime.evidence.records.Unit.relation`.
+    sources : tuple of str
+        Source nodes that it stands for.
+    outputs : tuple of str
+        Source tensors that it makes.
+    at : str
+        `LockedShapes.id` of the inputs that it was observed with.
+    on : str
+        Engine, device and provider: ``"onnxruntime cpu CPUExecutionProvider"``.
+    kernel : str or None
+        ``"id@configuration"``; ``None`` where no kernel was reported.
+    precision : str or None
+        Of the tensors that it reads and writes.
+    accumulate : str or None
+        Precision of sums inside of it, where that is known.
+    layout : str or None
+    depends_on : tuple of str
+        `Validator.id` of all that it depends on.
+    known : {"observed", "unobservable"}
+        ``"unobservable"``: the engine does not report which kernel ran, so that only the validators stand for it.
+    """
+
+    unit: str
+    op: str
+    relation: str
+    sources: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    at: str
+    on: str
+    kernel: str | None = None
+    precision: str | None = None
+    accumulate: str | None = None
+    layout: str | None = None
+    depends_on: tuple[str, ...] = ()
+    known: Literal["observed", "unobservable"]
+
+
+class CallEntry(_Record, frozen=True, kw_only=True):
+    """The kernel of one operation that xpuruntime dispatched, in a training step or before an export.
+
+    Attributes
+    ----------
+    op, dtype : str
+        Such as ``"matmul"`` and ``"bf16"``.
+    facts : dict of str to int
+        Sizes that decide, such as ``m``, ``n``, ``k`` or ``head_dim``.
+    phase : str
+        ``"forward"``, ``"backward"``, or empty where no rule depends on it.
+    module : str
+        Path of the module that called; empty where no rule depends on it.
+    kernel : str
+        ``"id@configuration"``, as a rule of a policy takes it.
+    count : int
+        Calls in one step; 0 where they were not counted.
+    depends_on : tuple of str
+    known : {"observed", "unobservable"}
+    """
+
+    op: str
+    dtype: str
+    facts: dict[str, int] = {}
+    phase: str = ""
+    module: str = ""
+    kernel: str
+    count: int = 0
+    depends_on: tuple[str, ...] = ()
+    known: Literal["observed", "unobservable"] = "observed"
+
+
+class LockedModel(_Record, frozen=True, kw_only=True):
+    """What the model was.
+
+    Attributes
+    ----------
+    name : str
+        Of its file, without the folder.
+    format : str
+        ``"onnx"`` or ``"pt2"``.
+    sha256 : str
+        Of the whole file.
+    graph_sha256, initializers_sha256 : str
+        Of the graph without the values of its initializers, and of these; empty where they were not read.
+    external : dict of str to str
+        File of external data to its SHA-256.
+    """
+
+    name: str
+    format: str
+    sha256: str
+    graph_sha256: str = ""
+    initializers_sha256: str = ""
+    external: dict[str, str] = {}
+
+
+class LockedPolicy(_Record, frozen=True, kw_only=True):
+    """The policy: its digest, every stated key as text, and the document that it is read back from."""
+
+    sha256: str
+    stated: dict[str, str] = {}
+    document: dict[str, Any] = {}
+
+
+class LockedPlan(_Record, frozen=True, kw_only=True):
+    """What was resolved.
+
+    Attributes
+    ----------
+    engine, device, precision : str
+    settings : dict
+        What the engine is given.
+    controls : tuple of tuple
+        Policy key, what it becomes, enforceability.
+    """
+
+    engine: str
+    device: str
+    precision: str
+    settings: dict[str, Any] = {}
+    controls: tuple[tuple[str, str, str], ...] = ()
+
+
+class LockedShapes(_Record, frozen=True, kw_only=True):
+    """Input shapes that entries and outputs were observed with."""
+
+    id: str
+    inputs: dict[str, tuple[int, ...]]
+
+
+class LockedOutput(_Record, frozen=True, kw_only=True):
+    """What one output is for a probe input.
+
+    Attributes
+    ----------
+    input : str
+        ``"probe:0"``: the inputs that are made from the model's shapes with this seed.
+    at : str
+        `LockedShapes.id`.
+    name, dtype : str
+    shape : tuple of int
+    grade : {"bitwise", "tolerance"}
+        ``"bitwise"`` where runs of two sessions gave the same bits; else the values are compared within `rtol` and
+        `atol` with samples that are kept beside the identity.
+    sha256 : str
+        Of the bytes; empty where `grade` is ``"tolerance"``.
+    rtol, atol : float
+    """
+
+    input: str
+    at: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    grade: Literal["bitwise", "tolerance"]
+    sha256: str = ""
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+class Identity(_Record, frozen=True, kw_only=True):
+    """What must be the same. Locking twice gives equal identities.
+
+    Attributes
+    ----------
+    subject : {"inference", "training", "export"}
+        What is locked: a session, the kernels of training steps, or what a model was exported from.
+    model : LockedModel or None
+    policy : LockedPolicy or None
+    plan : LockedPlan or None
+    validators : tuple of Validator
+    shapes : tuple of LockedShapes
+    entries : tuple of UnitEntry
+    calls : tuple of CallEntry
+    outputs : tuple of LockedOutput
+    """
+
+    subject: Literal["inference", "training", "export"]
+    model: LockedModel | None = None
+    policy: LockedPolicy | None = None
+    plan: LockedPlan | None = None
+    validators: tuple[Validator, ...] = ()
+    shapes: tuple[LockedShapes, ...] = ()
+    entries: tuple[UnitEntry, ...] = ()
+    calls: tuple[CallEntry, ...] = ()
+    outputs: tuple[LockedOutput, ...] = ()
+
+
+class OutputSample(_Record, frozen=True, kw_only=True):
+    """Values of one output at evenly spaced places, to compare within a tolerance."""
+
+    name: str
+    at: str
+    values: tuple[float, ...]
+
+
+class Measured(_Record, frozen=True, kw_only=True):
+    """What was measured when the lock was made; no part of the identity.
+
+    Attributes
+    ----------
+    latency_us : dict
+        Figures of whole runs: median and interval, rounds, conditions; empty where none was taken.
+    memory_peak : int or None
+        Bytes of the process at most while it ran.
+    samples : tuple of OutputSample
+        Of outputs whose grade is ``"tolerance"``.
+    """
+
+    latency_us: dict[str, Any] = {}
+    memory_peak: int | None = None
+    samples: tuple[OutputSample, ...] = ()
+
+
+class AcceptedDrift(_Record, frozen=True, kw_only=True):
+    """A difference that a user accepted: its code, what it was of, from and to, and why."""
+
+    code: str
+    subject: str
+    expected: str
+    found: str
+    why: str
+    at: str = ""
+
+
+class Provenance(_Record, frozen=True, kw_only=True):
+    """Where the lock comes from; no part of the identity.
+
+    Attributes
+    ----------
+    created : str
+        UTC, ISO 8601.
+    command, version : str
+        What made it, and the version of this package.
+    note : str
+    accepted : tuple of AcceptedDrift
+    dependencies : dict of str to str
+        Lock files of packages that lay beside it, such as ``uv.lock``, with their SHA-256.
+    facts : dict of str to str
+        Such as the exporter and the opset of an exported model.
+    """
+
+    created: str = ""
+    command: str = ""
+    version: str = ""
+    note: str = ""
+    accepted: tuple[AcceptedDrift, ...] = ()
+    dependencies: dict[str, str] = {}
+    facts: dict[str, str] = {}
+
+
+class Lock(_Record, frozen=True, kw_only=True):
+    """A lock: a plan with what was observed, and all that both depend on.
+
+    Attributes
+    ----------
+    schema : str
+        ``"xpuruntime.lock/1"``.
+    digest : str
+        ``"sha256:…"`` of the identity: the name of the lock. A file whose identity has another digest was edited.
+    identity : Identity
+    measured : Measured
+    provenance : Provenance
+    """
+
+    schema: str = SCHEMA
+    digest: str
+    identity: Identity
+    measured: Measured = Measured()
+    provenance: Provenance = Provenance()
+
+    @classmethod
+    def of(cls, identity: Identity, *, measured: Measured | None = None, provenance: Provenance | None = None) -> Lock:
+        """Return a lock of an identity, with its digest."""
+        return cls(
+            digest=digest_of_identity(identity),
+            identity=identity,
+            measured=measured or Measured(),
+            provenance=provenance or Provenance(),
+        )
+
+    def validator(self, id: str) -> Validator:
+        """Return one validator. Raises `InputError` where the lock has none of that id."""
+        found = next((one for one in self.identity.validators if one.id == id), None)
+        if found is None:
+            raise InputError(f"the lock {self.digest} has no validator {id!r}")
+        return found
+
+    def dependents(self, id: str) -> tuple[str, ...]:
+        """Return the units and calls that depend on a validator."""
+        units = [one.unit for one in self.identity.entries if id in one.depends_on]
+        calls = [f"{one.op} {one.module}".strip() for one in self.identity.calls if id in one.depends_on]
+        return tuple(dict.fromkeys((*units, *calls)))
+
+
+def digest_of_identity(identity: Identity) -> str:
+    """Return ``"sha256:…"`` of the canonical JSON of an identity."""
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
+
+
+def stable_id(kind: str, key: str) -> str:
+    """Return the id of a validator: the same for the same kind and key in every lock."""
+    return f"{kind[:3]}-{hashlib.sha256(f'{kind}:{key}'.encode()).hexdigest()[:8]}"

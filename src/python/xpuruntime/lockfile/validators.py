@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Validators of a lock: facts that its entries depend on, collected when it is made and compared when it is used."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError
+from xpuruntime.lockfile.drift import Drift, shown
+from xpuruntime.lockfile.libraries import MappedLibraries, find_file, library_identity, place_of
+from xpuruntime.lockfile.records import Validator, stable_id
+from xpuruntime.lockfile.tables import library_patterns, packages_of, variables_of
+from xpuruntime.runtime.distributions import distributions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from xpuruntime.lockfile.records import Identity, LockedModel
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["CORE", "Surroundings", "collect_validators", "compare_validators"]
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+#: Name of the validator of the core's own kernels.
+CORE = "xpuruntime._core"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What validators are compared with, or collected from.
+
+    Attributes
+    ----------
+    engine, device : str
+        Of the plan.
+    machine : Machine
+    model : LockedModel or None
+    policy_sha256 : str or None
+        Of the policy that is stated; ``None`` where the lock's own holds.
+    calibration, artifact : str or None
+        SHA-256 of the inputs to quantise with, and of the compiled artifact.
+    environment : mapping of str to str
+    mapped : MappedLibraries
+    """
+
+    engine: str
+    device: str
+    machine: Machine
+    model: LockedModel | None = None
+    policy_sha256: str | None = None
+    calibration: str | None = None
+    artifact: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    mapped: MappedLibraries = field(default_factory=MappedLibraries)
+
+    def engine_facts(self) -> dict[str, Any]:
+        """Return the version of the engine and the distribution that it is from."""
+        facts = self.machine.engines.get(self.engine)
+        found: dict[str, Any] = {"version": None if facts is None else facts.version}
+        if (package := _package(self.engine)) is not None:
+            found["package"] = package
+        return found
+
+    def device_facts(self) -> dict[str, Any] | None:
+        """Return what of the device decides which kernels run and how work is divided."""
+        if self.device.startswith("cuda"):
+            index = int(self.device.partition(":")[2] or 0)
+            one = next((cuda for cuda in self.machine.cuda if cuda.index == index), None)
+            if one is None:
+                return None
+            major, minor = one.compute_capability
+            return {"name": one.name, "compute_capability": f"{major}.{minor}", "sm_count": one.sm_count}
+        cpu = self.machine.cpu
+        return {"name": cpu.name, "cores": cpu.cores, "architecture": self.machine.architecture}
+
+    def driver_facts(self) -> dict[str, Any] | None:
+        """Return the versions of NVIDIA's driver, as CUDA and as the kernel module state them."""
+        if not self.machine.cuda:
+            return None
+        major, minor = self.machine.cuda[0].driver_version
+        found = {"cuda": f"{major}.{minor}"}
+        try:
+            words = _DRIVER.read_text().split()
+        except OSError:
+            return found
+        version = next((word for word in words if word[:1].isdigit() and "." in word), None)
+        return {**found, "module": version} if version else found
+
+
+def collect_validators(here: Surroundings, *, own_kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
+    """Return the validators of what runs now, sorted by kind and key.
+
+    Parameters
+    ----------
+    here : Surroundings
+        After the model was loaded and run: the libraries are those that are mapped then.
+    own_kernels : iterable of str
+        Ids of the core's own kernels that ran.
+    """
+    expected: dict[tuple[str, str], Any] = {
+        ("engine", here.engine): here.engine_facts(),
+        ("device", here.device): here.device_facts(),
+        ("environment", here.engine): variables_of(here.engine, here.device, here.environment),
+        ("package", "xpuruntime"): _version_of("xpuruntime"),
+    }
+    if here.model is not None:
+        expected["model", here.model.name] = _model_facts(here.model)
+        expected.update({("external_data", name): sha for name, sha in here.model.external.items()})
+    if here.policy_sha256 is not None:
+        expected["policy", "policy"] = here.policy_sha256
+    if not here.device.startswith("cuda"):
+        expected["cpu_isa", here.machine.architecture] = sorted(here.machine.cpu.features)
+    if here.device.startswith("cuda"):
+        expected["driver", "nvidia"] = here.driver_facts()
+    if here.calibration is not None:
+        expected["calibration", "calibration"] = here.calibration
+    if here.artifact is not None:
+        expected["artifact", "artifact"] = here.artifact
+    for name, path in here.mapped.matching(library_patterns(here.engine, here.device)).items():
+        expected["library", name] = {**library_identity(path), "place": place_of(path)}
+    if any(own_kernels) and (core := _core_identity()) is not None:
+        expected["kernel_source", CORE] = core
+    return tuple(
+        Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)  # type: ignore[arg-type]
+        for (kind, key), value in sorted(expected.items())
+    )
+
+
+def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, ...]:
+    """Return a drift for each validator of a lock that differs from what is here.
+
+    Nothing is loaded and no device is touched: of libraries the headers of their files are read.
+    """
+    drifts = []
+    dependents: dict[str, list[str]] | None = None
+    for one in identity.validators:
+        found = _found(one, here)
+        expected = one.expect
+        if one.kind == "library" and isinstance(expected, dict):
+            expected = {name: value for name, value in expected.items() if name != "place"}
+        if found == expected:
+            continue
+        if dependents is None:
+            dependents = _dependents(identity)
+        drifts.append(_drift(one, expected, found, tuple(dependents.get(one.id, ())), identity))
+    return tuple(drifts)
+
+
+def _dependents(identity: Identity) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for unit in identity.entries:
+        for id in unit.depends_on:
+            found.setdefault(id, []).append(unit.unit)
+    for call in identity.calls:
+        for id in call.depends_on:
+            found.setdefault(id, []).append(f"{call.op} {call.module}".strip())
+    return found
+
+
+def _found(one: Validator, here: Surroundings) -> Any:
+    """Return what stands here where the lock has a validator; ``None`` where there is no such thing."""
+    kind, key = one.kind, one.key
+    if kind == "library":
+        place = one.expect.get("place", "") if isinstance(one.expect, dict) else ""
+        path = find_file(key, str(place), here.mapped)
+        try:
+            return None if path is None else library_identity(path)
+        except InputError as error:
+            return str(error)
+    if kind == "model":
+        return None if here.model is None else _model_facts(here.model)
+    if kind == "external_data":
+        return None if here.model is None else here.model.external.get(key)
+    if kind == "policy":
+        return one.expect if here.policy_sha256 is None else here.policy_sha256
+    if kind == "engine":
+        return here.engine_facts() if key == here.engine else None
+    if kind == "device":
+        return here.device_facts() if key == here.device else None
+    if kind == "driver":
+        return here.driver_facts()
+    if kind == "cpu_isa":
+        return sorted(here.machine.cpu.features) if key == here.machine.architecture else None
+    if kind == "environment":
+        return variables_of(key, here.device, here.environment)
+    if kind == "package":
+        return _version_of(key)
+    if kind == "kernel_source":
+        return _core_identity() if key == CORE else None
+    return {"calibration": here.calibration, "artifact": here.artifact}[kind]
+
+
+def _model_facts(model: LockedModel) -> dict[str, str]:
+    found = {"sha256": model.sha256}
+    if model.graph_sha256:
+        found |= {"graph": model.graph_sha256, "initializers": model.initializers_sha256}
+    return found
+
+
+def _core_identity() -> dict[str, Any] | None:
+    from xpuruntime import _core
+
+    path = getattr(_core, "__file__", None)
+    return None if path is None else library_identity(path)
+
+
+def _drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity) -> Drift:
+    before, now = shown(expected), shown(found)
+    if isinstance(expected, dict) and isinstance(found, dict):
+        differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+        before = ", ".join(f"{name} {shown(expected.get(name))}" for name in differ)
+        now = ", ".join(f"{name} {shown(found.get(name))}" for name in differ)
+    if one.kind == "cpu_isa" and isinstance(expected, list) and isinstance(found, list):
+        before = f"{len(expected)} features" + _features(" with", set(expected) - set(found))
+        now = f"{len(found)} features" + _features(" with", set(found) - set(expected))
+    restore = _restore(one, expected, found, identity)
+    return Drift(
+        code=one.kind, subject=one.key, validator=one.id, expected=before, found=now, entries=entries, restore=restore
+    )
+
+
+def _features(word: str, names: set[str]) -> str:
+    return f"{word} {' '.join(sorted(names))}" if names else ""
+
+
+def _restore(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
+    """Return the pin or the command that restores what a validator expects."""
+    kind = one.kind
+    if kind in ("engine", "library"):
+        pin = next((_pin(other) for other in identity.validators if other.kind == "engine"), None)
+        own = str(expected.get("place", "")) if isinstance(expected, dict) else ""
+        return pin or f"install the build of {own or one.key} that the lock was made with"
+    if kind == "environment" and isinstance(expected, dict) and isinstance(found, dict):
+        differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+        return "; ".join(f"export {name}={expected[name]}" if name in expected else f"unset {name}" for name in differ)
+    if kind == "package":
+        return f"pip install {one.key}=={expected}"
+    if kind == "kernel_source":
+        version = next((v.expect for v in identity.validators if v.kind == "package" and v.key == "xpuruntime"), None)
+        return f"install the build of xpuruntime {version or ''}".rstrip() + " that the lock was made with"
+    return {
+        "model": "restore the file that was locked",
+        "external_data": f"restore {one.key} beside the model",
+        "policy": "state the policy that was locked, or use --frozen to take it from the lock",
+        "device": f"run on {shown(expected)}",
+        "driver": f"install the driver {shown(expected)}",
+        "cpu_isa": "run on a processor with the same instruction sets",
+        "calibration": "quantise with the inputs that were locked",
+        "artifact": "restore the artifact that was locked, or compile it again",
+    }.get(kind, "")
+
+
+def _pin(engine: Validator) -> str | None:
+    expect = engine.expect
+    if not isinstance(expect, dict) or not expect.get("package"):
+        return None
+    return f"pip install {expect['package']}"
+
+
+_versions: dict[tuple[str, ...], dict[str, str]] = {}
+
+
+def _installed() -> dict[str, str]:
+    """Return installed distributions by name, listed once for one search path."""
+    import sys
+
+    key = tuple(sys.path)
+    if key not in _versions:
+        found: dict[str, str] = {}
+        for one in distributions():
+            found.setdefault(one.name, one.version)
+        _versions.clear()
+        _versions[key] = found
+    return _versions[key]
+
+
+def _package(engine: str) -> str | None:
+    installed = _installed()
+    return next((f"{name}=={installed[name]}" for name in packages_of(engine) if name in installed), None)
+
+
+def _version_of(package: str) -> str | None:
+    if package == "xpuruntime":
+        from xpuruntime import __version__
+
+        return __version__
+    return _installed().get(package)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The file of a lock: the same bytes for the same lock, one record a line, and nothing read that is not whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from lock_values import ENGINE, a_lock
+
+import xpuruntime as xrt
+from xpuruntime.lockfile.canonical import load_lock, lock_bytes, parse_lock, save_lock
+from xpuruntime.lockfile.records import Lock, UnitEntry, digest_of_identity
+
+HERE = Path(__file__).parent
+
+
+def test_what_is_written_is_read_back_to_the_same_bytes(tmp_path: Path) -> None:
+    lock = a_lock()
+    path = save_lock(lock, tmp_path / "m.lock")
+    assert load_lock(path) == lock
+    assert lock_bytes(load_lock(path)) == path.read_bytes()
+
+
+def test_the_text_is_json_with_sorted_keys_and_one_record_a_line() -> None:
+    text = lock_bytes(a_lock(3)).decode()
+    plain = json.loads(text)
+    assert list(plain) == sorted(plain)
+    assert list(plain["identity"]) == sorted(plain["identity"])
+    entries = [line for line in text.splitlines() if '"unit":' in line]
+    assert len(entries) == 3
+    assert json.loads(entries[0].strip().rstrip(","))["unit"] == "conv0+relu0"
+    assert "größe" in text, "it is UTF-8, without escapes of letters"
+
+
+def test_one_entry_more_is_one_line_more() -> None:
+    one, two = (lock_bytes(a_lock(n)).decode().splitlines() for n in (3, 4))
+    assert (
+        len([line for line in two if line.rstrip(",") not in {old.rstrip(",") for old in one}]) == 2
+    )  # and the digest
+
+
+def test_only_the_identity_decides_the_digest() -> None:
+    lock = a_lock()
+    other = msgspec.structs.replace(
+        lock, provenance=msgspec.structs.replace(lock.provenance, created="2030-01-01T00:00:00Z")
+    )
+    assert digest_of_identity(other.identity) == lock.digest
+    changed = msgspec.structs.replace(lock.identity, entries=lock.identity.entries[1:])
+    assert digest_of_identity(changed) != lock.digest
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused() -> None:
+    data = lock_bytes(a_lock())
+    for end in range(0, len(data) - 2, 13):
+        with pytest.raises(xrt.LockError, match=r"m\.lock .*(lock|schema)"):
+            parse_lock(data[:end], "m.lock")
+
+
+def test_a_file_in_which_any_byte_of_the_identity_changed_is_refused() -> None:
+    data = lock_bytes(a_lock())
+    start, end = data.index(b'"identity"'), data.index(b'"measured"')
+    refused = 0
+    for at in range(start + 12, end, 17):
+        edited = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            found = parse_lock(edited, "m.lock")
+        except xrt.LockError:
+            refused += 1
+        else:
+            assert found.identity == a_lock().identity, "only white space may change"
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a lock"),
+        ("[]", "not a lock"),
+        ("{}", "not a lock"),
+        ('{"schema": "xpuruntime.report/1"}', "its schema is 'xpuruntime.report/1'"),
+        ('{"schema": "xpuruntime.lock/2"}', "upgrade xpuruntime"),
+        ('{"schema": "xpuruntime.lock/0"}', "make it again"),
+        ('{"schema": "xpuruntime.lock/1"}', "damaged lock"),
+        ("[" * 100_000, "not a lock"),
+        ("\ud800".encode("utf-8", "surrogatepass"), "not a lock"),
+    ],
+)
+def test_what_is_no_lock_is_refused(text: str | bytes, message: str) -> None:
+    with pytest.raises(xrt.LockError, match=message):
+        parse_lock(text, "m.lock")
+
+
+def test_unknown_keys_are_refused() -> None:
+    plain = json.loads(lock_bytes(a_lock()))
+    plain["identity"]["colour"] = 1
+    with pytest.raises(xrt.LockError, match="colour"):
+        parse_lock(json.dumps(plain), "m.lock")
+
+
+def test_an_entry_that_depends_on_nothing_known_is_refused() -> None:
+    identity = a_lock().identity
+    entry = msgspec.structs.replace(identity.entries[0], depends_on=("lib-00000000",))
+    lock = Lock.of(msgspec.structs.replace(identity, entries=(entry,)))
+    with pytest.raises(xrt.LockError, match="'lib-00000000', which the lock lacks"):
+        parse_lock(lock_bytes(lock), "m.lock")
+    twice = Lock.of(msgspec.structs.replace(identity, validators=identity.validators[:1] * 2))
+    with pytest.raises(xrt.LockError, match="two validators of one id"):
+        parse_lock(lock_bytes(twice), "m.lock")
+
+
+def test_a_hundred_thousand_entries_are_all_there(tmp_path: Path) -> None:
+    lock = a_lock(100_000)
+    path = save_lock(lock, tmp_path / "large.lock")
+    begun = time.process_time()
+    found = load_lock(path)
+    took = time.process_time() - begun
+    assert len(found.identity.entries) == 100_000
+    assert isinstance(found.identity.entries[-1], UnitEntry)
+    assert found.dependents(ENGINE)[99_999] == "conv99999+relu99999"
+    assert took < 8, f"reading and checking 100,000 entries took {took:.2f} s of the processor"
+
+
+@pytest.mark.parametrize("folder", ["missing/m.lock", "."])
+def test_where_nothing_can_be_written_the_path_is_named(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(xrt.InputError, match=r"cannot write the lock .*Fix: give a path"):
+        save_lock(a_lock(), tmp_path / folder)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(xrt.InputError, match=r"cannot read the lock .*No such file"):
+        load_lock(tmp_path / "none.lock")
+
+
+def test_a_full_disk_is_named() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(xrt.InputError, match=r"/dev/full.*No space left"):
+        save_lock(a_lock(), "/dev/full")
+
+
+def test_two_processes_write_one_file(tmp_path: Path) -> None:
+    """Whoever reads meanwhile sees one of the locks whole."""
+    path = tmp_path / "m.lock"
+    save_lock(a_lock(1), path)
+    code = (
+        "import sys; from lock_values import a_lock; from xpuruntime.lockfile.canonical import save_lock\n"
+        "[save_lock(a_lock(int(sys.argv[2])), sys.argv[1]) for _ in range(15)]"
+    )
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)], env=env) for n in (50, 400)]
+    sizes = set()
+    while any(one.poll() is None for one in writers):
+        sizes.add(len(load_lock(path).identity.entries))
+    assert [one.returncode for one in writers] == [0, 0]
+    assert sizes <= {1, 50, 400}
+    assert {one.name for one in tmp_path.iterdir()} == {"m.lock"}

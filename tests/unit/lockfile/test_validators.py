@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Validators: collected of what a process has mapped, and a drift named for each fact that is another one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import msgspec
+import onnxruntime
+import pytest
+
+from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.libraries import MappedLibraries, find_file, library_identity, place_of
+from xpuruntime.lockfile.records import Identity, LockedModel, UnitEntry, Validator
+from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
+from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+CUDA = CudaFacts(
+    index=0,
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    total_memory=1 << 37,
+    sm_count=132,
+    driver_version=(13, 0),
+    runtime_version=(13, 0),
+    pci_id="0",
+)
+MACHINE = Machine(
+    system="Linux",
+    architecture="x86_64",
+    python="3.11.7",
+    cpu=CpuFacts(name="AMD EPYC", cores=2, features=("avx2", "avx512f")),
+    cuda=(CUDA,),
+    engines={"onnxruntime": EngineFacts(name="onnxruntime", version="1.31.1", loadable=True)},
+)
+MODEL = LockedModel(
+    name="m.onnx", format="onnx", sha256="a", graph_sha256="g", initializers_sha256="i", external={"w.bin": "e"}
+)
+HERE = Surroundings(
+    engine="onnxruntime",
+    device="cpu",
+    machine=MACHINE,
+    model=MODEL,
+    policy_sha256="p",
+    calibration="c",
+    artifact="f",
+    environment={"OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
+)
+
+
+def identity_of(here: Surroundings) -> Identity:
+    validators = collect_validators(here, own_kernels=("cpu.blas",))
+    entry = UnitEntry(
+        unit="fc1",
+        op="Gemm",
+        relation="exact",
+        at="s0",
+        on="onnxruntime cpu",
+        depends_on=tuple(one.id for one in validators),
+        known="unobservable",
+    )
+    return Identity(subject="inference", validators=validators, entries=(entry,))
+
+
+def machine(**changes: Any) -> Machine:
+    return msgspec.structs.replace(MACHINE, **changes)
+
+
+def test_nothing_drifts_where_nothing_changed() -> None:
+    identity = identity_of(HERE)
+    assert not compare_validators(identity, HERE)
+    assert identity == identity_of(replace(HERE, mapped=MappedLibraries()))
+    kinds = {one.kind for one in identity.validators}
+    assert kinds == {
+        "model", "external_data", "policy", "device", "engine", "library", "kernel_source", "cpu_isa", "environment",
+        "package", "calibration", "artifact",
+    }  # fmt: skip
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "model": ({"model": msgspec.structs.replace(MODEL, sha256="b", graph_sha256="h")}, "graph g", "graph h"),
+    "initializers": (
+        {"model": msgspec.structs.replace(MODEL, sha256="b", initializers_sha256="j")},
+        "initializers i",
+        "initializers j",
+    ),
+    "external_data": ({"model": msgspec.structs.replace(MODEL, external={"w.bin": "x"})}, "e", "x"),
+    "policy": ({"policy_sha256": "q"}, "p", "q"),
+    "device": ({"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=4, features=MACHINE.cpu.features))}, "2", "4"),
+    "cpu_isa": (
+        {"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=2, features=("avx2",)))},
+        "with avx512f",
+        "1 features",
+    ),
+    "engine": ({"machine": machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})}, "31", "1.32.0"),
+    "environment": ({"environment": {"OMP_NUM_THREADS": "3", "ORT_X": "1"}}, "OMP_NUM_THREADS 2, ORT_X", "ORT_X 1"),
+    "environment gone": ({"environment": {}}, "OMP_NUM_THREADS 2", "OMP_NUM_THREADS nothing"),
+    "calibration": ({"calibration": "d"}, "c", "d"),
+    "artifact": ({"artifact": None}, "f", "nothing"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_fact_that_changed_is_named(name: str) -> None:
+    changes, expected, found = CHANGES[name]
+    (drift,) = compare_validators(identity_of(HERE), replace(HERE, **changes))
+    assert drift.code == {"initializers": "model", "environment gone": "environment"}.get(name, name)
+    assert expected in drift.expected
+    assert found in drift.found
+    assert drift.entries == ("fc1",)
+    assert drift.restore
+    text = str(drift_error("m.lock", (drift,)))
+    assert f"validator {drift.validator}; entry fc1" in text
+    assert f"xrt lock --accept {drift.code} --why" in text
+
+
+def test_environment_has_the_commands_that_restore_it() -> None:
+    (drift,) = compare_validators(identity_of(HERE), replace(HERE, environment={"OMP_NUM_THREADS": "3", "ORT_X": "1"}))
+    assert drift.restore == "export OMP_NUM_THREADS=2; unset ORT_X"
+
+
+def test_secrets_are_not_recorded() -> None:
+    assert "secret" not in str(identity_of(HERE))
+
+
+def test_devices_and_drivers_of_cuda() -> None:
+    here = replace(HERE, device="cuda:0")
+    identity = identity_of(here)
+    other = msgspec.structs.replace(CUDA, name="NVIDIA H100", driver_version=(12, 8))
+    drifts = compare_validators(identity, replace(here, machine=machine(cuda=(other,))))
+    assert [one.code for one in drifts] == ["device", "driver"]
+    assert drifts[0].expected == "name NVIDIA H200"
+    assert drifts[0].found == "name NVIDIA H100"
+    assert drifts[1].found.startswith("cuda 12.8")
+    gone = compare_validators(identity, replace(here, machine=machine(cuda=())))
+    assert [one.found for one in gone] == ["nothing", "nothing"]
+
+
+def library(identity: Identity) -> Validator:
+    return next(one for one in identity.validators if one.kind == "library")
+
+
+@pytest.mark.parametrize(("name", "value"), [("build_id", "0" * 40), ("size", 1), ("soname", "libother.so")])
+def test_another_build_of_a_library(name: str, value: Any) -> None:
+    identity = identity_of(HERE)
+    one = library(identity)
+    other = msgspec.structs.replace(one, expect={**one.expect, name: value})
+    edited = tuple(other if found is one else found for found in identity.validators)
+    (drift,) = compare_validators(msgspec.structs.replace(identity, validators=edited), HERE)
+    assert (drift.code, drift.subject) == ("library", one.key)
+    assert drift.expected == f"{name} {value}"
+    assert re.fullmatch(r"pip install onnxruntime\S*==[\d.]+", drift.restore)
+
+
+def test_a_library_that_is_gone() -> None:
+    identity = identity_of(HERE)
+    one = library(identity)
+    other = msgspec.structs.replace(
+        one, key="libnothing.so.9", expect={**one.expect, "place": "nothing/libnothing.so.9"}
+    )
+    (drift,) = compare_validators(msgspec.structs.replace(identity, validators=(other,)), HERE)
+    assert (drift.subject, drift.found) == ("libnothing.so.9", "nothing")
+
+
+def test_a_library_is_found_before_it_is_mapped() -> None:
+    one = library(identity_of(HERE))
+    path = find_file(one.key, one.expect["place"], MappedLibraries(""))
+    assert path is not None
+    assert library_identity(path)["build_id"] == one.expect["build_id"]
+    code = (
+        "import sys; from xpuruntime.lockfile.libraries import *\n"
+        "print(library_identity(find_file(sys.argv[1], sys.argv[2], MappedLibraries()))['build_id'])\n"
+        "assert 'onnxruntime' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, one.key, one.expect["place"]], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == one.expect["build_id"], done.stderr
+
+
+@pytest.mark.skipif(which("readelf") is None, reason="compares with readelf of binutils")
+def test_build_ids_are_those_that_readelf_shows() -> None:
+    paths = [*MappedLibraries().matching(("*.so*",)).values()]
+    compared = 0
+    for path in paths[:40]:
+        shown = subprocess.run(["readelf", "-n", path], capture_output=True, text=True, check=False).stdout
+        found = re.search(r"Build ID: ([0-9a-f]+)", shown)
+        assert read_elf(path).build_id == (found[1] if found else None), path
+        compared += found is not None
+    assert compared > 5
+
+
+def test_a_place_is_relative_to_the_search_path() -> None:
+    assert place_of(str(Path(onnxruntime.__file__).parent / "capi" / "x.so")) == "onnxruntime/capi/x.so"
+    assert place_of("/usr/lib/libm.so.6") == "/usr/lib/libm.so.6"
