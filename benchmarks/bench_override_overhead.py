@@ -28,8 +28,8 @@ import torch
 
 import xpuruntime.pytorch as xt
 from harness import write
-from paired import over
 from training_models import BERT, Encoder, Size, loss_of
+from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.pytorch import module_paths
 
 if TYPE_CHECKING:
@@ -240,8 +240,8 @@ def _print_step(rows: int, samples: dict[str, list[float]]) -> None:
     print(f"step of {rows}x128: native {statistics.median(native):.2f} ms; over it, target {STEP_TARGET:.0%}:")
     for state, times in samples.items():
         if state != "native":
-            part, low, high = over(times, native)
-            print(f"  {part:+7.2%}  [{low:+.2%}, {high:+.2%}]  {state}")
+            ratio, low, high = paired_ratio(times, native, confidence=0.95)
+            print(f"  {ratio - 1:+7.2%}  [{low - 1:+.2%}, {high - 1:+.2%}]  {state}")
 
 
 if __name__ == "__main__":

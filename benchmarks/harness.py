@@ -9,10 +9,11 @@ import os
 import platform
 import statistics
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from xpuruntime.measuring.rounds import rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,44 +63,9 @@ def interleaved(
     finish: Callable[[], Any] | None = None,
     rotate: bool = False,
 ) -> dict[str, list[float]]:
-    """Time several calls side by side.
-
-    Parameters
-    ----------
-    cases : dict of str to callable
-    calls : int
-        Calls per round of one case; a round gives one sample, their mean.
-    rounds : int
-        Each round runs every case once, so that drift of the machine meets all of them.
-    warm : int
-        Calls of each case before the first round.
-    finish : callable, optional
-        Called after the calls of a round, inside its time: such as a device synchronisation.
-    rotate : bool
-        Begin each round with another case, so that none always runs after the same one.
-
-    Returns
-    -------
-    dict of str to list of float
-        Microseconds a call, one sample a round.
-    """
-    for run in cases.values():
-        for _ in range(warm):
-            run()
-        if finish is not None:
-            finish()
-    samples: dict[str, list[float]] = {name: [] for name in cases}
-    order = list(cases.items())
-    for number in range(rounds):
-        first = number % len(order) if rotate else 0
-        for name, run in (*order[first:], *order[:first]):
-            start = time.perf_counter()
-            for _ in range(calls):
-                run()
-            if finish is not None:
-                finish()
-            samples[name].append((time.perf_counter() - start) / calls * 1e6)
-    return samples
+    """Return microseconds a call of cases timed side by side, the mean of each round; see `rounds_of`."""
+    found = rounds_of(cases, calls=calls, rounds=rounds, warm=warm, finish=finish, rotate=rotate)
+    return {name: [seconds * 1e6 for seconds in times] for name, times in found.items()}
 
 
 def table(samples: dict[str, list[float]], unit: str = "us", scale: float = 1.0) -> dict[str, float]:

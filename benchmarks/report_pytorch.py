@@ -8,8 +8,8 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from paired import Over, over
 from report_parts import Check, Section, machine, number, spread, table, target_table
+from xpuruntime.measuring.statistics import Interval, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +43,17 @@ def override_overhead(record: dict[str, Any]) -> Section:
     )
     steps = record.get("step_samples_ms", {})
     for name, found in steps.items():
-        costs = {state: over(times, found["native"]) for state, times in found.items() if state != "native"}
+        costs = {
+            state: paired_ratio(times, found["native"], confidence=0.95)
+            for state, times in found.items()
+            if state != "native"
+        }
         checks += [
-            Check(f"{name}: rules on {state}", cost.part * 100, record["step_target"] * 100, "%")
+            Check(f"{name}: rules on {state}", (cost.ratio - 1) * 100, record["step_target"] * 100, "%")
             for state, cost in costs.items()
             if state != "cleared"
         ]
-        rows = [[state, *(number(value * 100) for value in cost)] for state, cost in costs.items()]
+        rows = [[state, *(number(round((value - 1) * 100, 9)) for value in cost)] for state, cost in costs.items()]
         text += (
             f"\nAn eager training step of {name}, whose host is what takes the time, without a policy: "
             f"{number(statistics.median(found['native']))} ms, the least of a few steps in each round. On top of it, "
@@ -134,7 +138,7 @@ def _losses_to_compile(cases: list[dict[str, Any]]) -> str:
     )
 
 
-def _over_eager(cases: list[dict[str, Any]]) -> dict[str, tuple[Over, int]]:
+def _over_eager(cases: list[dict[str, Any]]) -> dict[str, tuple[Interval, int]]:
     """Return what eager steps of each variant cost over those without a policy, and in how many rounds.
 
     Where there were rounds of the two alone, those.
@@ -144,14 +148,16 @@ def _over_eager(cases: list[dict[str, Any]]) -> dict[str, tuple[Over, int]]:
     if plain is None:
         return {}
     rounds = {name: "pair_samples_ms" if "pair_samples_ms" in found[name] else "samples_ms" for name in sorted(found)}
-    return {name: (over(found[name][which], plain[which]), len(plain[which])) for name, which in rounds.items()}
+    return {
+        name: (paired_ratio(found[name][which], plain[which], confidence=0.95), len(plain[which]))
+        for name, which in rounds.items()
+    }
 
 
 def _to_eager(cases: list[dict[str, Any]]) -> str:
     """Compare eager steps under a policy with those without."""
     rows = [
-        [name, *(f"{1 + value:.3f}" for value in cost), str(rounds)]
-        for name, (cost, rounds) in _over_eager(cases).items()
+        [name, *(f"{value:.3f}" for value in cost), str(rounds)] for name, (cost, rounds) in _over_eager(cases).items()
     ]
     return f"{table(('to eager', 'median', 'from', 'to', 'rounds'), rows)}\n" if rows else ""
 
@@ -168,7 +174,7 @@ def _step_checks(cases: list[dict[str, Any]], targets: dict[str, float]) -> list
             checks.append(Check(f"{shape}: {variant}, to by hand", ratio[variant], targets[target], "times"))
     costs = _over_eager(cases)
     if "eager, tuned" in costs:
-        figure = 1 + costs["eager, tuned"][0].part
+        figure = costs["eager, tuned"][0].ratio
         checks.append(Check(f"{shape}: eager, tuned, to eager", figure, targets["tuned to by hand"], "times"))
     return checks
 

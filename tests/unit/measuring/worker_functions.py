@@ -127,11 +127,25 @@ def long_answer(size):
     return "x" * size
 
 
-def timed(calls, seconds=0.0):
-    start = time.perf_counter()
-    for _ in range(calls):
-        time.sleep(seconds)
-    return time.perf_counter() - start
+def samples_of_work(calls, samples, size):
+    found = []
+    for _ in range(samples):
+        start = time.perf_counter()
+        for _ in range(calls):
+            sum(range(size))
+        found.append(time.perf_counter() - start)
+    return found
+
+
+runs = 0
+
+
+def dies_later(calls, samples, after):
+    global runs
+    runs += 1
+    if runs > after:
+        segfault()
+    return samples_of_work(calls, samples, size=10)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,11 @@ def test_a_cost_is_told_from_noise_by_its_interval(report):
     draw = random.Random(1)
     native = [10 + draw.gauss(0, 0.3) for _ in range(200)]
     same, dearer = ([time * (1 + part) * (1 + draw.gauss(0, 0.02)) for time in native] for part in (0, 0.02))
-    found = report.over(same, native)
-    assert found.low < 0 < found.high
-    assert found.width < 0.01
-    found = report.over(dearer, native)
-    assert 0.01 < found.low < 0.02 < found.high < 0.03
-    assert report.over(dearer, native) == found
+    found = report.paired_ratio(same, native, confidence=0.95)
+    assert found.low < 1 < found.high
+    assert (found.high - found.low) / 2 < 0.01
+    found = report.paired_ratio(dearer, native, confidence=0.95)
+    assert 1.01 < found.low < 1.02 < found.high < 1.03
 
 
 def test_kernels_are_told_by_kind(report):

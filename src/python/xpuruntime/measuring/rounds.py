@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Interleaved rounds: several things timed side by side, so that what drifts meets all of them.
+
+Each round times a block of calls of every variant. The order is rotated from pair to pair of rounds and reversed in the
+second of each pair, and the control is timed twice a round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from xpuruntime.errors import InputError
+from xpuruntime.measuring.conditions import Conditions, between, moment
+from xpuruntime.measuring.statistics import Comparison, Margin, Verdict, compare, look_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.measuring.worker import Worker
+
+    #: Called with the calls of one sample and the number of samples; returns the seconds of each sample.
+    Sampler = Callable[[int, int], Sequence[float]]
+    Settled = Callable[[Mapping[str, Comparison]], bool]
+
+__all__ = ["Measured", "Progress", "decided", "in_worker", "measure", "rounds_of", "time_calls", "timed"]
+
+#: Seconds of one sample at least, so that reading the clock is a small part of it.
+_SAMPLE = 20e-6
+
+
+class Progress(NamedTuple):
+    """Where a measurement stands."""
+
+    rounds: int
+    most_rounds: int
+    seconds: float
+    comparisons: Mapping[str, Comparison]
+
+
+class Measured(NamedTuple):
+    """Times of the rounds, and what they say.
+
+    Attributes
+    ----------
+    control : str
+    rounds : dict of str to list of float
+        Seconds a call of every variant, one a round.
+    twin : list of float
+        Of the control, measured a second time in every round.
+    calls : dict of str to list of float
+        Seconds a call of every sample of every variant.
+    comparisons : dict of str to Comparison
+        Of every variant but the control.
+    ended : str
+        ``"decided"``, ``"rounds"`` where there were enough of them, ``"budget"`` or ``"cancelled"``.
+    conditions : Conditions
+    """
+
+    control: str
+    rounds: dict[str, list[float]]
+    twin: list[float]
+    calls: dict[str, list[float]]
+    comparisons: dict[str, Comparison]
+    ended: Literal["decided", "rounds", "budget", "cancelled"]
+    conditions: Conditions
+
+
+def time_calls(
+    run: Callable[[], Any], calls: int, samples: int, finish: Callable[[], Any] | None = None
+) -> list[float]:
+    """Return the seconds of `samples` times so many calls; each of them ends with one of `finish`, inside its time."""
+    clock, found = time.perf_counter, []
+    for _ in range(samples):
+        start = clock()
+        for _ in range(calls):
+            run()
+        if finish is not None:
+            finish()
+        found.append(clock() - start)
+    return found
+
+
+def timed(run: Callable[[], Any], finish: Callable[[], Any] | None = None) -> Sampler:
+    """Return a variant of `measure` that is a function of this process."""
+    return lambda calls, samples: time_calls(run, calls, samples, finish)
+
+
+def in_worker(worker: Worker, function: str, /, *, timeout: float | None = None, **arguments: Any) -> Sampler:
+    """Return a variant of `measure` that is a function of a worker.
+
+    It is called with `calls`, `samples` and the arguments, and returns what `time_calls` does: the loop is timed there.
+    """
+    return lambda calls, samples: worker.call(function, timeout=timeout, calls=calls, samples=samples, **arguments)
+
+
+def decided(comparisons: Mapping[str, Comparison]) -> bool:
+    """Whether every comparison has a verdict."""
+    return all(one.verdict is not Verdict.INCONCLUSIVE for one in comparisons.values())
+
+
+def measure(
+    variants: Mapping[str, Sampler],
+    *,
+    control: str,
+    margin: Margin | None = None,
+    confidence: float = 0.99,
+    rounds: tuple[int, int] = (9, 121),
+    budget: float = 120.0,
+    block: float = 0.02,
+    warm: float = 0.1,
+    statistic: Literal["median", "mean"] = "median",
+    settled: Settled = decided,
+    family: int | None = None,
+    cancel: Callable[[], bool] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 0,
+) -> Measured:
+    """Time variants in interleaved rounds until they are decided.
+
+    Parameters
+    ----------
+    variants : dict of str to callable
+        Of `timed` and `in_worker`.
+    control : str
+        The variant that the others are compared with.
+    margin : Margin, optional
+        The smallest difference that counts.
+    confidence : float
+        One minus the chance of any false verdict.
+    rounds : tuple of int
+        The fewest and the most. Data are looked at after some of them, see `look_rounds`.
+    budget : float
+        Seconds after which no round is begun. The first look may come later by a round.
+    block : float
+        Seconds of a variant's turn, at least.
+    warm : float
+        Seconds that each variant runs before the first round.
+    statistic : {"median", "mean"}
+        What the calls of a turn are reduced to. The median leaves out calls that other processes interrupted; where
+        calls are only queued, and the time is that of all of them together, it is their mean.
+    settled : callable
+        Whether comparisons are enough to stop; all have a verdict if left out.
+    family : int, optional
+        Comparisons that are decided together, if more than those made here.
+    cancel : callable, optional
+        Asked before every turn.
+    progress : callable, optional
+        Called after every look and at the end.
+
+    Raises
+    ------
+    InputError
+        Fewer than two variants, or the control is none of them.
+    """
+    if control not in variants or len(variants) < 2:
+        msg = (
+            f"there is nothing to compare {control!r} with in {sorted(variants)}: give the control and another variant"
+        )
+        raise InputError(msg)
+    began, before = time.monotonic(), moment()
+    others = [name for name in variants if name != control]
+    family = family or len(others)
+    looks = look_rounds(*rounds, confidence=confidence, family=family)
+    sizes = {name: _size(sampler, block, warm) for name, sampler in variants.items()}
+    turns = [control, *others, None]  # None is the control's second turn
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    calls: dict[str, list[float]] = {name: [] for name in variants}
+    twin: list[float] = []
+    comparisons: dict[str, Comparison] = {}
+    ended: Literal["decided", "rounds", "budget", "cancelled"] | None = None
+    looked = 0
+
+    def look() -> None:
+        nonlocal looked
+        looked = len(twin)
+        comparisons.update(
+            (name, compare(found[name], found[control], twin=twin, margin=margin, confidence=confidence,
+                           looks=len(looks) + 1, family=family, seed=seed))
+            for name in others
+        )  # fmt: skip
+        if progress is not None:
+            progress(Progress(len(twin), looks[-1], time.monotonic() - began, comparisons))
+
+    while ended is None:
+        this_round: dict[str | None, float] = {}
+        for turn in _order(turns, len(twin)):
+            if cancel is not None and cancel():
+                ended = "cancelled"
+                break
+            name = turn or control
+            size, samples = sizes[name]
+            seconds = np.asarray(variants[name](size, samples), dtype=float) / size
+            calls[name] += seconds.tolist()
+            this_round[turn] = float(np.median(seconds) if statistic == "median" else np.mean(seconds))
+        if ended is not None:
+            break
+        for name in variants:
+            found[name].append(this_round[name])
+        twin.append(this_round[None])
+        if len(twin) in looks:
+            look()
+            if settled(comparisons):
+                ended = "decided"
+            elif len(twin) >= looks[-1]:
+                ended = "rounds"
+        if ended is None and time.monotonic() - began > budget:
+            ended = "budget"
+    if looked < len(twin):
+        look()
+    return Measured(control, found, twin, calls, comparisons, ended, between(before, moment()))
+
+
+def rounds_of(
+    cases: Mapping[str, Callable[[], Any]],
+    *,
+    calls: int,
+    rounds: int,
+    warm: int = 50,
+    finish: Callable[[], Any] | None = None,
+    rotate: bool = False,
+) -> dict[str, list[float]]:
+    """Return seconds a call of several functions, the mean of each round.
+
+    Parameters
+    ----------
+    cases : dict of str to callable
+    calls : int
+        Calls of a case in one round.
+    rounds : int
+    warm : int
+        Calls of each case before the first round.
+    finish : callable, optional
+        Called after the calls of a turn, inside its time: such as a device synchronisation.
+    rotate : bool
+        Rotate and reverse the order, so that none always runs after the same one.
+    """
+    for run in cases.values():
+        time_calls(run, max(warm, 1), 1, finish)
+    names = list(cases)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in _order(names, number) if rotate else names:
+            found[name].append(time_calls(cases[name], calls, 1, finish)[0] / calls)
+    return found
+
+
+def _order(turns: Sequence[Any], number: int) -> list[Any]:
+    """Return the order of a round: ABBA, and for more than two another first one in every pair of rounds."""
+    first = number // 2 % len(turns)
+    order = [*turns[first:], *turns[:first]]
+    return order[::-1] if number % 2 else order
+
+
+def _size(sampler: Sampler, block: float, warm: float) -> tuple[int, int]:
+    """Warm a variant, and return calls of a sample and samples of a block."""
+    calls, until, quickest = 1, time.monotonic() + warm, math.inf
+    while True:
+        seconds = max(min(sampler(calls, 1)), 1e-9)
+        quickest = min(quickest, seconds / calls)
+        if time.monotonic() >= until and (seconds >= _SAMPLE or calls >= 1 << 20):
+            break
+        if seconds < _SAMPLE:
+            calls = min(calls * 2, 1 << 20)
+    calls = max(1, math.ceil(_SAMPLE / quickest))
+    return calls, max(1, math.ceil(block / (calls * quickest)))

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Paired statistics: whether one thing is slower than another that was measured in the same rounds.
+
+The statistic is the median of the log-ratios of the rounds. Its interval is that of a seeded bootstrap. A decision
+needs a sign test of the log-ratios against the margin as well: it is exact for noise of any distribution, and its
+p-value is multiplied by the number of looks at growing data, so that looking often makes no false decision likelier.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Comparison", "Interval", "Margin", "Verdict", "compare", "holm", "look_rounds", "paired_ratio", "require_runs",
+    "runs_required", "sign_test",
+]  # fmt: skip
+
+#: Resamples of one interval, and how much later each look is than the one before.
+_RESAMPLES, _GROWTH = 2000, 4 / 3
+
+
+class Verdict(str, enum.Enum):
+    """What is known of the ratio: above the margin, below it, inside of it on both sides, or nothing yet."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    TIED = "tied"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Margin(NamedTuple):
+    """The smallest difference that counts: a share of the control's time, and at least so many seconds."""
+
+    relative: float = 0.05
+    absolute: float = 2e-6
+
+    def of(self, control: float) -> float:
+        """Return the margin beside one control as a share of its seconds."""
+        return max(self.relative, self.absolute / control)
+
+
+class Interval(NamedTuple):
+    """A ratio and the ends of its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A thing compared with a control.
+
+    Attributes
+    ----------
+    ratio, low, high : float
+        The median of the ratios of their times, and its interval.
+    confidence : float
+        Of the interval, and of the verdict: the chance of a false one is at most ``(1 - confidence) / family``.
+    margin : float
+        What counted, as a share of the control's time.
+    rounds, looks, family : int
+        Rounds compared, looks that were planned, and comparisons that are decided together.
+    verdict : Verdict
+    within_limit : bool
+        Not slower than the margin allows, whether faster or tied is not decided.
+    too_noisy : bool
+        Two measurements of the control differ by more than half of the margin; the verdict is inconclusive then.
+    control_split : Interval, optional
+        The ratio of the control to itself in the same rounds, and its interval.
+    p_slower, p_within_limit : float
+        Of sign tests against the upper margin, with all looks accounted for; for `holm`.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    margin: float
+    rounds: int
+    looks: int
+    family: int
+    verdict: Verdict
+    within_limit: bool
+    too_noisy: bool
+    control_split: Interval | None
+    p_slower: float
+    p_within_limit: float
+
+
+def paired_ratio(
+    times: Sequence[float], control: Sequence[float], *, confidence: float = 0.99, seed: int = 0
+) -> Interval:
+    """Return the median ratio of times that were measured in the same rounds, with a bootstrap interval.
+
+    Rounds are drawn with replacement, with the same seed each time, so that the same times give the same interval.
+    """
+    return _interval(_log_ratios(times, control), confidence, seed)
+
+
+def compare(
+    times: Sequence[float],
+    control: Sequence[float],
+    *,
+    twin: Sequence[float] | None = None,
+    margin: Margin | None = None,
+    confidence: float = 0.99,
+    looks: int = 1,
+    family: int = 1,
+    seed: int = 0,
+) -> Comparison:
+    """Decide whether times are above or below those of a control.
+
+    Parameters
+    ----------
+    times, control : sequence of float
+        Seconds a call, one of each in every round.
+    twin : sequence of float, optional
+        The control measured a second time in every round. It steadies the control, and tells how noisy the machine is.
+    margin : Margin, optional
+        The smallest difference that counts.
+    confidence : float
+        One minus the chance that any of `family` comparisons gets a false verdict at any of `looks`.
+    looks : int
+        How often the growing data are compared in all.
+    family : int
+        How many comparisons are decided together.
+    """
+    margin = margin or Margin()
+    logs = _log_ratios(times, control)
+    share = margin.of(float(np.median(control)))
+    split: Interval | None = None
+    too_noisy = False
+    if twin is not None:
+        again = _log_ratios(twin, control)
+        logs = logs - again / 2
+        split = _interval(again, confidence, seed)
+        too_noisy = abs(float(np.median(again))) > math.log1p(share) / 2
+    up, down = math.log1p(share), -math.log1p(share)
+    level = (1 - confidence) / family
+    above, below = sign_test(logs > up, looks), sign_test(logs < up, looks)
+    over, under = sign_test(logs > down, looks), sign_test(logs < down, looks)
+    interval = _interval(logs, confidence, seed)
+    low, high = math.log(interval.low), math.log(interval.high)
+    slower = above <= level and low > up
+    within = below <= level and high < up
+    verdict = Verdict.INCONCLUSIVE
+    if not too_noisy:
+        if slower:
+            verdict = Verdict.SLOWER
+        elif under <= level and high < down:
+            verdict = Verdict.FASTER
+        elif within and over <= level and low > down:
+            verdict = Verdict.TIED
+    return Comparison(
+        ratio=interval.ratio, low=interval.low, high=interval.high, confidence=confidence, margin=share,
+        rounds=len(logs), looks=looks, family=family, verdict=verdict, within_limit=within and not too_noisy,
+        too_noisy=too_noisy, control_split=split, p_slower=above, p_within_limit=below,
+    )  # fmt: skip
+
+
+def look_rounds(first: int, last: int, *, confidence: float = 0.99, family: int = 1) -> tuple[int, ...]:
+    """Return after how many rounds data are looked at, each time with a third more.
+
+    None comes before the sign test can decide at all: with fewer rounds even unanimous ones have too large a p-value.
+    One look more, at whatever round the budget ends, is allowed for.
+    """
+    found: list[int] = []
+    while True:
+        looks = _grown(max(first, len(found) and _least(len(found) + 1, confidence, family)), last)
+        if len(looks) <= len(found) or looks == found:
+            return tuple(looks)
+        found = looks
+
+
+def sign_test(agree: np.ndarray, looks: int = 1) -> float:
+    """Return the chance of so many agreeing rounds, or more, if each agreed with probability 1/2, times `looks`."""
+    rounds, count = len(agree), int(np.count_nonzero(agree))
+    tail: float = sum(math.comb(rounds, k) for k in range(count, rounds + 1)) / 2**rounds
+    return min(1.0, looks * tail)
+
+
+def holm(p_values: Sequence[float], *, confidence: float = 0.99) -> list[bool]:
+    """Return which hypotheses are rejected so that any false rejection has at most the chance ``1 - confidence``."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    rejected = [False] * len(p_values)
+    for place, index in enumerate(order):
+        if p_values[index] > (1 - confidence) / (len(order) - place):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def runs_required(quantile: float, *, beyond: int = 1, confidence: float = 0.99) -> int:
+    """Return how many runs show that a quantile is within a bound, of which `beyond` runs are over it.
+
+    As in MLPerf's rules: if less than that share of all runs were within the bound, so few runs beyond it would have
+    at most the chance ``1 - confidence``.
+    """
+    if not 0 < quantile < 1:
+        msg = f"a quantile is between 0 and 1, not {quantile!r}"
+        raise InputError(msg)
+
+    def chance(runs: int) -> float:
+        return math.fsum(math.comb(runs, k) * (1 - quantile) ** k * quantile ** (runs - k) for k in range(beyond + 1))
+
+    low, high = 0, 1
+    while chance(high) > 1 - confidence:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if chance(middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def require_runs(quantile: float, runs: int, *, confidence: float = 0.99) -> None:
+    """Refuse a claim about a quantile that so few runs cannot support.
+
+    Raises
+    ------
+    InputError
+    """
+    needed = runs_required(quantile, confidence=confidence)
+    if runs < needed:
+        msg = (
+            f"nothing can be claimed of p{quantile * 100:g} from {runs} runs: {needed} are needed at a confidence of "
+            f"{confidence:.0%}; measure more runs, or claim p50"
+        )
+        raise InputError(msg)
+
+
+def _log_ratios(times: Sequence[float], control: Sequence[float]) -> np.ndarray:
+    if len(times) != len(control) or not len(times):
+        msg = f"paired times come from the same rounds, not from {len(times)} and {len(control)}"
+        raise InputError(msg)
+    above, below = np.asarray(times, dtype=float), np.asarray(control, dtype=float)
+    if not (np.isfinite(above).all() and np.isfinite(below).all() and (above > 0).all() and (below > 0).all()):
+        msg = "times must be finite and above zero: a round of fewer calls than the clock can resolve has none"
+        raise InputError(msg)
+    logs: np.ndarray = np.log(above) - np.log(below)
+    return logs
+
+
+def _interval(logs: np.ndarray, confidence: float, seed: int) -> Interval:
+    """Return the median and its percentile interval over resamples.
+
+    Of a resample only the ranks of its middle rounds matter. They are drawn directly: the k-th smallest of n uniform
+    numbers has the beta distribution of k and n - k + 1, and the next one is the least of those that are left.
+    """
+    random, rounds = np.random.default_rng(seed), len(logs)
+    ordered, k = np.sort(logs), (rounds + 1) // 2
+    place = random.beta(k, rounds - k + 1, _RESAMPLES)
+    medians = ordered[np.minimum(place * rounds, rounds - 1).astype(np.intp)]
+    if rounds % 2 == 0:
+        place += (1 - place) * random.beta(1, rounds - k, _RESAMPLES)
+        medians = (medians + ordered[np.minimum(place * rounds, rounds - 1).astype(np.intp)]) / 2
+    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
+
+
+def _grown(first: int, last: int) -> list[int]:
+    looks = [min(first, last)]
+    while looks[-1] < last:
+        later = math.ceil(looks[-1] * _GROWTH)
+        looks.append(later if later * 1.1 < last else last)
+    return looks
+
+
+def _least(looks: int, confidence: float, family: int) -> int:
+    return math.ceil(math.log2(looks * family / (1 - confidence)))
