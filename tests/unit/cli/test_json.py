@@ -48,7 +48,8 @@ def test_plan(xrt: Xrt, digits: str) -> None:
     plan = Plan.from_json(result.out)
     assert plan.candidate == "onnxruntime@cpu"
     assert plan.control("execution.device") is not None
-    assert result.json()["fingerprint"] == plan.fingerprint
+    assert result.json()["request_hash"] == plan.request_hash
+    assert result.json()["execution_hash"] == plan.execution_hash
 
 
 def test_run(xrt: Xrt, two_inputs: str) -> None:

@@ -110,7 +110,7 @@ def test_plans_and_machines(tmp_path: Path) -> None:
 
     def use_plan(data: bytes) -> None:
         found = Plan.from_json(data)
-        str(found), found.to_json(), found.fingerprint
+        str(found), found.to_json(), found.execution_hash
 
     for seed, rng in cases():
         path.write_bytes(damaged(machine, rng))

@@ -186,7 +186,7 @@ def test_sixteen_threads_get_the_same_plan():
 
     def work() -> None:
         start.wait()
-        found.append(xrt.plan(demo_model_path(), device="cpu", registry=registry).fingerprint)
+        found.append(xrt.plan(demo_model_path(), device="cpu", registry=registry).execution_hash)
 
     threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.elf import read_build_id, read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
+from xpuruntime.runtime.library_identity import package_libraries
 from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
 
 
-def build(folder: Path, soname: str, *needs: Path, body: str = "int answer(void) { return 42; }") -> Path:
+def build(folder: Path, soname: str, *needs: Path | str, body: str = "int answer(void) { return 42; }") -> Path:
     """Compile a real shared library whose file name is its soname."""
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "source.c"
@@ -148,6 +150,39 @@ class TestElf:
         assert read_elf(outer).soname == "libouter.so.1"
         assert read_elf(outer).needed[0] == "libinner.so.3"
 
+    def test_the_build_id_is_the_linkers(self, tmp_path: Path) -> None:
+        assert read_build_id(build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123")) == "abcdef0123"
+        assert read_build_id(build(tmp_path, "libnone.so.1", "-Wl,--build-id=none")) is None
+        one = build(tmp_path / "a", "libsame.so.1", "-Wl,--build-id=sha1")
+        other = build(tmp_path / "b", "libsame.so.1", "-Wl,--build-id=sha1", body="int answer(void) { return 43; }")
+        assert len(read_build_id(one) or "") == 40
+        assert read_build_id(one) != read_build_id(other)
+
+    def test_a_truncated_note_is_survived(self, tmp_path: Path) -> None:
+        whole = build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123").read_bytes()
+        broken = tmp_path / "broken.so"
+        for length in range(0, 1200, 7):
+            broken.write_bytes(whole[:length])
+            with contextlib.suppress(InputError):
+                assert read_build_id(broken) in (None, "abcdef0123")
+
+    def test_the_libraries_of_a_package_with_their_builds(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        needed = build(tmp_path / "cuda", "libcublasLt.so.13", "-Wl,--build-id=0x02")
+        build(tmp_path / "vendor_package" / "capi", "libengine.so.1.2.3", needed, "-Wl,--build-id=0x01")
+        (tmp_path / "vendor_package" / "capi" / "libtext.so").write_text("no library")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "cuda"))
+        own, cuda = package_libraries(("vendor_package/capi/*.so*", "missing_package/*.so*"), cuda=True)
+        assert [(one.name, one.version, one.build_id) for one in own] == [
+            ("libengine.so.1.2.3", "1.2.3", "01"),
+            ("libtext.so", None, None),
+        ]
+        assert own[1].size == len("no library")
+        assert [(one.name, one.build_id) for one in cuda] == [("libcublasLt.so.13", "02")]
+        assert package_libraries(("vendor_package/capi/*.so*",), cuda=False) == (own, ())
+
     def test_the_interpreters_own_extension(self) -> None:
         spec = importlib.util.find_spec("_ctypes")
         assert spec is not None
@@ -201,7 +236,7 @@ class TestPreload:
     CODE = """
 import json
 from xpuruntime.runtime.libraries import LibraryIndex, loaded_libraries, preload
-from xpuruntime.runtime.library_search import Place
+from xpuruntime.runtime.places import Place
 index = LibraryIndex([Place(path=p, origin="wheel") for p in {places!r}], ())
 first = preload({names!r}, index=index)
 again = preload({names!r}, index=index)

@@ -297,6 +297,9 @@ class Engine(ABC):
         Policy keys that say how a compiled artifact is run and change nothing in it, beside those of the plan itself
         (engine, device, fallback, artifacts, accuracy, mode). All other keys must be the same when it is loaded as
         when it was made. A key stands for all below it.
+    library_files : tuple of str
+        The shared libraries of its package: the name of a top-level package and a shell pattern of files in it, such
+        as ``"onnxruntime/capi/*.so*"``. Their builds are part of `Plan.execution_hash`.
     """
 
     name: ClassVar[str]
@@ -307,6 +310,7 @@ class Engine(ABC):
     formats: ClassVar[tuple[str, ...]] = ("onnx",)
     compiles: ClassVar[bool] = False
     runtime_keys: ClassVar[tuple[str, ...]] = ()
+    library_files: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def probe(self) -> EngineFacts:
@@ -315,6 +319,11 @@ class Engine(ABC):
     @abstractmethod
     def devices(self, machine: Machine) -> tuple[str, ...]:
         """Return the concrete devices this engine could use on `machine`, best first. Pure."""
+
+    def device_name(self, device: str, machine: Machine) -> str | None:
+        """Return the vendor's name of a device that is neither a CPU nor a CUDA device, where it is known. Pure."""
+        del device, machine
+        return None
 
     @abstractmethod
     def judge(self, request: Request, machine: Machine) -> Judgement:

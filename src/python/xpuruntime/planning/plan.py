@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from xpuruntime.engines.artifact import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.planning.execution import ExecutionFacts  # a field of `Plan`
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ class ModelFacts(_Value, frozen=True, kw_only=True):
     Attributes
     ----------
     path, sha256 : str
+        SHA-256 of the model file alone.
     size : int
         Bytes of the model file.
     nodes : int
@@ -90,6 +94,8 @@ class ModelFacts(_Value, frozen=True, kw_only=True):
     opsets : dict of str to int
         Domain to opset version; the ONNX domain is ``""``.
     inputs, outputs : tuple of InputFacts
+    digest : str or None
+        SHA-256 of the model file with its external data; ``None`` in a plan of a version that did not note it.
     """
 
     path: str
@@ -100,11 +106,13 @@ class ModelFacts(_Value, frozen=True, kw_only=True):
     opsets: dict[str, int]
     inputs: tuple[InputFacts, ...]
     outputs: tuple[InputFacts, ...]
+    digest: str | None = None
 
     @classmethod
-    def of(cls, model: ModelInfo) -> ModelFacts:
-        """Take the facts a plan keeps from an inspected model."""
+    def of(cls, model: ModelInfo, artifact: Artifact | None = None) -> ModelFacts:
+        """Take the facts a plan keeps from an inspected model, or from the one that an artifact was made of."""
         return cls(
+            digest=artifact.manifest.model_sha256 if artifact is not None else model_digest(model),
             path=str(model.path),
             sha256=model.sha256,
             size=model.size,
@@ -142,6 +150,8 @@ class Plan(_Value, frozen=True, kw_only=True):
         Why this candidate was chosen.
     policy_source : {"stated", "default", "model metadata", "artifact"}
         Where the policy comes from: the caller, nobody, the model itself, or the artifact.
+    execution : ExecutionFacts or None
+        The device, driver and libraries; ``None`` in a plan of a version that did not note them.
     """
 
     mode: str
@@ -157,6 +167,7 @@ class Plan(_Value, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     engine_version: str | None = None
     policy_source: str = "stated"
+    execution: ExecutionFacts | None = None
     schema: str = SCHEMA
 
     @property
@@ -175,25 +186,40 @@ class Plan(_Value, frozen=True, kw_only=True):
         return tuple(v for v in self.verdicts if not v.accepted and v.code != "not_tried")
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of what will run: equal plans have equal fingerprints, in every process and on every machine.
+    def request_hash(self) -> str:
+        """A hash of what was asked: the model's contents, not its path, and the whole policy.
 
-        It covers the model's contents (not its path), the choice, the engine version, the policy, what each key becomes
-        and the settings. Rejected candidates, warnings and notes are left out: they explain, they do not run.
+        Equal in every process and on every machine, whatever engine or device is chosen there.
         """
-        what = (
-            self.schema,
-            self.model.sha256,
-            self.engine,
-            self.engine_version,
-            self.device,
-            self.precision,
-            self.policy,
-            [(c.key, c.resolved, c.enforceability) for c in self.controls],
-            self.settings,
+        return _hash("request", self.model.digest or self.model.sha256, self.policy)
+
+    @property
+    def execution_hash(self) -> str:
+        """A hash of what executes it: engine, libraries, device, driver, settings, and kernels with configurations.
+
+        Two plans with equal hashes run on equal devices, by the same builds of the engine and of its libraries, given
+        the same settings. Where a build ID is not known, the version and size of the file stand for it. It covers
+        neither the model nor the rest of the policy, which `request_hash` does, nor what a library chooses by itself
+        as it runs.
+        """
+        chosen = (self.engine, self.engine_version, self.precision)
+        return _hash("execution", *chosen, self.settings, self.kernels, self.execution)
+
+    @property
+    def kernels(self) -> Any:
+        """What the policy says of kernels, such as ``{"matmul": "cublas.matmul_lt@3"}``, as plain values."""
+        return self.policy.get("kernels")
+
+    @property
+    def fingerprint(self) -> str:
+        """Deprecated: a hash of both `request_hash` and `execution_hash`, which tell what differs."""
+        warnings.warn(
+            "Plan.fingerprint is deprecated and goes with the next release: use Plan.request_hash (model and policy) "
+            "or Plan.execution_hash (engine, libraries, device, driver, settings, kernels)",
+            DeprecationWarning,
+            stacklevel=2,
         )
-        text = json_bytes(what, enc_hook=str, order="deterministic")
-        return "sha256:" + hashlib.sha256(text).hexdigest()
+        return _hash("plan", self.request_hash, self.execution_hash)
 
     def control(self, key: str) -> Control | None:
         """Return the control of one policy key, or ``None`` when the policy does not state it."""
@@ -206,9 +232,10 @@ class Plan(_Value, frozen=True, kw_only=True):
         return Judgement(verdict=self.accepted, controls=self.controls, settings=self.settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, with its fingerprint."""
+        """Return the plan as plain values, with its hashes."""
         plain: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
-        return {"schema": plain.pop("schema"), "fingerprint": self.fingerprint, **plain}
+        hashes = {"request_hash": self.request_hash, "execution_hash": self.execution_hash}
+        return {"schema": plain.pop("schema"), **hashes, **plain}
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return the plan as JSON text."""
@@ -249,3 +276,8 @@ class Plan(_Value, frozen=True, kw_only=True):
         from xpuruntime.planning.render import plan_tables
 
         return plan_tables(self)
+
+
+def _hash(*what: object) -> str:
+    text = json_bytes((SCHEMA, *what), enc_hook=str, order="deterministic")
+    return "sha256:" + hashlib.sha256(text).hexdigest()

@@ -38,7 +38,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     head.add_column(style="bold", no_wrap=True)
     head.add_column(overflow="fold")
     for name, value in _facts(plan):
-        head.add_row(name, Text(value[: len("sha256:") + 12] if name == "fingerprint" else value))
+        head.add_row(name, Text(value[: len("sha256:") + 12] if value.startswith("sha256:") else value))
 
     tried = Table(title="candidates", title_justify="left", expand=False)
     tried.add_column("candidate", no_wrap=True)
@@ -100,7 +100,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "engine", plan.engine + (f" {plan.engine_version}" if plan.engine_version else "")
     yield "device", plan.device
     yield "precision", plan.precision
-    yield "fingerprint", plan.fingerprint
+    yield "request hash", plan.request_hash
+    yield "execution hash", plan.execution_hash
 
 
 def _lines(plan: Plan) -> Iterator[str]:

@@ -22,6 +22,7 @@ from xpuruntime.planning.candidates import (
     nearest_engine,
 )
 from xpuruntime.planning.device_fixes import device_fix, kinds_of
+from xpuruntime.planning.execution import execution_facts
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 from xpuruntime.planning.rules import without_nodes
@@ -105,7 +106,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     facts = machine.engines.get(winner.engine)
     return Plan(
         mode=policy.mode,
-        model=ModelFacts.of(request.model),
+        model=ModelFacts.of(request.model, request.artifact),
         engine=winner.engine,
         engine_version=facts.version if facts else None,
         device=winner.device,
@@ -116,6 +117,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         settings=judgement.settings,
         warnings=tuple(_warnings(policy, winner, judgement, verdicts)),
         notes=tuple(_notes(request, policy, winner, judgement, verdicts)),
+        execution=execution_facts(engines[winner.engine], winner.device, machine),
     )
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a shared library says of itself: a small reader of the dynamic section and the build ID of ELF files."""
+"""ELF reader: the dynamic section and the build ID of a shared library."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
@@ -14,8 +14,14 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
 
-__all__ = ["ElfFacts", "read_elf"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+__all__ = ["ElfFacts", "read_build_id", "read_elf"]
+
+_T = TypeVar("_T")
+#: Kind, address, offset in the file, and size.
+_Segment = tuple[int, int, int, int]
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
 _NT_GNU_BUILD_ID = 3
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
@@ -24,7 +30,7 @@ _MOST = 64 << 20
 
 
 class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: its soname, the sonames it needs, its run paths as written, and in hex the build ID of its linker."""
+    """One file: its soname, the sonames it needs, its run paths as written, and its build ID as hex digits."""
 
     soname: str | None
     needed: tuple[str, ...]
@@ -33,23 +39,39 @@ class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_elf(path: str | Path) -> ElfFacts:
-    """Read the dynamic section of an ELF file; only headers and that section are read, whatever the size of the file.
+    """Read the dynamic section and the build ID of an ELF file, and nothing else of it, whatever its size.
 
     Raises
     ------
     InputError
         The file cannot be read, is no ELF file, or is corrupt.
     """
+    return _opened(path, _read)
+
+
+def read_build_id(path: str | Path) -> str | None:
+    """Return the GNU build ID of an ELF file in hex, or ``None`` where it has none; reads headers and notes alone.
+
+    Raises
+    ------
+    InputError
+        As `read_elf`.
+    """
+    return _opened(path, lambda file: _build_id(file, *_segments(file)[::2]))
+
+
+def _opened(path: str | Path, read: Callable[[BinaryIO], _T]) -> _T:
     try:
         with open_regular(path) as file:
-            return _read(file)
+            return read(file)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a shared library this machine could load: {error}") from error
 
 
-def _read(file: BinaryIO) -> ElfFacts:
+def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:
+    """Return the byte order, whether the file is 64-bit, and kind, address, offset and size of each segment."""
     ident = file.read(16)
     if ident[:4] != b"\x7fELF" or len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ValueError("it does not begin as an ELF file does")
@@ -57,41 +79,50 @@ def _read(file: BinaryIO) -> ElfFacts:
     header = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
     fields = header.unpack(file.read(header.size))
     offset, entry_size, count = fields[4], fields[8], fields[9]
-    loads: list[tuple[int, int, int]] = []
-    dynamic: tuple[int, int] | None = None
-    notes: list[tuple[int, int]] = []
+    found: list[_Segment] = []
     for index in range(count):
         file.seek(offset + index * entry_size)
         if wide:
             kind, _, at, address, _, size, *_ = struct.unpack(order + "IIQQQQQQ", file.read(56))
         else:
             kind, at, address, _, size, *_ = struct.unpack(order + "IIIIIIII", file.read(32))
-        if kind == _PT_LOAD:
-            loads.append((address, at, size))
-        elif kind == _PT_DYNAMIC:
-            dynamic = (at, size)
-        elif kind == _PT_NOTE:
-            notes.append((at, size))
-    build_id = next((found for at, size in notes if (found := _build_id(file, order, at, size))), None)
-    if dynamic is None:
+        found.append((kind, address, at, size))
+    return order, wide, found
+
+
+def _read(file: BinaryIO) -> ElfFacts:
+    order, wide, segments = _segments(file)
+    build_id = _build_id(file, order, segments)
+    dynamic = [(at, size) for kind, _, at, size in segments if kind == _PT_DYNAMIC]
+    if not dynamic:
         return ElfFacts(soname=None, needed=(), runpath=(), build_id=build_id)
-    facts = _dynamic(file, order + ("qQ" if wide else "iI"), dynamic, loads)
+    loads = [(address, at, size) for kind, address, at, size in segments if kind == _PT_LOAD]
+    facts = _dynamic(file, order + ("qQ" if wide else "iI"), dynamic[-1], loads)
     return msgspec.structs.replace(facts, build_id=build_id)
 
 
-def _build_id(file: BinaryIO, order: str, at: int, size: int) -> str | None:
-    """Return the build ID of one segment of notes, or ``None``."""
-    if size > _MOST:
-        raise ValueError("its notes are impossibly large")
-    file.seek(at)
-    raw, start = file.read(size), 0
-    while start + 12 <= len(raw):
-        name_size, length, kind = struct.unpack_from(order + "III", raw, start)
-        name = start + 12
-        data = name + (name_size + 3) // 4 * 4
-        if kind == _NT_GNU_BUILD_ID and raw[name : name + name_size] == b"GNU\0" and data + length <= len(raw):
-            return raw[data : data + length].hex()
-        start = data + (length + 3) // 4 * 4
+def _build_id(file: BinaryIO, order: str, segments: list[_Segment]) -> str | None:
+    """Return the build ID in the notes, or ``None``."""
+    head = struct.Struct(order + "III")
+    for kind, _, at, size in segments:
+        if kind != _PT_NOTE:
+            continue
+        if size > _MOST:
+            raise ValueError("its notes are impossibly large")
+        file.seek(at)
+        raw = file.read(size)
+        start = 0
+        while start + head.size <= len(raw):
+            name_size, value_size, what = head.unpack_from(raw, start)
+            name = start + head.size
+            value = name + (name_size + 3) // 4 * 4
+            if (
+                what == _NT_GNU_BUILD_ID
+                and raw[name : name + name_size] == b"GNU\0"
+                and 0 < value_size <= len(raw) - value
+            ):
+                return raw[value : value + value_size].hex()
+            start = value + (value_size + 3) // 4 * 4
     return None
 
 

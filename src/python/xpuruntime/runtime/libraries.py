@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.elf import read_build_id, read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
 from xpuruntime.runtime.machine import Library
@@ -21,7 +23,7 @@ from xpuruntime.runtime.machine import Library
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LibraryIndex", "find_library", "libraries_needed_by", "loaded_libraries", "preload"]
+__all__ = ["LibraryIndex", "find_library", "identified", "libraries_needed_by", "loaded_libraries", "preload"]
 
 #: File names of the libraries `loaded_libraries` lists unless told otherwise.
 VENDOR_PATTERNS = (
@@ -154,7 +156,7 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
     Returns
     -------
     tuple of Library
-        In order of name, with `path` the real file.
+        In order of name, with `path` the real file, and with size and build ID.
     """
     if maps is None:
         try:
@@ -177,8 +179,21 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
             wheels = wheel_versions() if wheels is None else wheels
             if real in wheels:
                 version, origin = wheels[real], "wheel"
-        found.append(Library(name=name, path=real, version=version, origin=origin))
+        found.append(identified(Library(name=name, path=real, version=version, origin=origin)))
     return tuple(sorted(found, key=lambda library: (library.name, library.path)))
+
+
+def identified(library: Library) -> Library:
+    """Return a library with the size and build ID of its file, as far as that can be read; takes microseconds."""
+    try:
+        size = Path(library.path).stat().st_size
+    except OSError:
+        return library
+    try:
+        build_id = read_build_id(library.path)
+    except InputError:
+        build_id = None
+    return msgspec.structs.replace(library, size=size, build_id=build_id)
 
 
 def libraries_needed_by(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -37,12 +37,26 @@ class CudaFacts(_Fact, frozen=True, kw_only=True):
 
 
 class Library(_Fact, frozen=True, kw_only=True):
-    """A shared library: its soname, the path found or loaded, and the version where known."""
+    """A shared library: its soname, the path found or loaded, and what tells it from other builds, where known.
+
+    Attributes
+    ----------
+    name, path : str
+    version : str or None
+    origin : str
+        Where it was found, such as ``"wheel"`` or ``"system"``.
+    build_id : str or None
+        The GNU build ID of an ELF file, in hex: another build of the same version has another one.
+    size : int or None
+        Bytes of the file.
+    """
 
     name: str
     path: str
     version: str | None = None
     origin: str = "system"
+    build_id: str | None = None
+    size: int | None = None
 
 
 class EngineFacts(_Fact, frozen=True, kw_only=True):
@@ -63,6 +77,10 @@ class EngineFacts(_Fact, frozen=True, kw_only=True):
         Why it cannot be used, and the exact command that mends it.
     detail : dict of str to str
         Facts of the one engine: build flavour, CUDA version it was built for, …
+    libraries : tuple of Library
+        The shared libraries of its package: see `Engine.library_files`.
+    cuda_libraries : tuple of Library
+        The libraries of CUDA that those need for a CUDA device, as the process has loaded or would find them.
     """
 
     name: str
@@ -73,6 +91,8 @@ class EngineFacts(_Fact, frozen=True, kw_only=True):
     reason: str | None = None
     fix: str | None = None
     detail: dict[str, str] = {}
+    libraries: tuple[Library, ...] = ()
+    cuda_libraries: tuple[Library, ...] = ()
 
 
 class Machine(_Fact, frozen=True, kw_only=True):
@@ -87,7 +107,9 @@ class Machine(_Fact, frozen=True, kw_only=True):
     cuda_reason : str or None
         Why `cuda` is empty: no driver, no device, driver too old, or a build without CUDA.
     core_cuda : bool
-        Whether our own core was built with CUDA.
+        Whether xpuruntime's core was built with CUDA.
+    core : Library or None
+        The file of xpuruntime's core.
     engines : dict of str to EngineFacts
     """
 
@@ -98,6 +120,7 @@ class Machine(_Fact, frozen=True, kw_only=True):
     cuda: tuple[CudaFacts, ...] = ()
     cuda_reason: str | None = None
     core_cuda: bool = False
+    core: Library | None = None
     engines: dict[str, EngineFacts] = {}
 
     def with_engines(self, facts: dict[str, EngineFacts]) -> Machine:

@@ -16,7 +16,9 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.libraries import identified
+from xpuruntime.runtime.library_identity import package_libraries
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> M
         cuda=cuda,
         cuda_reason=reason,
         core_cuda=built,
+        core=None if problem is not None else identified(Library(name="xpuruntime/_core", path=str(_core().__file__))),
         engines=facts,
     )
 
@@ -99,7 +102,11 @@ def probed(engine: Probed) -> EngineFacts:
         facts = engine.probe()
         if not isinstance(facts, EngineFacts):
             raise TypeError(f"probe() returned an object of type {type(facts).__name__}, not EngineFacts")
-        return facts
+        files = getattr(engine, "library_files", ())
+        if not files or facts.version is None or facts.libraries:
+            return facts
+        libraries, cuda_libraries = package_libraries(files, cuda=_has_cuda())
+        return msgspec.structs.replace(facts, libraries=libraries, cuda_libraries=cuda_libraries)
 
     return guarded(engine, call, failed)
 
@@ -162,6 +169,10 @@ _MAKE = "`xrt devices --json > machine.json`"
 
 def _core() -> Any:
     return importlib.import_module("xpuruntime._core")
+
+
+def _has_cuda() -> bool:
+    return core_problem() is None and len(_core().DeviceManager.instance().get_all_devices()) > 1
 
 
 def _core_facts() -> tuple[CpuFacts, tuple[CudaFacts, ...], str | None, bool]:

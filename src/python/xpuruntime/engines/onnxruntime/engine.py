@@ -55,6 +55,7 @@ class OnnxRuntimeEngine(Engine):
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     device_kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", *PASS_THROUGH)
     compiles: ClassVar[bool] = True
+    library_files: ClassVar[tuple[str, ...]] = ("onnxruntime/capi/*.so*",)
     runtime_keys: ClassVar[tuple[str, ...]] = (
         "execution.threads",
         "execution.memory",

@@ -50,6 +50,7 @@ class OpenVinoEngine(Engine):
     extra: ClassVar[str | None] = "openvino"
     device_kinds: ClassVar[tuple[str, ...] | None] = _KINDS
     compiles: ClassVar[bool] = True
+    library_files: ClassVar[tuple[str, ...]] = ("openvino/_pyopenvino*.so", "openvino/libs/*.so*")
 
     def probe(self) -> EngineFacts:
         """Say what is installed, and which devices OpenVINO has."""
@@ -63,6 +64,10 @@ class OpenVinoEngine(Engine):
         found = [probing.our_device(word) for word in facts.providers]
         found = [device for device in found if device.partition(":")[0] in _ORDER]
         return tuple(sorted(found, key=lambda device: (_order(device), device)))
+
+    def device_name(self, device: str, machine: Machine) -> str | None:
+        """Return OpenVINO's full name of a GPU or NPU."""
+        return machine.engines[self.name].detail.get(probing.device_word(device))
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""

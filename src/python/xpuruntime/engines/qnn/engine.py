@@ -38,6 +38,7 @@ class QnnEngine(Engine):
     extra: ClassVar[str | None] = "qnn"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("npu",)
     compiles: ClassVar[bool] = True
+    library_files: ClassVar[tuple[str, ...]] = ("onnxruntime_qnn/*.so*", "onnxruntime/capi/*.so*")
 
     def probe(self) -> EngineFacts:
         """Look for the wheel and its libraries; loads none of them."""
@@ -47,6 +48,11 @@ class QnnEngine(Engine):
         """Return ``npu`` where the wheel is there."""
         facts = machine.engines.get(self.name)
         return ("npu",) if facts is not None and facts.version is not None else ()
+
+    def device_name(self, device: str, machine: Machine) -> str | None:
+        """Return ``"device"`` or ``"simulator"``; the chip is a setting."""
+        del device
+        return machine.engines[self.name].detail.get("runs_on")
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""

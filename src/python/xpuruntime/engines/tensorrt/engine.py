@@ -47,6 +47,11 @@ class TensorRtEngine(Engine):
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cuda",)
     compiles: ClassVar[bool] = True
     runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(TENSORRT)
+    library_files: ClassVar[tuple[str, ...]] = (
+        "tensorrt/*.so*",
+        "tensorrt_bindings/*.so*",
+        "tensorrt_libs/*.so*",
+    )
 
     def probe(self) -> EngineFacts:
         """Import the bindings, if they are installed, and note what they offer; touches no device."""
@@ -122,3 +127,8 @@ class TensorRtRtxEngine(TensorRtEngine):
     aliases: ClassVar[tuple[str, ...]] = RTX.names[1:]
     extra: ClassVar[str | None] = RTX.extra
     runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(RTX)
+    library_files: ClassVar[tuple[str, ...]] = (
+        "tensorrt_rtx/*.so*",
+        "tensorrt_rtx_bindings/*.so*",
+        "tensorrt_rtx_libs/*.so*",
+    )

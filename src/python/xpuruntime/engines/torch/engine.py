@@ -34,6 +34,7 @@ class TorchEngine(Engine):
     extra: ClassVar[str | None] = "torch"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
     formats: ClassVar[tuple[str, ...]] = ("pt2", "torch")
+    library_files: ClassVar[tuple[str, ...]] = ("torch/lib/*.so*",)
 
     def probe(self) -> EngineFacts:
         """Look for the package; it is not imported, since that takes seconds."""

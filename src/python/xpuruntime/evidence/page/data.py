@@ -64,7 +64,8 @@ def page_data(report: Report) -> dict[str, Any]:
         "command": report.command,
         "schema": report.schema,
         "plan": {
-            key: plan.get(key) for key in ("engine", "engine_version", "device", "precision", "mode", "fingerprint")
+            key: plan.get(key)
+            for key in ("engine", "engine_version", "device", "precision", "mode", "request_hash", "execution_hash")
         },
         "model": _model(plan),
         "policy": plan.get("policy"),

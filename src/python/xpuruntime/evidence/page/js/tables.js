@@ -107,7 +107,7 @@ function showEnvironment() {
       DATA.libraries.map((l) => ({ cells: [l.name, l.version || "?", l.origin || "?", l.path || "?"] }))));
   }
   const model = DATA.model;
-  const facts = [["path", model.path], ["sha256", model.sha256], ["plan", DATA.plan.fingerprint], ["report", DATA.schema]];
+  const facts = [["path", model.path], ["sha256", model.sha256], ["request hash", DATA.plan.request_hash], ["execution hash", DATA.plan.execution_hash], ["report", DATA.schema]];
   const known = facts.filter(([, value]) => value).map((cells) => ({ cells }));
   open("Fingerprints", table("Fingerprints", ["what", "value"], known));
 }
