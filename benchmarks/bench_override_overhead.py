@@ -30,7 +30,7 @@ import xpuruntime.pytorch as xt
 from harness import write
 from training_models import BERT, Encoder, Size, loss_of
 from xpuruntime.measuring.statistics import paired_ratio
-from xpuruntime.pytorch import module_paths
+from xpuruntime.pytorch.call_scope import module_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

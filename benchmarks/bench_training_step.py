@@ -33,8 +33,8 @@ import xpuruntime.pytorch as xrt_torch
 from harness import write
 from training_models import BERT, GPT2, Decoder, Encoder, Size, loss_of
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch.held import Held
-from xpuruntime.pytorch.policy import put_in_force
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.policy_scope import install_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,13 +98,13 @@ class Eager:
 
     def __init__(self, training: Training, policy: Policy | None) -> None:
         self._step = training.step
-        self._held = None if policy is None else Held(policy)  # kept, so that the routes it has found are
+        self._held = None if policy is None else CompiledPolicy(policy)  # kept, so that the routes it has found are
 
     def __enter__(self) -> None:
-        put_in_force(self._held)
+        install_policy(self._held)
 
     def __exit__(self, *told: object) -> None:
-        put_in_force(None)
+        install_policy(None)
 
     def __call__(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return self._step(tokens, wanted)

@@ -36,7 +36,7 @@ def step() -> None:
 
 policy = Path(__file__).with_name("policies") / "pytorch_training.yaml"
 with xrt_torch.kernel_policy(policy):
-    print("not reached by this policy:", [escape.what for escape in xrt_torch.escapes(module=model)] or "nothing")
+    print("not reached by this policy:", [gap.what for gap in xrt_torch.coverage_gaps(module=model)] or "nothing")
     step()  # once before, so that what is done once is not in the times
     with xrt_torch.explain() as found:
         step()

@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PyTorch's kernels have not been measured against ours; returns where their times are kept."""
-    from xpuruntime.pytorch import tuning
+    from xpuruntime.pytorch.dispatch import tuning
 
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(path))

@@ -129,7 +129,7 @@ def test_fp16_asked_and_fp32_run_in_pytorch(half: tuple[Path, Any], monkeypatch:
 
 def test_cudnn_where_flash_was_pinned(half: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from xpuruntime.pytorch.attention import sdpa_backends
-    from xpuruntime.pytorch.overriding import attention
+    from xpuruntime.pytorch.dispatch.overrides import attention
 
     path, x = half
     policy = {"execution": {**TORCH, "precision": "fp16"}, "kernels": {"attention": "torch.flash"}}

@@ -12,7 +12,7 @@
 
 namespace xpuruntime::bindings {
 
-/// What stands for the path of a module, as xpuruntime.pytorch.module_paths names it.
+/// What stands for the path of a module, as xpuruntime.pytorch.call_scope.module_paths names it.
 using ModuleNumber = std::uint32_t;
 /// Of no module, or of one that is not known.
 constexpr ModuleNumber kNoModule = 0;

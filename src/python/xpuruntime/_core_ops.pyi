@@ -160,7 +160,7 @@ def call_key(name: str, /, *arrays: Any) -> bytes | None:
     """
 
 def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[..., Any]:
-    """Return what stands for an operator: see `xpuruntime.pytorch.overriding.gates`.
+    """Return what stands for an operator: see `xpuruntime.pytorch.dispatch.overrides.fast_kernels`.
 
     It is called with a keyset, arrays, and at most `out`. It calls ``native.call`` where no policy holds, or the route
     under the key of the call has no `place`; ``native`` itself where that has been invalidated; and `slow` otherwise.
@@ -169,13 +169,13 @@ def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[...,
 def set_gates(
     routes: dict[Any, Any] | None,
     slow: bool,
-    circumstances: Callable[[], tuple[str, str]] | None = None,
+    call_context: Callable[[], tuple[str, str]] | None = None,
     phases: bool = False,
     modules: bool = False,
 ) -> None:
     """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call.
 
-    `circumstances` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
+    `call_context` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
     `phases` and `modules` say which of these rules ask for, where gates tell all that they ask for by themselves, after
     `open_phases` and `open_modules`.
     """

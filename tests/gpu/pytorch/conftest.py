@@ -25,7 +25,7 @@ def no_policy_is_left():
 
     import xpuruntime as xrt
     import xpuruntime.pytorch as xrt_torch
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     torch.manual_seed(0)
     xrt_torch.clear_kernel_policy()

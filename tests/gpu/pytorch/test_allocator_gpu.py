@@ -15,8 +15,8 @@ import torch
 import xpuruntime.pytorch as xt
 from xpuruntime._core import MemoryManager, MemoryPool
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch.allocating.captures import graph_pool
-from xpuruntime.pytorch.allocating.scope import open_scopes
+from xpuruntime.pytorch.allocator.captures import graph_pool
+from xpuruntime.pytorch.allocator.scope import open_scopes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

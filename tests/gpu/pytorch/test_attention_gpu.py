@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import tuning
 from xpuruntime.pytorch.attention import sdpa_backends
+from xpuruntime.pytorch.dispatch import tuning
+from xpuruntime.pytorch.dispatch.overrides.registry import installed
 from xpuruntime.pytorch.ops import fused_attention
-from xpuruntime.pytorch.overriding.registry import installed
 
 pytestmark = pytest.mark.torch
 

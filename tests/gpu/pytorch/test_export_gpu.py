@@ -17,7 +17,7 @@ from torch_models import batch, language
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
-from xpuruntime.pytorch.overriding.registry import installed
+from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 

@@ -16,7 +16,7 @@ import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch.attention import sdpa_backends
-from xpuruntime.pytorch.overriding.registry import installed
+from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ import torch
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import tuning
-from xpuruntime.pytorch.held import current
-from xpuruntime.pytorch.overriding.registry import installed
+from xpuruntime.pytorch.dispatch import tuning
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +272,7 @@ def test_a_graph_captured_under_a_policy_replays_its_kernels() -> None:
 
 
 def routes() -> list[Any]:
-    held = current()
+    held = active_policy()
     assert held is not None
     return list(held.routes.values())
 

@@ -11,8 +11,9 @@ import torch
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
-from xpuruntime.pytorch import build_addon, fast_path
-from xpuruntime.pytorch.overriding import attention, norm_routes
+from xpuruntime.pytorch import build_addon
+from xpuruntime.pytorch.dispatch import fast_path
+from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def asked(monkeypatch: Any) -> list[int]:
         return current
 
     for module in (norm_routes, attention):
-        monkeypatch.setattr(module, "current", count(module.current))
+        monkeypatch.setattr(module, "active_policy", count(module.active_policy))
     return seen
 
 

@@ -11,8 +11,9 @@ import torch
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
-from xpuruntime.pytorch import build_addon, fast_path
-from xpuruntime.pytorch.overriding import matmul
+from xpuruntime.pytorch import build_addon
+from xpuruntime.pytorch.dispatch import fast_path
+from xpuruntime.pytorch.dispatch.overrides import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

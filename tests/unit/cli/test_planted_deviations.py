@@ -172,11 +172,13 @@ class TestTorch:
     def test_the_dispatcher_chose_another_kernel(
         self, xrt: Xrt, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The session routes calls to one xpuruntime kernel, and the core serves them by another."""
-        from xpuruntime.pytorch import held
+        """The session routes calls to one kernel of ours, and the core serves them by another."""
+        from xpuruntime.pytorch.dispatch import compiled_policy
 
-        real = held.place_for
-        monkeypatch.setattr(held, "place_for", lambda p, op, words, *more, **o: real(p, op, ("null.null",), *more, **o))
+        real = compiled_policy.place_for
+        monkeypatch.setattr(
+            compiled_policy, "place_for", lambda p, op, words, *more, **o: real(p, op, ("null.null",), *more, **o)
+        )
         execution = {"engine": "torch", "device": "cpu"}
         given = policy(tmp_path, execution=execution, kernels={"attention": "cpu.reference"})
         found = explain(xrt, program, "-p", given)
@@ -189,7 +191,7 @@ class TestTorch:
         import torch
 
         from xpuruntime.pytorch.attention import sdpa_backends
-        from xpuruntime.pytorch.overriding import attention
+        from xpuruntime.pytorch.dispatch.overrides import attention
 
         given = policy(tmp_path, execution={"engine": "torch", "device": "cpu"}, kernels={"attention": ["torch.flash"]})
         assert xrt("explain", program, "-p", given).code == 0

@@ -48,20 +48,20 @@ class Kineto:
     def abandon(self) -> None:
         type(self).stopped += 1
 
-    def added_to(self, recording: Recording) -> Recording:
-        return Recording(source="kineto", ranges=recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),))
+    def added_to(self, kineto_recording: Recording) -> Recording:
+        return Recording(source="kineto", ranges=kineto_recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),))
 
 
 @pytest.fixture
 def kineto(monkeypatch: pytest.MonkeyPatch) -> type[Kineto]:
     """Have a PyTorch with CUDA, and a profiler of it that needs no device."""
-    from xpuruntime.pytorch.profiling import recording
+    from xpuruntime.pytorch.profiling import kineto_recording
 
     class Fresh(Kineto):
         pass
 
     monkeypatch.setattr(device_recorder, "_torch_profiles_cuda", lambda: True)
-    monkeypatch.setattr(recording, "KinetoRecording", Fresh)
+    monkeypatch.setattr(kineto_recording, "KinetoRecording", Fresh)
     return Fresh
 
 
@@ -75,9 +75,9 @@ def recorded(recorder: DeviceRecorder) -> Recording:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has CUDA here")
 def test_a_pytorch_without_cuda_is_not_asked() -> None:
     assert not device_recorder._torch_profiles_cuda()
-    recording = recorded(DeviceRecorder())
-    assert recording.source != "kineto"
-    assert [one.name for one in recording.ranges] == ["one"]
+    kineto_recording = recorded(DeviceRecorder())
+    assert kineto_recording.source != "kineto"
+    assert [one.name for one in kineto_recording.ranges] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_a_pytorch_that_is_not_imported_or_half_imported_is_not_asked(monkeypatc
 def test_beside_pytorch_ranges_are_ours_and_work_is_pytorchs(kineto: type[Kineto]) -> None:
     recorder = DeviceRecorder(limit=7)
     for times in (1, 2):
-        recording = recorded(recorder)
-        assert recording.source == "kineto"
-        assert [one.name for one in recording.ranges] == ["one"]
-        assert [one.name for one in recording.work] == ["k"]
+        kineto_recording = recorded(recorder)
+        assert kineto_recording.source == "kineto"
+        assert [one.name for one in kineto_recording.ranges] == ["one"]
+        assert [one.name for one in kineto_recording.work] == ["k"]
         assert (kineto.started, kineto.stopped) == (times, times)
 
 
 def test_without_devices_pytorch_is_not_asked(kineto: type[Kineto]) -> None:
-    recording = recorded(DeviceRecorder(devices=False))
-    assert (recording.source, kineto.started) == ("none", 0)
-    assert recording.notes == ("ranges of the host only: the work of devices was not asked for",)
+    kineto_recording = recorded(DeviceRecorder(devices=False))
+    assert (kineto_recording.source, kineto.started) == ("none", 0)
+    assert kineto_recording.notes == ("ranges of the host only: the work of devices was not asked for",)
 
 
 def test_where_pytorchs_profiler_runs_already_a_note_says_so(
@@ -125,9 +125,9 @@ def test_where_pytorchs_profiler_runs_already_a_note_says_so(
     recorder = DeviceRecorder()
     with monkeypatch.context() as patched:
         patched.setattr(kineto, "__init__", refused)
-        recording = recorded(recorder)
-    assert recording.source != "kineto"
-    assert recording.notes[0] == "PyTorch's profiler cannot be asked for the work of devices: one runs already"
+        kineto_recording = recorded(recorder)
+    assert kineto_recording.source != "kineto"
+    assert kineto_recording.notes[0] == "PyTorch's profiler cannot be asked for the work of devices: one runs already"
     assert recorded(recorder).notes == ()  # what was once is not said again
 
 

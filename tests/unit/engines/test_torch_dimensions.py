@@ -121,7 +121,7 @@ def test_names_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_they_are_left_out_where_pytorch_does_not_tell_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xpuruntime.pytorch.exporting import torch_program
+    from xpuruntime.pytorch.exporter import torch_program
 
     def untold(program: Any) -> Any:
         return program.a_name_of_another_version

@@ -278,6 +278,6 @@ def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
 
 
 def test_the_words_are_those_of_running() -> None:
-    from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
+    from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 
-    assert KEPT["attention"] == {"auto", *WITH_WEIGHTS.words}
+    assert KEPT["attention"] == {"auto", *WITH_WEIGHTS.kernel_names}

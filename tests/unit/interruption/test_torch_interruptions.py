@@ -23,8 +23,10 @@ from torch.nn.modules import module as torch_module  # noqa: E402 - it needs PyT
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch import calls, held, module_paths, switch_board  # noqa: E402
-from xpuruntime.pytorch.overriding import gates, registry  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
+from xpuruntime.pytorch.dispatch import call_state, context  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import fast_kernels, registry  # noqa: E402
+from xpuruntime.pytorch.switches import shared_switches  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,10 +58,10 @@ def _state() -> dict[str, Any]:
         "hooks": (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)),
         "followed": module_paths._users,
         "running": _core.running_module(),
-        "held": (held._global, held._local.held),
-        "gates": (gates._routes, gates._watched, len(gates._threads)),
-        "recorder": calls.recorder,
-        "switches": dict(switch_board._held),
+        "policy": (context._global, context._local.active),
+        "fast path": (fast_kernels._routes, fast_kernels._watched, len(fast_kernels._threads)),
+        "recorder": call_state.recorder,
+        "switches": dict(shared_switches._held),
         "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "fastpath": torch.backends.mha.get_fastpath_enabled(),
         "profiler": (torch.autograd.profiler._is_profiler_enabled, torch._C._autograd._profiler_enabled()),

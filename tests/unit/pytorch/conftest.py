@@ -16,7 +16,7 @@ def no_policy_is_left():
 
     import xpuruntime as xrt
     import xpuruntime.pytorch as xt
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     torch.manual_seed(0)
     xt.clear_kernel_policy()
@@ -52,15 +52,15 @@ def nothing_is_watched_afterwards():
     from torch.nn.modules import module as torch_module
 
     import xpuruntime.pytorch as xt
-    from xpuruntime.pytorch import calls
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch import call_state
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     xt.clear_kernel_policy()
     hooks = len(torch_module._global_forward_pre_hooks)
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert calls.recorder is None
+    assert call_state.recorder is None
     assert len(torch_module._global_forward_pre_hooks) == hooks
     assert not torch._C._autograd._profiler_enabled()
 
@@ -72,7 +72,7 @@ def no_policy_of_attention_is_left():
     import xpuruntime as xrt
     import xpuruntime.pytorch as xt
     from xpuruntime.pytorch.attention import sdpa_backends
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     xt.clear_kernel_policy()
     xrt.clear_decisions()
@@ -96,7 +96,8 @@ def by_the_addon(request):
     """The addon is built once, and in use where the environment states no other route."""
     if request.module.__name__.endswith("test_private_api"):  # which runs against any PyTorch, without a compiler
         return
-    from xpuruntime.pytorch import build_addon, fast_path
+    from xpuruntime.pytorch import build_addon
+    from xpuruntime.pytorch.dispatch import fast_path
 
     if not os.environ.get(fast_path.VARIABLE):
         build_addon.build()
@@ -108,7 +109,8 @@ def by_the_addon(request):
 @pytest.fixture(params=["addon", "stable", "python"])
 def route(request):
     """Each route by which PyTorch's dispatcher reaches a policy, for one test. The addon is built where it is not."""
-    from xpuruntime.pytorch import build_addon, fast_path
+    from xpuruntime.pytorch import build_addon
+    from xpuruntime.pytorch.dispatch import fast_path
 
     if request.param == "addon":
         build_addon.build()
@@ -122,25 +124,25 @@ def route(request):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The phase of each call that came to Python, or of which Python was asked for its circumstances."""
-    from xpuruntime.pytorch import calls, held
-    from xpuruntime.pytorch.overriding import attention, norm_routes
+    """The phase of each call that came to Python, or of which Python was asked for its call_context."""
+    from xpuruntime.pytorch.dispatch import call_state, compiled_policy
+    from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes
 
     seen = []
-    real = held.Held.circumstances
+    real = compiled_policy.CompiledPolicy.call_context
 
-    def circumstances(self):
-        seen.append(calls.phase())
+    def call_context(self):
+        seen.append(call_state.phase())
         return real(self)
 
     def looks(current):
         def look():
-            seen.append(calls.phase())
+            seen.append(call_state.phase())
             return current()
 
         return look
 
-    monkeypatch.setattr(held.Held, "circumstances", circumstances)
-    for module in (norm_routes, attention):  # products ask for their circumstances
-        monkeypatch.setattr(module, "current", looks(module.current))
+    monkeypatch.setattr(compiled_policy.CompiledPolicy, "call_context", call_context)
+    for module in (norm_routes, attention):  # products ask for their call_context
+        monkeypatch.setattr(module, "active_policy", looks(module.active_policy))
     return seen

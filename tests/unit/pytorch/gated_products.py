@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from xpuruntime.pytorch.overriding import matmul
+from xpuruntime.pytorch.dispatch.overrides import matmul
 
 #: Of which no call here is.
 ELSEWHERE = [{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from xpuruntime.pytorch import calls
+from xpuruntime.pytorch.dispatch import call_state
 
 #: Sizes by which the oracle tells products, and so modules, from each other: the inner size of a layer.
 SIZES = {"encoder.layers_module.0.lin": 11, "encoder.layers_module.1.lin": 13, "head": 17}
@@ -183,20 +183,20 @@ class Served(contextlib.ContextDecorator):
         self.seen = []
 
     def call(self, name, op, route, run, args, kwargs):
-        from xpuruntime.pytorch import module_paths
+        from xpuruntime.pytorch.call_scope import module_paths
 
         tensors = tuple(tuple(x.shape) for x in args if isinstance(x, torch.Tensor))
-        seen = (module_paths.current(), calls.phase(), route.kernel if route else None, tensors)
+        seen = (module_paths.current(), call_state.phase(), route.kernel if route else None, tensors)
         result = run(*args, **kwargs)
         self.seen.append(seen)
         return result
 
     def __enter__(self):
-        self._before = calls.watch(self)
+        self._before = call_state.watch(self)
         return self
 
     def __exit__(self, *_):
-        calls.watch(self._before)
+        call_state.watch(self._before)
 
 
 def is_possible(wrap, call):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from xpuruntime.pytorch.capture.recording import Recording
+from xpuruntime.pytorch.capture.captured_state import CapturedState, captured_state_of
+from xpuruntime.pytorch.capture.graph_recorder import Recording
 from xpuruntime.pytorch.capture.step import CapturedStep
-from xpuruntime.pytorch.capture.used import Used, used_by
-from xpuruntime.pytorch.capture.work import Work
+from xpuruntime.pytorch.capture.step_program import StepProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class RunAgain:
 class AgainRecorder:
     """Records by running; what that changed in parameters, buffers and optimizers is undone, as if it had not run."""
 
-    def __init__(self, used: Used) -> None:
+    def __init__(self, used: CapturedState) -> None:
         self.device = CPU
         self.used = used
         self.live = 0
@@ -105,11 +105,11 @@ def captured(
     **options: Any,
 ) -> tuple[CapturedStep, AgainRecorder]:
     """Return a step that is captured on the CPU, and its recorder."""
-    used = used_by(fn)
+    used = captured_state_of(fn)
     for value in (optimizer, scaler):
         if value is not None:
             used.add(value)
     recorder = AgainRecorder(used)
-    work = Work(fn, optimizer, scaler, before_step, used.parameters())
+    work = StepProgram(fn, optimizer, scaler, before_step, used.parameters())
     work.steps_inside = inside
     return CapturedStep(work, used, CPU, recorder, **options), recorder

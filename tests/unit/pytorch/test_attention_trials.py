@@ -11,11 +11,12 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch import _private_api, tuning  # noqa: E402
-from xpuruntime.pytorch.attention import call as attention_call  # noqa: E402
-from xpuruntime.pytorch.attention import trials  # noqa: E402
-from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
-from xpuruntime.pytorch.held import current  # noqa: E402
+from xpuruntime.pytorch import _private_api  # noqa: E402
+from xpuruntime.pytorch.attention import request as attention_call  # noqa: E402
+from xpuruntime.pytorch.attention import timed_calls  # noqa: E402
+from xpuruntime.pytorch.attention.request import AttentionCall  # noqa: E402
+from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import active_policy  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
@@ -23,7 +24,7 @@ F = torch.nn.functional
 
 
 def place():
-    return current().place("attention", "cpu.reference", "policy", "", allow_tf32=False, deterministic=False)
+    return active_policy().place("attention", "cpu.reference", "policy", "", allow_tf32=False, deterministic=False)
 
 
 def operands(needs_grad, kv_heads=4):
@@ -47,9 +48,9 @@ def test_ours_gives_the_result_and_the_gradients(causal, scale, masked, kv_heads
     def native():
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    trials.natively(call, native)
+    timed_calls.natively(call, native)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        trials.ours(call, place(), (q, k, v))
+        timed_calls.by_xrt_kernel(call, place(), (q, k, v))
     (expected, gradients), (found, ours) = seen
     torch.testing.assert_close(found, expected)
     for one, other in zip(ours, gradients, strict=True):
@@ -67,8 +68,8 @@ def test_without_a_gradient_none_is_computed(monkeypatch):
     monkeypatch.setattr(_core, "op_attention_backward", never)
     monkeypatch.setattr(torch.autograd, "grad", never)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        trials.ours(call, place(), (q, k, v))
-    trials.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
+        timed_calls.by_xrt_kernel(call, place(), (q, k, v))
+    timed_calls.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
 
 
 @pytest.mark.usefixtures("nothing_is_tuned")

@@ -12,10 +12,10 @@ from xpuruntime.policies.call_facts import UNKNOWN
 torch = pytest.importorskip("torch")
 pytest.importorskip("xpuruntime.pytorch")
 
-from xpuruntime.pytorch import calls  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.call_facts import facts_of_call  # noqa: E402
-from xpuruntime.pytorch.explaining import recorder  # noqa: E402
-from xpuruntime.pytorch.held import Held  # noqa: E402
+from xpuruntime.pytorch.dispatch import call_state  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.dispatch.call_facts import facts_of_call  # noqa: E402
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
+from xpuruntime.pytorch.explanation import call_recorder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.torch
 def test_a_recorded_call_without_a_route_is_bypassed(monkeypatch, match, sure):
     """A rule by architecture or by node, which the recorder once left out of the facts of a call."""
     policy = xrt.Policy(kernels=xrt.KernelPolicy(rules=[{"match": match, "use": "cudnn"}]))
-    monkeypatch.setattr(calls, "_archs", {0: "sm90"})
-    held = Held(policy)
-    monkeypatch.setattr(recorder, "current", lambda: held)
+    monkeypatch.setattr(call_state, "_archs", {0: "sm90"})
+    held = CompiledPolicy(policy)
+    monkeypatch.setattr(call_recorder, "active_policy", lambda: held)
     tensors = [torch.empty(2, 2, 4, 8, dtype=torch.float16, device="meta")]
-    monkeypatch.setattr(recorder, "_device_of", lambda found: "cuda:0")
-    seen = recorder.Seen(0, "sdpa", "attention", None, "net.head", "infer", tensors)
+    monkeypatch.setattr(call_recorder, "_device_of", lambda found: "cuda:0")
+    seen = call_recorder.Seen(0, "sdpa", "attention", None, "net.head", "infer", tensors)
     if sure is None:
         assert (seen.asked, seen.source, seen.status) == ((), "default", "default")
         return

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xrt_torch  # noqa: E402 - needs torch
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
-from xpuruntime.pytorch.capture import plain_graphs  # noqa: E402
-from xpuruntime.pytorch.capture.accumulators import forget_accumulators  # noqa: E402
+from xpuruntime.pytorch.capture import torch_graph_patch  # noqa: E402
 from xpuruntime.pytorch.capture.capturable import make_capturable, obstacles, scaler_obstacle  # noqa: E402
-from xpuruntime.pytorch.capture.used import used_by  # noqa: E402
+from xpuruntime.pytorch.capture.captured_state import captured_state_of  # noqa: E402
+from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators  # noqa: E402
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA; the GPU tests cover it")
 CPU = torch.device("cpu")
@@ -169,12 +169,12 @@ def test_nodes_that_add_up_gradients_are_made_anew():
 
 def test_plain_captures_are_helped_while_somebody_asks():
     original = torch.cuda.graph.__enter__
-    plain_graphs.require()
-    plain_graphs.require()
+    torch_graph_patch.require()
+    torch_graph_patch.require()
     assert torch.cuda.graph.__enter__ is not original
-    plain_graphs.give_back()
+    torch_graph_patch.release()
     assert torch.cuda.graph.__enter__.__wrapped__ is original
-    plain_graphs.give_back()
+    torch_graph_patch.release()
     assert torch.cuda.graph.__enter__ is original
 
 
@@ -213,15 +213,15 @@ def test_what_is_found_in_functions():
         return net(x)
 
     for fn in (closes_over, by_default, functools.partial(lambda n, x: n(x), net), net, net.forward, lambda x: net(x)):
-        assert used_by(fn).modules == [net]
-    assert used_by(uses_global).modules == [GLOBAL_NET]
-    assert used_by(torch.compile(closes_over, backend="eager")).modules == [net]
-    wrapped = used_by(xrt_torch.autocast("bf16")(closes_over))
+        assert captured_state_of(fn).modules == [net]
+    assert captured_state_of(uses_global).modules == [GLOBAL_NET]
+    assert captured_state_of(torch.compile(closes_over, backend="eager")).modules == [net]
+    wrapped = captured_state_of(xrt_torch.autocast("bf16")(closes_over))
     assert wrapped.modules == [net]
     assert [type(module).__name__ for module in wrapped.all_modules()] == ["Sequential", "Linear"]
     trainer = Trainer()
     for fn in (trainer, trainer.step, lambda x: trainer.step(x)):
-        used = used_by(fn)
+        used = captured_state_of(fn)
         assert used.modules == [trainer.parts["net"], trainer.parts["more"][0]]
         assert used.optimizers == [trainer.optimizer]
         assert used.scalers == [trainer.scaler]
@@ -232,7 +232,7 @@ def test_what_is_found_in_functions():
 
 def test_nothing_is_found_where_nothing_is():
     rows = [torch.ones(1)] * 5000
-    used = used_by(lambda x: x + len(rows))
+    used = captured_state_of(lambda x: x + len(rows))
     assert (used.modules, used.optimizers, used.tensors()) == ([], [], [])
 
 

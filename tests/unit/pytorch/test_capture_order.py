@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from xpuruntime.pytorch.capture import streams  # noqa: E402
-from xpuruntime.pytorch.capture.recording import CudaRecorder  # noqa: E402
+from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder  # noqa: E402
 
 
 class Stream:
@@ -30,7 +30,7 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(streams, "take", lambda index: Stream("warm-up", log))
-    monkeypatch.setattr(streams, "give_back", lambda stream: None)
+    monkeypatch.setattr(streams, "release", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("caller", log))
     recorder = CudaRecorder(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext(), recorder.warming():
@@ -56,7 +56,7 @@ LOG: list[tuple[int, int]] = []
 
 def test_a_replay_waits_for_the_last_one_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "take", lambda index: None)
-    monkeypatch.setattr(streams, "give_back", lambda stream: None)
+    monkeypatch.setattr(streams, "release", lambda stream: None)
     recorder = CudaRecorder(torch.device("cuda", 0))
     LOG.clear()
     for number in (7, 7, 8, 8, 7):
@@ -70,5 +70,5 @@ def test_a_stream_is_given_back_wherever_the_collector_frees_a_recorder(monkeypa
     monkeypatch.setattr(streams, "_free", {})
     stream = PyTorchStream(stream_id=1, device_index=0, device_type=1)
     with streams._lock:  # as workspaces are made
-        streams.give_back(stream)
+        streams.release(stream)
     assert streams.take(0) is stream

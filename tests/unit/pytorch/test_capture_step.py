@@ -13,8 +13,9 @@ from trained_net import batches, loss_of, make  # noqa: E402
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.policies import KernelPolicy, Policy  # noqa: E402
-from xpuruntime.pytorch import tuning  # noqa: E402
-from xpuruntime.pytorch.held import Held, holding  # noqa: E402
+from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
 
 
 def test_shapes_have_graphs_of_their_own_and_the_oldest_goes():
@@ -61,11 +62,11 @@ def test_what_belongs_to_a_graph():
         assert new(x, y), "type of autocast"
     assert new(x.requires_grad_(), y), "gradients of an input"
     x = x.detach()
-    with holding(Held(Policy(kernels=KernelPolicy(matmul="torch")))):
+    with thread_policy(CompiledPolicy(Policy(kernels=KernelPolicy(matmul="torch")))):
         assert new(x, y), "a policy"
-    with holding(Held(Policy(kernels=KernelPolicy(matmul="torch")))):
+    with thread_policy(CompiledPolicy(Policy(kernels=KernelPolicy(matmul="torch")))):
         assert not new(x, y), "an equal policy needs no other graph"
-    with holding(Held(Policy(kernels=KernelPolicy(matmul="cpu.reference")))):
+    with thread_policy(CompiledPolicy(Policy(kernels=KernelPolicy(matmul="cpu.reference")))):
         assert new(x, y), "another policy"
     own.param_groups[0]["weight_decay"] = 0.5
     assert new(x, y), "a number that the graph has frozen"

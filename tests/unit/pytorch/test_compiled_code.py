@@ -18,7 +18,7 @@ from compiled_blocks import Block, gradients, rule, served, strict  # noqa: E402
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning  # noqa: E402
-from xpuruntime.pytorch import module_paths  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
 
 F = torch.nn.functional
 

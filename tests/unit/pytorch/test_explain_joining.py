@@ -14,9 +14,9 @@ pytest.importorskip("xpuruntime.pytorch")
 
 from torch.autograd import DeviceType  # noqa: E402
 
-from xpuruntime.pytorch.explaining.joining import join  # noqa: E402
-from xpuruntime.pytorch.explaining.recorder import Seen  # noqa: E402
-from xpuruntime.pytorch.explaining.timeline import MODULE, RANGE  # noqa: E402
+from xpuruntime.pytorch.explanation.attribution import join  # noqa: E402
+from xpuruntime.pytorch.explanation.call_recorder import Seen  # noqa: E402
+from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE  # noqa: E402
 from xpuruntime.runtime.trace_events import TUNING  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -201,11 +201,11 @@ def test_kernels_without_operator_are_told_by_name(kinds):
         kernel("unknown_kernel", 1040, 1, 505),
     ]
     found = rest(join(events, kinds))
-    assert found[("escape", "layer_norm", "triton_per_fused_native_layer_norm_0")][0] == 4
+    assert found[("uncovered", "layer_norm", "triton_per_fused_native_layer_norm_0")][0] == 4
     # A bias and an activation beside a product that the operator itself ran.
     assert found[("other", "", "triton_poi_fused_addmm_relu_1")] == (3, 1)
-    assert found[("escape", "matmul", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT")] == (9, 1)
-    assert found[("escape", "attention", "void pytorch_flash::flash_fwd_kernel<...>")] == (6, 1)
+    assert found[("uncovered", "matmul", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT")] == (9, 1)
+    assert found[("uncovered", "attention", "void pytorch_flash::flash_fwd_kernel<...>")] == (6, 1)
     assert found[("other", "", "unknown_kernel")] == (1, 1)
 
 

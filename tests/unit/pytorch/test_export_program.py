@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from torch_models import batch, convnet, language  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.overriding.registry import installed  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides.registry import installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RULES = [
@@ -290,10 +290,10 @@ class TestPlan:
 
     def test_the_words_are_those_of_training(self) -> None:
         from xpuruntime.engines.torch.kernel_controls import NATIVE
-        from xpuruntime.pytorch.routing import NATIVE_WORDS
+        from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 
         assert {op: set(words) for op, words in NATIVE.items()} == {
-            op: set(words) for op, words in NATIVE_WORDS.items()
+            op: set(words) for op, words in NATIVE_NAMES.items()
         }
 
     @pytest.mark.parametrize("mode", ["strict", "prefer"])

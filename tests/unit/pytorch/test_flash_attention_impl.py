@@ -15,7 +15,7 @@ pytest.importorskip("xpuruntime.pytorch")
 from torch.nn import attention as torch_attention  # noqa: E402 - it needs PyTorch
 
 from xpuruntime.pytorch.attention.flash_impl import FlashAttentionImpl, register_flash_attention  # noqa: E402
-from xpuruntime.pytorch.overriding.registry import be_quiet  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides.registry import quiet_override_warning  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +36,7 @@ def below():
         calls.append("backward")
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
-    be_quiet()
+    quiet_override_warning()
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", forward, "CPU")
     library.impl("_scaled_dot_product_flash_attention_backward", backward, "CPU")

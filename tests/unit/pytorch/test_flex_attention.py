@@ -20,8 +20,8 @@ from attention_calls import rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
 from xpuruntime.pytorch.attention import flex_choices  # noqa: E402
-from xpuruntime.pytorch.held import holding  # noqa: E402
-from xpuruntime.pytorch.overriding import flex_options, functions, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import flex_options, python_functions, registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -74,7 +74,7 @@ class Keeping:
         self.options.extend(n.args[6] for n in nodes if getattr(n.target, "__name__", "") == "flex_attention")
 
         def run(*args):
-            with holding(None):  # what is unfused is asked about by other tests
+            with thread_policy(None):  # what is unfused is asked about by other tests
                 return graph.forward(*args)
 
         return run
@@ -345,7 +345,7 @@ def test_a_pytorch_without_the_place_for_options_is_said(x, monkeypatch):
     torch._dynamo.reset()
     (override,) = flex_options.OVERRIDES
     monkeypatch.setattr(flex_options, "OVERRIDES", (override._replace(name="_of_another_pytorch"),))
-    assert not functions.is_there(flex_options.OVERRIDES[0], "Python")
+    assert not python_functions.is_there(flex_options.OVERRIDES[0], "Python")
 
     def compile_it():
         with torch.no_grad():
@@ -355,6 +355,6 @@ def test_a_pytorch_without_the_place_for_options_is_said(x, monkeypatch):
         torch.testing.assert_close(compile_it(), expected(x))
     with (
         xt.kernel_policy(strict(TRITON)),
-        pytest.raises(Exception, match=r"would escape it.*Fix: state"),
+        pytest.raises(Exception, match=r"would bypass it.*Fix: state"),
     ):
         compile_it()

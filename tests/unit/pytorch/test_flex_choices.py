@@ -13,11 +13,11 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
-from xpuruntime.pytorch.explaining.asking import Asking  # noqa: E402
-from xpuruntime.pytorch.explaining.building import build_rows  # noqa: E402
-from xpuruntime.pytorch.explaining.escapes import FLEX, escape_of_kernel  # noqa: E402
-from xpuruntime.pytorch.explaining.joining import Escaped, Joined, Share  # noqa: E402
-from xpuruntime.pytorch.held import Held  # noqa: E402
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
+from xpuruntime.pytorch.explanation.attribution import Joined, Share, UnattributedCalls  # noqa: E402
+from xpuruntime.pytorch.explanation.requested import RequestedKernels  # noqa: E402
+from xpuruntime.pytorch.explanation.summary_builder import build_rows  # noqa: E402
+from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX, uncovered_kernel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,11 +40,11 @@ def row_of(module, *chosen):
         flex_choices.note(choice)
     share = Share()
     share.add(KERNEL, 2000)
-    escape = escape_of_kernel(KERNEL)
+    escape = uncovered_kernel(KERNEL)
     assert escape is not None
-    key = Escaped("escape", escape.op, KERNEL, module, "", (), (), escape.reason)
-    asking = Asking()
-    asking.note(Held(xrt.Policy(kernels=xrt.KernelPolicy(attention="torch.flex_triton"))))
+    key = UnattributedCalls("uncovered", escape.op, KERNEL, module, "", (), (), escape.reason)
+    asking = RequestedKernels()
+    asking.note(CompiledPolicy(xrt.Policy(kernels=xrt.KernelPolicy(attention="torch.flex_triton"))))
     (row,) = build_rows([], Joined("device", {}, {key: share}, 0), [], asking)
     return row
 

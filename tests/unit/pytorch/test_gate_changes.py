@@ -12,8 +12,8 @@ from gated_calls import call  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch import held  # noqa: E402
-from xpuruntime.pytorch.overriding import gates  # noqa: E402
+from xpuruntime.pytorch.dispatch import compiled_policy, context  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import fast_kernels  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
@@ -38,22 +38,22 @@ RUNS = {"mm": product, "layer_norm": lambda: call("layer_norm"), "rms_norm": lam
 @pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.usefixtures("route")
 def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
-    monkeypatch.setattr(gates, "knows_circumstances", lambda: False)  # so that a gate asks each time
+    monkeypatch.setattr(fast_kernels, "knows_call_context", lambda: False)  # so that a gate asks each time
     run = RUNS[form]()
     asked = []
-    real = held.Held.circumstances
+    real = compiled_policy.CompiledPolicy.call_context
 
-    def circumstances(self):  # what a gate asks for while it looks
+    def call_context(self):  # what a gate asks for while it looks
         asked.append(1)
         if len(asked) == at:
-            held.set_global(ours)
+            context.set_process_policy(ours)
         return real(self)
 
-    monkeypatch.setattr(held.Held, "circumstances", circumstances)
+    monkeypatch.setattr(compiled_policy.CompiledPolicy, "call_context", call_context)
     with torch.no_grad(), xt.kernel_policy(**OURS):
-        ours = held.current()
+        ours = context.active_policy()
         with xt.kernel_policy(rules=BACKWARD):
-            while held.current() is not ours:
+            while context.active_policy() is not ours:
                 run()
             for _ in range(3):
                 xrt.clear_decisions()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402 - it needs PyTorch
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch import module_paths  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -16,8 +16,8 @@ from gated_calls import F  # noqa: E402 - it needs PyTorch
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch import calls, tuning  # noqa: E402
-from xpuruntime.pytorch.overriding import attention  # noqa: E402
+from xpuruntime.pytorch.dispatch import call_state, tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
 
 pytestmark = pytest.mark.torch
 by_addon = pytest.mark.parametrize("route", ["addon"], indirect=True)
@@ -48,20 +48,20 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        Doubled.seen.append((calls.phase(), _core.call_phase()))
+        Doubled.seen.append((call_state.phase(), _core.call_phase()))
         return 2 * grad
 
 
 @pytest.mark.usefixtures("route")
 @by_addon
 def test_what_is_told_in_c_is_what_python_says():
-    assert (calls.phase(), _core.call_phase()) == ("train", "train")
+    assert (call_state.phase(), _core.call_phase()) == ("train", "train")
     with torch.no_grad():
-        assert (calls.phase(), _core.call_phase()) == ("infer", "infer")
+        assert (call_state.phase(), _core.call_phase()) == ("infer", "infer")
     Doubled.seen.clear()
     x = torch.ones(3, requires_grad=True)
     hooked = []
-    x.register_hook(lambda grad: hooked.append((calls.phase(), _core.call_phase())))
+    x.register_hook(lambda grad: hooked.append((call_state.phase(), _core.call_phase())))
     torch.autograd.grad(Doubled.apply(x).sum(), x, create_graph=True)
     torch.autograd.grad(Doubled.apply(x).sum(), x)
     assert Doubled.seen == [("train", "train"), ("backward", "backward")]

@@ -18,7 +18,7 @@ import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.ops import plugins  # noqa: E402
-from xpuruntime.pytorch import module_paths  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

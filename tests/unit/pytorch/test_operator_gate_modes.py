@@ -19,7 +19,7 @@ from many_threads import at_work  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.overriding import norm_routes, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import norm_routes, registry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
@@ -141,8 +141,8 @@ def test_gradients_without_columns_ask_python_only_in_the_first_step(columns, mo
     weight, bias = (torch.randn(8, requires_grad=True) if one else None for one in columns)
     given = [one for one in (x, weight, bias) if one is not None]
     asked = []
-    real = norm_routes.current
-    monkeypatch.setattr(norm_routes, "current", lambda: (asked.append(1), real())[1])
+    real = norm_routes.active_policy
+    monkeypatch.setattr(norm_routes, "active_policy", lambda: (asked.append(1), real())[1])
 
     def gradients():
         return torch.autograd.grad(F.layer_norm(x, (8,), weight, bias).square().sum(), given)
@@ -263,4 +263,4 @@ def test_threads_work_while_one_policy_follows_another():
                 runs[0]()
             with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "phase": "train"}, "use": "cpu.reference"}]):
                 runs[0]()
-    registry.give_back(needed)
+    registry.release(needed)

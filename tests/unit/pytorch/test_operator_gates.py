@@ -15,8 +15,8 @@ from gated_calls import BY_ADDON, ELSEWHERE, FORMS, OPS, F, call, same  # noqa: 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
-from xpuruntime.pytorch import held  # noqa: E402
-from xpuruntime.pytorch.overriding import attention, norm_routes, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch import context  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes, registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -41,14 +41,14 @@ def asked(monkeypatch):
         return current
 
     for module in (norm_routes, attention):
-        monkeypatch.setattr(module, "current", count(module.current))
+        monkeypatch.setattr(module, "active_policy", count(module.active_policy))
     return seen
 
 
 @pytest.fixture
 def handled(monkeypatch):
     """Calls of PyTorch's kernels by way of their handles, of all overrides that are placed meanwhile."""
-    registry.give_back(registry.require(OPS))  # whose trials, made once in a process, are no such calls
+    registry.release(registry.require(OPS))  # whose trials, made once in a process, are no such calls
     seen = []
     real = registry.Native.__call__
 
@@ -117,7 +117,7 @@ def test_training_asks_python_only_in_its_first_step(policy, asked):
             assert first > 0
             assert len(asked) == first
     finally:
-        registry.give_back(others)
+        registry.release(others)
     for one, grad in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(one.grad, grad, rtol=1e-4, atol=1e-5)
 
@@ -234,7 +234,7 @@ def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch)
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(norm_routes, "current", interrupt)
+    monkeypatch.setattr(norm_routes, "active_policy", interrupt)
     with xt.kernel_policy(rules=ELSEWHERE), pytest.raises(KeyboardInterrupt):
         F.layer_norm(x, (8,))
 
@@ -260,7 +260,7 @@ def test_a_route_that_changes_is_taken_note_of(asked):
     run = call("layer_norm")
     with xt.kernel_policy(rules=ELSEWHERE):
         run(), run()
-        now = held.current()
+        now = context.active_policy()
         ((key, _),) = now.routes.items()
         now.keep(key, None)
         run(), run()
@@ -288,7 +288,7 @@ def test_over_another_librarys_override_the_kernel_below_is_called():
         seen.append(1)
         return native.call_boxed(keyset, *args)
 
-    registry.be_quiet()
+    registry.quiet_override_warning()
     library = torch.library.Library("aten", "IMPL")
     library.impl("native_layer_norm", other, "CPU", with_keyset=True, allow_override=True)
     run = call("layer_norm")

@@ -19,8 +19,8 @@ from many_threads import at_work  # noqa: E402
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
-from xpuruntime.pytorch import held  # noqa: E402
-from xpuruntime.pytorch.overriding import gates, matmul, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch import context  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import fast_kernels, matmul, registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -177,7 +177,7 @@ def test_over_another_librarys_override_the_kernel_below_is_called():
         seen.append(1)
         return native.call_boxed(keyset, a, b)
 
-    registry.be_quiet()
+    registry.quiet_override_warning()
     library = torch.library.Library("aten", "IMPL")
     library.impl("bmm", other, "CPU", with_keyset=True, allow_override=True)
     run = call("bmm")
@@ -213,7 +213,7 @@ def test_an_override_placed_over_ours_is_called_and_can_be_taken_away():
 
 
 def test_where_no_kernel_in_c_can_be_placed_python_kernels_stand_in(monkeypatch):
-    monkeypatch.setattr(gates.Kernel, "place", lambda self: None)
+    monkeypatch.setattr(fast_kernels.FastKernel, "place", lambda self: None)
     run = call("mm")
     expected = run()
     with xt.kernel_policy(rules=ELSEWHERE):
@@ -226,7 +226,7 @@ def test_a_route_that_changes_is_taken_note_of(asked):
     with xt.kernel_policy(rules=ELSEWHERE):
         run(), run()
         assert len(asked) == 1
-        now = held.current()
+        now = context.active_policy()
         ((key, _),) = now.routes.items()
         now.keep(key, None)
         run()

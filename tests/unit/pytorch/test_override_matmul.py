@@ -321,8 +321,8 @@ def test_scaled_mm(case):
 
 @pytest.mark.parametrize("form", ["mm", "mm.out", "addmm", "addmm.out", "bmm", "in place"])
 def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
-    from xpuruntime.pytorch import calls, held
-    from xpuruntime.pytorch.overriding import matmul
+    from xpuruntime.pytorch.dispatch import call_state, compiled_policy, context
+    from xpuruntime.pytorch.dispatch.overrides import matmul
 
     a, b, c, out = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2), torch.empty(3, 2)
     run = {
@@ -347,7 +347,7 @@ def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
         for _ in range(3):
             assert torch.equal(run(), expected)
         assert len(asked) == 1
-        with held.holding(held.Held(held.current().policy)):
+        with context.thread_policy(compiled_policy.CompiledPolicy(context.active_policy().policy)):
             run()
         assert len(asked) == 2  # a thread's own policy has routes of its own
         run()
@@ -358,11 +358,11 @@ def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
                 assert route is not None
                 return run(*args, **kwargs)
 
-        before = calls.watch(Watching())
+        before = call_state.watch(Watching())
         try:
             assert torch.equal(run(), expected)
         finally:
-            calls.watch(before)
+            call_state.watch(before)
         assert len(asked) == 3
         run()
         assert len(asked) == 3

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.overriding import registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import registry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 

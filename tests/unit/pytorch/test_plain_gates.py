@@ -15,7 +15,7 @@ from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
 from many_threads import at_work  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.overriding import matmul  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import matmul  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch.autograd import DeviceType  # noqa: E402
 
-from xpuruntime.pytorch.profiling import recording  # noqa: E402
-from xpuruntime.pytorch.profiling.recording import KinetoRecording, nest, place, read, sizes, with_bytes  # noqa: E402
+from xpuruntime.pytorch.profiling import kineto_recording  # noqa: E402
+from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording, nest, place, read, sizes, with_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +224,7 @@ class Profiler:
 
 @pytest.mark.parametrize("limit", [100, 1])
 def test_a_recording_gets_work_calls_and_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int) -> None:
-    monkeypatch.setattr(recording, "Profiler", Profiler)
+    monkeypatch.setattr(kineto_recording, "Profiler", Profiler)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ours = Recording(
         start_ns=0,

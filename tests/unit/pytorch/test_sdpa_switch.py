@@ -19,7 +19,7 @@ from torch.nn.attention import _registry  # noqa: E402
 
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.attention.sdpa_switch import attention_settled  # noqa: E402
-from xpuruntime.pytorch.overriding.registry import installed  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides.registry import installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

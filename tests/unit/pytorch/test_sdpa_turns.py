@@ -20,9 +20,9 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.attention.sdpa_backends import by_backend  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides.isolation import self_test  # noqa: E402
 from xpuruntime.pytorch.ops import fused_attention  # noqa: E402
-from xpuruntime.pytorch.overriding import attention  # noqa: E402
-from xpuruntime.pytorch.overriding.isolation import self_test  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 import xpuruntime.pytorch as xrt_torch  # noqa: E402 - needs torch
-from xpuruntime.pytorch.held import Held, holding  # noqa: E402
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
 
 A = torch.ones(4, 4)
 
@@ -25,8 +26,8 @@ def product() -> torch.dtype:
     return torch.mm(A, A).dtype
 
 
-def policy(precision: str, mode: str = "prefer") -> holding:
-    return holding(Held(Policy(mode=mode, execution=ExecutionPolicy(precision=precision))))
+def policy(precision: str, mode: str = "prefer") -> thread_policy:
+    return thread_policy(CompiledPolicy(Policy(mode=mode, execution=ExecutionPolicy(precision=precision))))
 
 
 @pytest.mark.parametrize(

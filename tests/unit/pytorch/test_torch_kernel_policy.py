@@ -24,7 +24,7 @@ from torch.optim import swa_utils  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _no_policy_is_left():
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     xt.clear_kernel_policy()
     xrt.clear_decisions()

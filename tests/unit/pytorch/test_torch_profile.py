@@ -28,14 +28,14 @@ OURS = "xpuruntime"
 
 @pytest.fixture(autouse=True)
 def _everything_is_given_back():
-    from xpuruntime.pytorch import calls
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch import call_state
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
     from xpuruntime.runtime import trace_events
 
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert calls.recorder is None
+    assert call_state.recorder is None
     assert trace_events._watching is None
     assert not torch._C._autograd._profiler_enabled()
 
@@ -174,7 +174,7 @@ def _marked_elsewhere() -> None:
 
 
 def test_captures_are_drawn_from_the_calls_that_begin_and_end_them(tmp_path):
-    from xpuruntime.pytorch.profiling.merging import merge_trace
+    from xpuruntime.pytorch.profiling.trace_merge import merge_trace
 
     raw, target = tmp_path / "raw.json", tmp_path / "out.json"
     events = [
@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_the_old_trace_and_names_the_path(tmp_path):
 
 
 def test_a_broken_trace_of_pytorch_is_said(tmp_path):
-    from xpuruntime.pytorch.profiling.merging import merge_trace
+    from xpuruntime.pytorch.profiling.trace_merge import merge_trace
 
     raw, target = tmp_path / "raw.json", tmp_path / "out.json"
     raw.write_text('{"traceEvents": [{"ph": "X"')
@@ -260,12 +260,12 @@ def test_an_error_in_the_block_is_the_one_heard_and_the_trace_is_written(tmp_pat
 
 
 def test_an_error_in_the_block_and_one_in_the_trace(tmp_path, monkeypatch):
-    from xpuruntime.pytorch.profiling import block
+    from xpuruntime.pytorch.profiling import profile
 
     def broken(*_: Any) -> None:
         raise InputError("no room")
 
-    monkeypatch.setattr(block, "merge_trace", broken)
+    monkeypatch.setattr(profile, "merge_trace", broken)
     with (
         pytest.warns(XpuRuntimeWarning, match="no room"),
         pytest.raises(ZeroDivisionError),

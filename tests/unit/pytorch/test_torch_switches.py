@@ -37,7 +37,7 @@ def precisions():
 
 @pytest.fixture(autouse=True)
 def _switches_are_as_they_were():
-    from xpuruntime.pytorch.switch_board import SWITCHES
+    from xpuruntime.pytorch.switches.shared_switches import SWITCHES
 
     xt.clear_kernel_policy()
     names = [name for name in SWITCHES if name != "blas_library"]
@@ -128,7 +128,7 @@ def test_a_blas_library_with_a_free_second_choice_says_nothing():
 def test_what_a_switch_settles_overrides_nothing(kernel):
     import warnings
 
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XpuRuntimeWarning)
@@ -137,12 +137,12 @@ def test_what_a_switch_settles_overrides_nothing(kernel):
 
 
 def test_two_holders_share_a_switch():
-    from xpuruntime.pytorch.switch_board import SwitchTakenError, hold
+    from xpuruntime.pytorch.switches.shared_switches import SwitchTakenError, claim
 
-    first = hold({"matmul.allow_tf32": True})
-    second = hold({"matmul.allow_tf32": True, "num_threads": 1})
+    first = claim({"matmul.allow_tf32": True})
+    second = claim({"matmul.allow_tf32": True, "num_threads": 1})
     with pytest.raises(SwitchTakenError, match=r"matmul\.allow_tf32 is one for the whole process"):
-        hold({"cudnn.benchmark": True, "matmul.allow_tf32": False})
+        claim({"cudnn.benchmark": True, "matmul.allow_tf32": False})
     assert not torch.backends.cudnn.benchmark
     first.release()
     assert second.values() == {"matmul.allow_tf32": True, "num_threads": 1}
@@ -152,9 +152,9 @@ def test_two_holders_share_a_switch():
 
 
 def test_a_switch_that_a_session_holds_is_said_or_refused():
-    from xpuruntime.pytorch.switch_board import hold
+    from xpuruntime.pytorch.switches.shared_switches import claim
 
-    session = hold({"matmul.allow_tf32": True})
+    session = claim({"matmul.allow_tf32": True})
     with pytest.warns(XpuRuntimeWarning, match="an open session or a policy holds it at True"):
         xt.set_kernel_policy(policy(tf32=False))
     assert torch.backends.cuda.matmul.allow_tf32 is True

@@ -15,7 +15,7 @@ from xpuruntime.errors import UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
-tuning = pytest.importorskip("xpuruntime.pytorch.tuning")
+tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
 
 pytestmark = pytest.mark.torch
 
@@ -52,9 +52,9 @@ def takes(monkeypatch, **microseconds):
 
 
 def routes():
-    from xpuruntime.pytorch.held import current
+    from xpuruntime.pytorch.dispatch.context import active_policy
 
-    return list(current().routes.values())
+    return list(active_policy().routes.values())
 
 
 def policy():

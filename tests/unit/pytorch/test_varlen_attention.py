@@ -21,7 +21,7 @@ from attention_calls import rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 from packed_attention import kernels_for_the_cpu  # noqa: E402
 from torch.nn import attention as torch_attention  # noqa: E402
 
-from xpuruntime.pytorch.overriding import registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -252,7 +252,7 @@ def test_everything_is_given_back(operands):
 IMPORTED_LATER = """
     import sys
     import torch, xpuruntime.pytorch as xt
-    from xpuruntime.pytorch.overriding.registry import installed
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
     finders = len(sys.meta_path)
     with xt.kernel_policy(attention=["torch.flash", "cpu.reference"]):
         assert not any("varlen" in name or "_options" in name for name in installed()), installed()

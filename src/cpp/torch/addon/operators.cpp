@@ -285,7 +285,7 @@ struct Attention : AnyOperator {
                : nullptr;
   }
 
-  // As xpuruntime.pytorch.overriding.attention writes them.
+  // As xpuruntime.pytorch.dispatch.overrides.attention writes them.
   static std::uint32_t flags(const Tensor& query, const Tensor& key, const Tensor& value,
                              const OptionalTensor& mask, double dropout, bool causal,
                              bool grouped) {

@@ -14,7 +14,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
-    from xpuruntime.pytorch.profiling.recording import KinetoRecording
+    from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
     from xpuruntime.runtime.device_recording import Recording
 
 __all__ = ["DeviceRecorder"]
@@ -57,7 +57,7 @@ class DeviceRecorder:
         if not _torch_profiles_cuda():
             self._start(devices=True)
             return
-        from xpuruntime.pytorch.profiling.recording import KinetoRecording
+        from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
 
         try:
             kineto = KinetoRecording(self._limit)

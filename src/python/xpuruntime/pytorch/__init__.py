@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The policies of xpuruntime on PyTorch's own operations: training code stays as it is, and its kernels are chosen.
+"""Kernel policies on PyTorch's own operations: training code stays as it is, and its kernels are chosen.
 
 Requires PyTorch 2.11 or newer: ``pip install "xpuruntime[torch]"``.
 
@@ -33,26 +33,27 @@ except ModuleNotFoundError as _missing:
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
-    "allocator_stats": "allocator",
-    "autocast": "autocasting",
+    "allocator_stats": "allocator.api",
+    "autocast": "amp",
     "capture_graph": "capture",
-    "clear_kernel_policy": "policy",
-    "escapes": "escaping",
-    "explain": "explaining.block",
-    "Explanation": "explaining.explanation",
-    "export": "exporting",
-    "Exported": "exporting",
-    "get_kernel_policy": "policy",
-    "kernel_policy": "policy",
-    "LayerParity": "comparing.parity",
-    "memory_report": "memory_reporting",
-    "Parity": "comparing.parity",
-    "parity": "comparing.parity",
-    "profile": "profiling.block",
+    "clear_kernel_policy": "dispatch.policy_scope",
+    "coverage_gaps": "coverage.gaps",
+    "CoverageGap": "coverage.gaps",
+    "explain": "explanation.explain",
+    "Explanation": "explanation.explanation",
+    "export": "exporter",
+    "Exported": "exporter",
+    "get_kernel_policy": "dispatch.policy_scope",
+    "kernel_policy": "dispatch.policy_scope",
+    "LayerParity": "layer_parity.parity",
+    "memory_report": "allocator.report",
+    "Parity": "layer_parity.parity",
+    "parity": "layer_parity.parity",
+    "profile": "profiling.profile",
     "register_flash_attention": "attention.flash_impl",
-    "reset_allocator": "allocator",
-    "set_allocator": "allocator",
-    "set_kernel_policy": "policy",
+    "reset_allocator": "allocator.api",
+    "set_allocator": "allocator.api",
+    "set_kernel_policy": "dispatch.policy_scope",
 }
 
 __all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY, and the packages
@@ -67,9 +68,12 @@ _REPLACED = {
     "fused_layernorm": "use xpuruntime.pytorch.ops.fused_layernorm",
 }
 
+#: Former names of this package, each with its present one; they warn, and go with the next release.
+_DEPRECATED = {"escapes": "coverage_gaps"}
+
 
 def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY, _REPLACED)
+    return _load_name(__name__, name, _LAZY, _REPLACED, _DEPRECATED)
 
 
 def __dir__() -> list[str]:

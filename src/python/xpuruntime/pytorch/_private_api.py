@@ -179,7 +179,7 @@ dispatch_table: Callable[[str], str] = _take(
     without="every kernel counts as another library's, and gates are in Python",
     otherwise=lambda _name: "",
 )
-#: How many modes of the dispatcher are in force in this thread.
+#: How many modes of the dispatcher are active in this thread.
 dispatch_modes: Callable[[], int] = _take(
     "torch._C._len_torch_dispatch_stack", "which tells code that is traced from code that runs"
 )
@@ -231,7 +231,7 @@ without_transforms: Any = _take(
 
 
 def forward_level() -> int:
-    """Return how deep forward-mode derivatives nest in this thread; -1: none is in force."""
+    """Return how deep forward-mode derivatives nest in this thread; -1: none is active."""
     return int(getattr(_forward_ad, "_current_level", -1))
 
 

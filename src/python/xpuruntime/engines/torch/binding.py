@@ -105,7 +105,7 @@ class TorchBinding(Binding):
 
     def _capture(self, compute: Callable[[], None]) -> Any:
         """Return a graph of what `compute` puts on the stream that is current when it is called."""
-        from xpuruntime.pytorch.capture.recording import CudaRecorder
+        from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 
         # It mends what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
         self._recorder = CudaRecorder(self._torch.device(self._model.device))

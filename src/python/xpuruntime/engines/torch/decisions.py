@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy
-    from xpuruntime.pytorch.routing import Route
+    from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["Deciding"]
 
@@ -68,8 +68,8 @@ class Deciding:
 
     def asked_of(self, call: SeenCall) -> tuple[tuple[str, ...], str]:
         """Return what the policy asks for a call that was not decided, and the key; nothing where PyTorch does it."""
-        from xpuruntime.pytorch.call_facts import facts_of_call
-        from xpuruntime.pytorch.explaining.asking import request_of
+        from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+        from xpuruntime.pytorch.explanation.requested import request_of
 
         facts = facts_of_call(
             call.op,
@@ -164,7 +164,7 @@ class Deciding:
     def _by_ours(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
         """Return that an xpuruntime kernel serves, with what became of the words before the one that named it."""
         from xpuruntime.ops.recording import as_record
-        from xpuruntime.pytorch.routing import DEFAULT_ID
+        from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 
         record = as_record(made, (call.node,) if call.node else (), count=count)
         key = self.key_of(route)
@@ -245,9 +245,9 @@ def _served(kernel: str, measured_us: float | None = None) -> KernelCandidate:
 
 def _names(op: str, word: str, kernel: str) -> bool:
     """Whether a word means a kernel of PyTorch's."""
-    from xpuruntime.pytorch.routing import NATIVE_WORDS
+    from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 
-    return word == "auto" or NATIVE_WORDS[op].get(word) == kernel
+    return word == "auto" or NATIVE_NAMES[op].get(word) == kernel
 
 
 def _named(op: str, name: str) -> str:

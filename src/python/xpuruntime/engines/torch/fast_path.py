@@ -20,7 +20,7 @@ def torch_facts() -> TorchFacts | None:
     if core_problem() is not None or find_spec("torch") is None:
         return None
     try:
-        from xpuruntime.pytorch.fast_path import facts
+        from xpuruntime.pytorch.dispatch.fast_path import facts
 
         return facts()
     except (ImportError, OSError):  # which the checks of engines say

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["KEPT", "Hidden", "hidden_calls"]
 
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
-#: `xpuruntime.pytorch.attention.entries.WITH_WEIGHTS` has them, which needs PyTorch.
+#: `xpuruntime.pytorch.attention.entry_points.WITH_WEIGHTS` has them, which needs PyTorch.
 KEPT = {
     "matmul": frozenset(("auto", "torch", "torch.mm")),
     "attention": frozenset(("auto", "torch", "torch.sdpa", "math", "torch.math")),

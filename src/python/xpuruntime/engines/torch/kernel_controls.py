@@ -26,8 +26,8 @@ ABSENT = "-"
 _REMOVE = "remove the key, or use mode: prefer"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
-#: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.routing.NATIVE_WORDS`, which needs PyTorch: a plan
-#: is made from facts alone.
+#: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.dispatch.route.NATIVE_NAMES`, which needs PyTorch:
+#: a plan is made from facts alone.
 NATIVE = {
     "matmul": ("torch", "torch.mm"),
     "attention": (

@@ -79,12 +79,12 @@ def _not_held(request: Request) -> set[str]:
 
 def _pinned(call: Call, pins: Pins) -> Call:
     """Let the session's kernels hold for each call, and no policy of the process."""
-    from xpuruntime.pytorch.held import current
+    from xpuruntime.pytorch.dispatch.context import active_policy
 
     hold, own = pins.hold, pins.held
 
     def run(tensors: Any) -> list[Any]:
-        if current() is own:  # nothing, most often
+        if active_policy() is own:  # nothing, most often
             return call(tensors)
         with hold():
             return call(tensors)

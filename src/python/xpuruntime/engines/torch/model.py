@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
     from xpuruntime.evidence.records import Conversion
-    from xpuruntime.pytorch.switch_board import HeldSwitches
+    from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
 __all__ = ["TorchModel"]
 
@@ -38,7 +38,7 @@ class TorchModel(LoadedModel):
         As placed, uncompiled.
     guard : GuardedCall
         Flat tensors in, flat tensors out.
-    switches : HeldSwitches
+    switches : SwitchClaim
     pins : Pins
     log : ConversionLog
     """
@@ -50,7 +50,7 @@ class TorchModel(LoadedModel):
         *,
         module: Any,
         guard: GuardedCall,
-        switches: HeldSwitches,
+        switches: SwitchClaim,
         pins: Pins,
         log: ConversionLog,
     ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
-    from xpuruntime.pytorch.routing import Route
+    from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["PinnedKernels"]
 
@@ -104,7 +104,7 @@ class PinnedKernels:
         import torch
 
         from xpuruntime.engines.torch.names import precision_dtype
-        from xpuruntime.pytorch.attention.entries import WITH_WEIGHTS
+        from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 
         held, found = self._pins.current, self._by_products.get(node)
         if held is None or found is None or not held.decides("attention"):
@@ -117,7 +117,7 @@ class PinnedKernels:
             if found.by_products:
                 facts["head_dim"] = found.by_products
             doing, module = f"the attention of {node!r}", module_of_node(node)
-            route = held.route(key, "attention", phase="infer", doing=doing, module=module, **facts)
+            route = held.route(key, "attention", phase="infer", description=doing, module=module, **facts)
         if route.source != "default":
             self._seen.by_products(node, route, dtype, self._device)
 

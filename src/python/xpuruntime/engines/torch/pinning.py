@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.pytorch.held import Held, holding
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.context import thread_policy
 
 __all__ = ["Pins", "facts_of_program_node", "operation_of", "placed_rules", "words_of"]
 
@@ -94,7 +95,7 @@ def words_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
 
 class _Here(threading.local):
     #: What holds in this thread instead of the session's own.
-    held: Held | None = None
+    held: CompiledPolicy | None = None
 
 
 class Pins:
@@ -109,7 +110,7 @@ class Pins:
 
     Attributes
     ----------
-    held : Held or None
+    held : CompiledPolicy or None
         ``None`` where the policy asks for no kernel: then PyTorch's own run, whatever policy holds outside of the
         session.
     keys : dict of str to str
@@ -119,12 +120,12 @@ class Pins:
     """
 
     def __init__(self, policy: Policy, nodes: Iterable[NodeInfo], without: Collection[str] = ()) -> None:
-        from xpuruntime.pytorch import held as holds
-        from xpuruntime.pytorch import module_paths
-        from xpuruntime.pytorch.overriding import registry
+        from xpuruntime.pytorch.call_scope import module_paths
+        from xpuruntime.pytorch.dispatch import compiled_policy, context
+        from xpuruntime.pytorch.dispatch.overrides import registry
 
-        self._holding = holds.holding
-        self.held: Held | None = None
+        self._holding = context.thread_policy
+        self.held: CompiledPolicy | None = None
         self.keys: dict[str, str] = {}
         self._here = _Here()
         self._undo: list[Any] = []
@@ -135,25 +136,25 @@ class Pins:
         self.keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
         held_rules = tuple(rule.replace(use="auto") if key in without else rule for rule, key in rules)
         kernels = KernelPolicy(rules=held_rules, auto_strategy=policy.kernels.auto_strategy)
-        held = holds.Held(Policy(mode=policy.mode, kernels=kernels))
+        held = compiled_policy.CompiledPolicy(Policy(mode=policy.mode, kernels=kernels))
         held.keys = self.keys
         try:
             if held.by_module:
                 module_paths.require()
-                self._undo.append(module_paths.give_back)
+                self._undo.append(module_paths.release)
             ops = registry.require(held.overrides)
-            self._undo.append(lambda: registry.give_back(ops))
+            self._undo.append(lambda: registry.release(ops))
         except BaseException:
             self.release()
             raise
         self.held = held
 
     @property
-    def current(self) -> Held | None:
+    def current(self) -> CompiledPolicy | None:
         """What holds in this thread: `held`, or the same with routes apart."""
         return self._here.held or self.held
 
-    def hold(self) -> holding:
+    def hold(self) -> thread_policy:
         """Return a context in which these kernels hold, and no others."""
         return self._holding(self.current)
 

@@ -206,7 +206,7 @@ class ModuleSource:
 
 
 def _inside(path: str, target: Any) -> Callable[..., Any]:
-    from xpuruntime.pytorch.module_paths import inside
+    from xpuruntime.pytorch.call_scope.module_paths import inside
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with inside(path):

@@ -91,8 +91,8 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     import torch
 
     from xpuruntime.pytorch._private_api import pytree
-    from xpuruntime.pytorch.exporting.state import written_state
-    from xpuruntime.pytorch.exporting.torch_program import node_names, program_digest
+    from xpuruntime.pytorch.exporter.mutable_state import written_state
+    from xpuruntime.pytorch.exporter.torch_program import node_names, program_digest
 
     signature = program.graph_signature
     given = set(filter(None, (one if isinstance(one, str) else None for one in signature.user_inputs)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from xpuruntime import _core
-    from xpuruntime.pytorch.routing import Route
+    from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["SeenCall", "SeenCalls"]
 
@@ -67,7 +67,7 @@ class SeenCall:
 
 
 class SeenCalls:
-    """Watches the calls of overridden operators in this thread; a `xpuruntime.pytorch.calls.Recorder`.
+    """Watches the calls of overridden operators in this thread; a `xpuruntime.pytorch.dispatch.call_state.Recorder`.
 
     Parameters
     ----------
@@ -92,13 +92,13 @@ class SeenCalls:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the block is left."""
-        from xpuruntime.pytorch import calls
+        from xpuruntime.pytorch.dispatch import call_state
 
-        self._others = calls.watch(self)
+        self._others = call_state.watch(self)
         try:
             yield
         finally:
-            calls.watch(self._others)
+            call_state.watch(self._others)
 
     def at(self, node: str) -> None:
         """Say which operator of the model runs from now on."""
@@ -107,8 +107,8 @@ class SeenCalls:
     def call(
         self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Note a call, and run it; see `xpuruntime.pytorch.calls.Recorder`."""
-        from xpuruntime.pytorch.tuning import measuring
+        """Note a call, and run it; see `xpuruntime.pytorch.dispatch.call_state.Recorder`."""
+        from xpuruntime.pytorch.dispatch.tuning import measuring
 
         def go_on() -> Any:
             if self._others is not None:
@@ -136,8 +136,8 @@ class SeenCalls:
     def _kind(self, op: str, route: Route | None, args: Iterable[Any]) -> SeenCall:
         import torch
 
-        from xpuruntime.pytorch.calls import DTYPES
-        from xpuruntime.pytorch.explaining.recorder import LEFT
+        from xpuruntime.pytorch.dispatch.call_state import DTYPES
+        from xpuruntime.pytorch.explanation.call_recorder import LEFT
 
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         shapes = tuple(tuple(one.shape) for one in tensors)
@@ -171,11 +171,11 @@ class SeenCalls:
         operators : sequence of str
             Operators of PyTorch that ran in it: ``"aten::native_layer_norm"``.
         """
-        from xpuruntime.pytorch.explaining.escapes import NOT_REACHED, escape_of_operator
-        from xpuruntime.pytorch.explaining.recorder import LEFT
+        from xpuruntime.pytorch.explanation.call_recorder import LEFT
+        from xpuruntime.pytorch.explanation.uncovered_kernels import NOT_REACHED, uncovered_operator
 
         for name in operators:
-            escape = escape_of_operator(name)
+            escape = uncovered_operator(name)
             if escape is None or (node, escape.op) in self._touched or name in _NO_PRODUCTS:
                 continue
             key = (node, escape.op, name)
@@ -205,7 +205,7 @@ class SeenCalls:
         return tuple(one for one in self._kinds.values() if one.count)
 
 
-#: As `xpuruntime.pytorch.overriding.multi_head` reports its calls.
+#: As `xpuruntime.pytorch.dispatch.overrides.multi_head` reports its calls.
 _MULTI_HEAD = f"nn::{MULTI_HEAD}"
 #: Products with a vector, which are no matmul of a policy.
 _NO_PRODUCTS = frozenset(("aten::mv", "aten::addmv", "aten::addmv_"))

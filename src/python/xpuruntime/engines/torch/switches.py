@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.settings import Settings
-    from xpuruntime.pytorch.switch_board import HeldSwitches
+    from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
 __all__ = ["hold", "read_back"]
 
 _TF32 = ("matmul.allow_tf32", "cudnn.allow_tf32")
 
 
-def hold(settings: Settings, request: Request) -> HeldSwitches:
+def hold(settings: Settings, request: Request) -> SwitchClaim:
     """Set the switches that `settings` ask for, and the one that keeps attention in a module where a policy reaches it.
 
     Raises
@@ -30,7 +30,7 @@ def hold(settings: Settings, request: Request) -> HeldSwitches:
         Another open session or a policy in force holds one of them at another value, or deterministic cuBLAS needs an
         environment variable that is not set.
     """
-    from xpuruntime.pytorch import switch_board
+    from xpuruntime.pytorch.switches import shared_switches
 
     wanted: dict[str, Any] = {}
     if settings.tf32 is not None:
@@ -49,8 +49,8 @@ def hold(settings: Settings, request: Request) -> HeldSwitches:
     if _has_fast_path(request):
         wanted["mha.fastpath"] = False
     try:
-        return switch_board.hold(wanted)
-    except switch_board.SwitchTakenError as error:
+        return shared_switches.claim(wanted)
+    except shared_switches.SwitchTakenError as error:
         raise EngineError(f"{error}; close that session, or use a process of its own", engine="torch") from None
 
 

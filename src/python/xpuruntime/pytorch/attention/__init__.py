@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Attention under a policy: its entry points, what PyTorch and we can serve of it, and PyTorch's switches for it."""
+"""Attention under a policy: entry points, requests, and PyTorch's SDPA backends."""

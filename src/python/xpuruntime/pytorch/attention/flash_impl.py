@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Our flash attention as an implementation in PyTorch's own registry: ``activate_flash_attention_impl("xpuruntime")``.
+"""xpuruntime's flash attention in PyTorch's own registry: ``activate_flash_attention_impl("xpuruntime")``.
 
 PyTorch lets another library stand in for its FlashAttention 2 (``torch.nn.attention.list_flash_attention_impls``). Ours
 does so below autograd: `torch.flash` then means ``cuda_raw.flash_attention_v2``, without a policy and at PyTorch's own
-cost per call. A policy of ours needs none of this.
+cost per call. An xpuruntime policy needs none of this.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch.attention.call import AttentionCall, reason_against_ours
-from xpuruntime.pytorch.calls import call_key
+from xpuruntime.pytorch.attention.request import AttentionCall, xrt_rejection
+from xpuruntime.pytorch.dispatch.call_state import call_key
+from xpuruntime.pytorch.dispatch.overrides.native import Native
+from xpuruntime.pytorch.dispatch.overrides.registry import quiet_override_warning
 from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
-from xpuruntime.pytorch.overriding.native import Native
-from xpuruntime.pytorch.overriding.registry import be_quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class FlashAttentionImpl:
     Parameters
     ----------
     kernel : str
-        A kernel of ours; what it cannot serve is left to what was there before, which is said once by a warning.
+        An xpuruntime kernel; what it cannot serve is left to what was there before, which is said once by a warning.
     key : str
         The dispatch key.
 
@@ -67,7 +67,7 @@ class FlashAttentionImpl:
         if key == "CUDA" and not torch.backends.cuda.is_built():
             msg = f"{kernel} cannot stand in for PyTorch's FlashAttention: this PyTorch is built without CUDA"
             raise UnsupportedOperationError(f"{msg}. Fix: install one that has it", engine="torch")
-        be_quiet()
+        quiet_override_warning()
         self.kernel = kernel
         self._forward = Native(_FORWARD, key, self._again)
         self._backward = Native(_BACKWARD, key, self._again)
@@ -101,7 +101,7 @@ class FlashAttentionImpl:
         found = self._refusals.get(key)
         if found is None:
             call = AttentionCall(q, k, v, dropout_p=dropout_p, is_causal=is_causal, needs_grad=True)
-            found = reason_against_ours(self.kernel, call, exact)
+            found = xrt_rejection(self.kernel, call, exact)
             self._refusals[key] = found
             if found and found not in self._said:
                 self._said.add(found)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`FlexChoice`: which kernel a call of ``flex_attention`` was given when the code that makes it was compiled."""
+"""`FlexChoice`: the kernel that a call of ``flex_attention`` was given when its code was compiled."""
 
 from __future__ import annotations
 

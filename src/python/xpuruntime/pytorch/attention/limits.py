@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What PyTorch's attention takes and ours does not, whichever kernel it is; PyTorch serves that itself."""
+"""Arguments of attention that no kernel of xpuruntime takes; PyTorch serves such calls itself."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.pytorch import _private_api, calls
-from xpuruntime.pytorch.attention.call import four
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.request import four
+from xpuruntime.pytorch.dispatch import call_state
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xpuruntime.pytorch.attention.call import AttentionCall
+    from xpuruntime.pytorch.attention.request import AttentionCall
 
-__all__ = ["reason_against_all_of_ours", "transforms"]
+__all__ = ["transforms", "xrt_call_rejection"]
 
 _KIND = _private_api.transform_kinds
 
 
 def transforms(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
-    """Return the transforms of ``torch.func`` in force, outermost first, and which tensors have forward derivatives."""
-    stack = calls.transforms()
+    """Return the transforms of ``torch.func`` active, outermost first, and which tensors have forward derivatives."""
+    stack = call_state.transforms()
     level = _private_api.forward_level()
     if not stack and level < 0:
         return ()
-    return (level, *(calls.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
+    return (level, *(call_state.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
 
 
-def reason_against_all_of_ours(call: AttentionCall) -> str:
-    """Return why no kernel of ours can take a call, a sentence; empty where one might."""
+def xrt_call_rejection(call: AttentionCall) -> str:
+    """Return why no xpuruntime kernel can take a call, a sentence; empty where one might."""
     tensors = (call.q, call.k, call.v)
     return _reason_by_kind(call, tensors) or _reason_by_transform(call, tensors) or _reason_by_shape(call, tensors)
 
@@ -56,10 +57,10 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
 
 
 def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
-    kinds = [one.key() for one in calls.transforms()]
+    kinds = [one.key() for one in call_state.transforms()]
     if _KIND.Jvp in kinds:
         return "our kernels have no forward-mode derivative"
-    if _private_api.forward_level() >= 0 and any(calls.has_tangent(x) for x in (*tensors, call.mask)):
+    if _private_api.forward_level() >= 0 and any(call_state.has_tangent(x) for x in (*tensors, call.mask)):
         return "our kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"

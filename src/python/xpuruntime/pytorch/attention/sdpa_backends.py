@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's backends of scaled dot product attention: which are enabled, in which order, and one of them for a call."""
+"""SDPA backends of PyTorch: which are enabled, in which order, and one of them for a call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
     "BACKENDS",
     "Settings",
     "by_backend",
-    "give_back",
     "is_enabled",
     "kernels_in",
     "read",
-    "reason_against",
+    "rejection",
+    "restore",
     "settle_order",
     "wish_for",
     "write",
@@ -95,19 +95,19 @@ def write(settings: Settings) -> None:
         _private_api.set_sdp_order(list(settings.order))
 
 
-def give_back(before: Settings, ours: Settings) -> None:
-    """Set what `ours` had changed of `before` as it was; what somebody has set since stays as it is.
+def restore(before: Settings, applied: Settings) -> None:
+    """Set what `applied` had changed of `before` as it was; what somebody has set since stays as it is.
 
     Parameters
     ----------
-    before, ours : Settings
+    before, applied : Settings
         What was read, and what was written over it.
     """
     with by_backend(None), _lock:
         now = read()
-        triples = zip(before.enabled, ours.enabled, now.enabled, strict=True)
+        triples = zip(before.enabled, applied.enabled, now.enabled, strict=True)
         _enable(tuple(was if mine != was and here == mine else here for was, mine, here in triples))
-        if ours.order != before.order and now.order == ours.order:
+        if applied.order != before.order and now.order == applied.order:
             _private_api.set_sdp_order(list(before.order))
 
 
@@ -174,7 +174,7 @@ def wish_for(kernel: str, *, tuned: bool) -> int:
     return _wish(kernel, tuned) if kernel in BACKENDS else 0
 
 
-def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
+def rejection(kernel: str, *args: Any, **kwargs: Any) -> str:
     """Return why PyTorch cannot serve a call by one of its kernels; empty where it can.
 
     Parameters
@@ -191,7 +191,7 @@ def reason_against(kernel: str, *args: Any, **kwargs: Any) -> str:
     traced = _private_api.dispatch_modes() > 0 and not args[0].is_nested
     if traced and args[0].device.type == "cpu":
         with _private_api.without_modes():
-            return reason_against(kernel, *(_like(x) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
+            return rejection(kernel, *(_like(x) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
     with by_backend(kernel), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -226,5 +226,5 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _named(kernel: str, text: str) -> bool:
-    words = {"torch.flash": "flash", "torch.efficient": "memory efficient", "torch.cudnn": "cudnn"}
-    return text.lower().startswith(words[kernel])
+    kernel_names = {"torch.flash": "flash", "torch.efficient": "memory efficient", "torch.cudnn": "cudnn"}
+    return text.lower().startswith(kernel_names[kernel])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What of a policy for attention PyTorch has a switch for: the SDPA backends of the whole process."""
+"""SDPA backends of the whole process, set for what a policy states of attention."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch.nn import attention as torch_attention
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch import switch_board
 from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, Settings
-from xpuruntime.pytorch.routing import NATIVE_WORDS
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+from xpuruntime.pytorch.switches import shared_switches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,20 +36,23 @@ def attention_settled(policy: Policy) -> bool:
     That is so where it names nothing but PyTorch's own kernels and no rule chooses a kernel for attention. Calls that
     the one that was asked for may be unable to serve are looked at all the same, so that it is said where it is not.
     """
-    words = _words(policy)
-    if not words or all(word in _FREE for word in words):
+    kernel_names = _kernel_names(policy)
+    if not kernel_names or all(kernel_name in _FREE for kernel_name in kernel_names):
         return False
     if any(rule.use is not None and rule.match.op in (None, "attention") for rule in policy.kernels.rules):
         return False
-    if policy.kernels.auto_strategy == "best_performance" and "auto" in words:
+    if policy.kernels.auto_strategy == "best_performance" and "auto" in kernel_names:
         return False
-    return all(word in _FREE or word == "flash_v3" or word in NATIVE_WORDS["attention"] for word in words)
+    return all(
+        kernel_name in _FREE or kernel_name == "flash_v3" or kernel_name in NATIVE_NAMES["attention"]
+        for kernel_name in kernel_names
+    )
 
 
 def serves_nothing(policy: Policy) -> bool:
     """Say whether no kernel of PyTorch's that the short form of attention names can serve any call here."""
-    words = [word for word in _words(policy) if word not in _FREE]
-    return all(word in NATIVE_WORDS["attention"] and bool(_cannot(word)) for word in words)
+    kernel_names = [kernel_name for kernel_name in _kernel_names(policy) if kernel_name not in _FREE]
+    return all(kernel_name in NATIVE_NAMES["attention"] and bool(_cannot(kernel_name)) for kernel_name in kernel_names)
 
 
 def attention_switch(policy: Policy) -> Callable[[], Any] | None:
@@ -80,27 +83,27 @@ def attention_switch(policy: Policy) -> Callable[[], Any] | None:
         if attention_settled(policy):
             _settle(policy, undo)
         if names_kernels(policy):
-            undo.append(switch_board.hold({"mha.fastpath": False}).release)
+            undo.append(shared_switches.claim({"mha.fastpath": False}).release)
     except BaseException:
         release()
         raise
     return release if undo else None
 
 
-def _words(policy: Policy) -> tuple[str, ...]:
-    words = policy.kernels.get("attention")
-    if words is None:
+def _kernel_names(policy: Policy) -> tuple[str, ...]:
+    kernel_names = policy.kernels.get("attention")
+    if kernel_names is None:
         return ()
-    return (words,) if isinstance(words, str) else tuple(words)
+    return (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
 
 
 def names_kernels(policy: Policy) -> bool:
     """Say whether a policy asks for any kernel of attention by name, in its short form or in a rule."""
-    asked = list(_words(policy))
+    asked = list(_kernel_names(policy))
     for rule in policy.kernels.rules:
         if rule.use is not None and rule.match.op in (None, "attention"):
             asked.extend((rule.use,) if isinstance(rule.use, str) else rule.use)
-    return any(word not in _FREE for word in asked)
+    return any(kernel_name not in _FREE for kernel_name in asked)
 
 
 def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
@@ -108,21 +111,21 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
     wanted: list[int] = []
     refused: list[str] = []
     free = False
-    for word in _words(policy):
-        if word in _FREE:
+    for kernel_name in _kernel_names(policy):
+        if kernel_name in _FREE:
             free = True
             break
-        reason = _activate_flash_v3(undo) if word == "flash_v3" else _cannot(word)
+        reason = _activate_flash_v3(undo) if kernel_name == "flash_v3" else _cannot(kernel_name)
         if reason:
-            refused.append(f"{word}: {reason}")
+            refused.append(f"{kernel_name}: {reason}")
             continue
-        number = BACKENDS["torch.flash" if word == "flash_v3" else NATIVE_WORDS["attention"][word]]
+        number = BACKENDS["torch.flash" if kernel_name == "flash_v3" else NATIVE_NAMES["attention"][kernel_name]]
         if number not in wanted:
             wanted.append(number)
         if number == BACKENDS["torch.math"]:
             break  # it can serve whatever is asked of it
     if refused and not wanted and not free:
-        msg = f"kernels.attention asks for {', '.join(_words(policy))}, which this PyTorch cannot do: "
+        msg = f"kernels.attention asks for {', '.join(_kernel_names(policy))}, which this PyTorch cannot do: "
         msg += "; ".join(refused)
         if strict:
             raise PolicyError(f"{msg}. Fix: ask for torch.flash or torch.math, put 'auto' last, or use mode: prefer")
@@ -134,9 +137,9 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         return
     sdpa_backends.settle_order()
     before = sdpa_backends.read()
-    ours = _settings(before, wanted, only=strict and not free)
-    sdpa_backends.write(ours)
-    undo.append(lambda: sdpa_backends.give_back(before, ours))
+    applied = _settings(before, wanted, only=strict and not free)
+    sdpa_backends.write(applied)
+    undo.append(lambda: sdpa_backends.restore(before, applied))
 
 
 def _settings(before: Settings, wanted: list[int], *, only: bool) -> Settings:
@@ -146,9 +149,9 @@ def _settings(before: Settings, wanted: list[int], *, only: bool) -> Settings:
     return Settings(tuple(was or number in wanted for number, was in enumerate(before.enabled)), order)
 
 
-def _cannot(word: str) -> str:
+def _cannot(kernel_name: str) -> str:
     """Return why a kernel of PyTorch's can serve no call at all here, or nothing."""
-    kernel = NATIVE_WORDS["attention"][word]
+    kernel = NATIVE_NAMES["attention"][kernel_name]
     if kernel in ("torch.cudnn", "torch.efficient") and not torch.cuda.is_available():
         return f"{kernel} runs on CUDA, and there is no CUDA device"
     active = torch_attention.current_flash_attention_impl()

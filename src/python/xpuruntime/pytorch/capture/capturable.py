@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Whether the step of an optimizer can be captured, and making it so."""
+"""Capturable optimizers: whether an optimizer's step can be captured, and making it so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
-from xpuruntime.pytorch.capture.used import parameters_of
+from xpuruntime.pytorch.capture.captured_state import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`OptimizerState`: what an optimizer and its scaler held, to be given back after the warm-up."""
+"""`OptimizerState`: the state of an optimizer and its scaler, restored after the warm-up."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OptimizerState:
             if before is None:
                 problem = self._begin(parameter) or problem
             else:
-                problem = self._give_back(parameter, before) or problem
+                problem = self._restore(parameter, before) or problem
         for group, before in zip(self.optimizer.param_groups, self._groups, strict=True):
             for key, (value, copy) in before.items():
                 group[key] = _restored(value, copy)
@@ -101,7 +101,7 @@ class OptimizerState:
         groups = self.optimizer.param_groups
         return any(group["dampening"] == 0 for group in groups if any(parameter is p for p in group["params"]))
 
-    def _give_back(self, parameter: Any, before: dict[str, tuple[Any, Any]]) -> str:
+    def _restore(self, parameter: Any, before: dict[str, tuple[Any, Any]]) -> str:
         now = self.optimizer.state[parameter]
         moved = [key for key, (value, _) in before.items() if isinstance(value, torch.Tensor) and now[key] is not value]
         added = now.keys() - before.keys()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`CaptureReport`: what of a step runs as a graph, what does not, and why."""
+"""`CaptureReport`: the parts of a step that run as a graph, and the reason for each that does not."""
 
 from __future__ import annotations
 

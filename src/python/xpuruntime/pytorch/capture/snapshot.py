@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Snapshot`: all that a warm-up changes, to be given back after it."""
+"""`Snapshot`: all that a warm-up changes, restored after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from xpuruntime.pytorch.capture.optimizer_state import OptimizerState, ScalerState
 
 if TYPE_CHECKING:
-    from xpuruntime.pytorch.capture.used import Used
+    from xpuruntime.pytorch.capture.captured_state import CapturedState
 
 __all__ = ["RandomState", "Snapshot"]
 
@@ -56,13 +56,13 @@ class Snapshot:
 
     Parameters
     ----------
-    used : Used
+    used : CapturedState
     device : torch.device
     optimizers : bool
         Whether optimizers run in the warm-up.
     """
 
-    def __init__(self, used: Used, device: torch.device, *, optimizers: bool = True) -> None:
+    def __init__(self, used: CapturedState, device: torch.device, *, optimizers: bool = True) -> None:
         self._random = RandomState(device, used.generators)
         with torch.no_grad():
             self._tensors = [(tensor, tensor.data_ptr(), tensor.detach().clone()) for tensor in used.tensors()]

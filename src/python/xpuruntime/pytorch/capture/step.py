@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch import _private_api, held, tuning
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
-from xpuruntime.pytorch.capture.accumulators import forget_accumulators
+from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators
+from xpuruntime.pytorch.capture.graph_key import GraphKey, describe, difference
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
 from xpuruntime.pytorch.capture.snapshot import Snapshot
-from xpuruntime.pytorch.capture.surroundings import Surroundings, describe, difference
-from xpuruntime.pytorch.capture.work import uncached_autocast
+from xpuruntime.pytorch.capture.step_program import uncached_autocast
+from xpuruntime.pytorch.dispatch import context, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.pytorch.capture.recording import Recorder, Recording
-    from xpuruntime.pytorch.capture.used import Used
-    from xpuruntime.pytorch.capture.work import Work
+    from xpuruntime.pytorch.capture.captured_state import CapturedState
+    from xpuruntime.pytorch.capture.graph_recorder import Recorder, Recording
+    from xpuruntime.pytorch.capture.step_program import StepProgram
 
 __all__ = ["CapturedStep"]
 
@@ -39,7 +40,9 @@ class _Graph:
 
     __slots__ = ("gradients", "hits", "inputs", "key", "outputs", "places", "policy", "recording")
 
-    def __init__(self, key: Any, inputs: StaticInputs, recording: Recording, places: list[int], work: Work) -> None:
+    def __init__(
+        self, key: Any, inputs: StaticInputs, recording: Recording, places: list[int], work: StepProgram
+    ) -> None:
         self.key = key
         self.inputs = inputs
         self.recording = recording
@@ -49,7 +52,7 @@ class _Graph:
         makes_some = torch.is_grad_enabled() and any(gradient is not None for _, gradient in gradients)
         gradients.sort(key=lambda pair: pair[1] is None)
         self.gradients = gradients if makes_some else []
-        self.policy = held.current()  # whose kernels and workspaces the graph refers to
+        self.policy = context.active_policy()  # whose kernels and workspaces the graph refers to
         self.hits = 0
 
     def lost_gradients(self) -> bool:
@@ -71,8 +74,8 @@ class CapturedStep:
 
     def __init__(
         self,
-        work: Work,
-        used: Used,
+        work: StepProgram,
+        used: CapturedState,
         device: torch.device,
         recorder: Recorder | None,
         *,
@@ -85,7 +88,7 @@ class CapturedStep:
         notes: Sequence[str] = (),
     ) -> None:
         self._work = work
-        self._used = used
+        self._state = used
         self._device = device
         self._recorder = recorder
         self._warmup = warmup
@@ -97,7 +100,7 @@ class CapturedStep:
         self._notes = dict.fromkeys(notes)
         self._tensors = used.tensors()
         self._spread = len({tensor.device for tensor in self._tensors}) > 1
-        self._surroundings = Surroundings(used, device)
+        self._surroundings = GraphKey(used, device)
         self._gradients_are_read = work.optimizer is None or not work.steps_inside
         self._lock = threading.Lock()
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
@@ -156,7 +159,7 @@ class CapturedStep:
             graph.attach_gradients()
         self._active = graph
         self._work.rest()
-        for optimizer in self._used.optimizers:
+        for optimizer in self._state.optimizers:
             _private_api.note_step(optimizer)
         if self._clone:
             return pytree.tree_map_only(torch.Tensor, torch.clone, graph.outputs)
@@ -204,7 +207,7 @@ class CapturedStep:
 
         with uncached_autocast(), tuning.replayed():
             problem = ""
-            snapshot = Snapshot(self._used, self._device, optimizers=work.steps_inside)
+            snapshot = Snapshot(self._state, self._device, optimizers=work.steps_inside)
             try:
                 with self._recorder.warming():
                     for _ in range(self._warmup):
@@ -218,7 +221,7 @@ class CapturedStep:
                 return None
             inputs.fill(leaves)
             try:
-                recording = self._recorder.record(run, self._used.generators)
+                recording = self._recorder.record(run, self._state.generators)
             except Exception as error:
                 self._after_failure(snapshot)
                 self._fall_back(key, _why(error), error)
@@ -309,9 +312,9 @@ class CapturedStep:
             self._work.forget_gradients()
             self._eager.clear()
             self._postponed.clear()
-            self._tensors = self._used.tensors()
-            self._work.parameters[:] = self._used.parameters()
-            self._surroundings = Surroundings(self._used, self._device)
+            self._tensors = self._state.tensors()
+            self._work.parameters[:] = self._state.parameters()
+            self._surroundings = GraphKey(self._state, self._device)
 
     @property
     def static_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -342,8 +345,8 @@ class CapturedStep:
         return CaptureReport(
             device=str(self._device),
             captured=captured,
-            optimizer=self._where(self._work.optimizer, self._used.optimizers, captured),
-            scaler=self._where(self._work.scaler, self._used.scalers, captured),
+            optimizer=self._where(self._work.optimizer, self._state.optimizers, captured),
+            scaler=self._where(self._work.scaler, self._state.scalers, captured),
             reasons=self.reasons,
             notes=tuple(self._notes),
             graphs=self.graphs,

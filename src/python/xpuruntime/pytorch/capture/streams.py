@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Streams for captures, with workspaces of cuBLAS whose memory stays.
+"""Capture streams, with workspaces of cuBLAS whose memory stays.
 
 PyTorch keeps a workspace for each stream and thread that calls cuBLAS, and a graph captured there goes on using it.
 Whatever frees all of them, as each capture of ``torch.compile(mode="reduce-overhead")`` does, lets tensors have that
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch.allocating.pools import allocating_from, keep_for_ever
+from xpuruntime.pytorch.allocator.torch_pools import allocating_from, keep_forever
 
-__all__ = ["give_back", "make_workspaces", "take"]
+__all__ = ["make_workspaces", "release", "take"]
 
 _lock = threading.Lock()
 #: Without a lock: a recorder that the garbage collector frees gives back what it had wherever that comes to run.
@@ -31,7 +31,7 @@ _streams: list[_core.Stream] = []
 
 
 def take(index: int) -> Any:
-    """Return a stream of a CUDA device that nobody else has; `give_back` ends that."""
+    """Return a stream of a CUDA device that nobody else has; `release` ends that."""
     with contextlib.suppress(KeyError, IndexError):
         return _free[index].pop()
     stream = _core.Stream(f"cuda:{index}")
@@ -39,7 +39,7 @@ def take(index: int) -> Any:
     return torch.cuda.ExternalStream(stream.handle, device=index)
 
 
-def give_back(stream: Any) -> None:
+def release(stream: Any) -> None:
     """Let others have a stream from `take`."""
     _free.setdefault(stream.device.index, collections.deque()).append(stream)
 
@@ -79,6 +79,6 @@ def _make(index: int) -> None:
     with _lock:
         if index not in _pools:
             _pools[index] = torch.cuda.MemPool()
-            keep_for_ever(_pools[index])
+            keep_forever(_pools[index])
     with allocating_from(_pools[index], index):
         torch.cuda.current_blas_handle()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Fused operations as PyTorch's own kind of operator: differentiable, and visible to ``torch.compile``.
+"""Fused operations as operators of PyTorch: differentiable, and visible to ``torch.compile``.
 
 They are registered with PyTorch's dispatcher in the namespace ``xpuruntime``, so that what is compiled or exported
-keeps them, and the policy in force chooses their kernel whenever they run.
+keeps them, and the active policy chooses their kernel whenever they run.
 
 Examples
 --------

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`fused_attention`: attention as an operator of PyTorch's that a policy chooses the kernel of."""
+"""`fused_attention`: attention as an operator of PyTorch whose kernel a policy chooses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch.attention.call import Arguments, held_of_ours
-from xpuruntime.pytorch.held import holding
+from xpuruntime.pytorch.attention.request import Arguments, policy_for_xrt
+from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.overrides.attention import attend
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
-from xpuruntime.pytorch.ops.onnx_tracing import say_that_onnx_drops, traced_for_onnx
-from xpuruntime.pytorch.overriding.attention import attend
+from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,14 +45,14 @@ def _fused_attention(
     query, key, value, attn_mask = _cast((query, key, value, attn_mask))
 
     def natively() -> Tensor:
-        with holding(None):
+        with thread_policy(None):
             return torch.ops.aten.scaled_dot_product_attention.default(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
-    held = held_of_ours(kernel)
+    active = policy_for_xrt(kernel)
     given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return attend(held, natively, given, kernel, explicit=True)
+    return attend(active, natively, given, kernel, explicit=True)
 
 
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -134,7 +134,7 @@ def fused_attention(
     It is differentiable, also under ``torch.func``, and a gradient can be differentiated once more: then PyTorch's
     unfused attention serves, which is said by a warning, or refused where `kernel` is given or the policy is strict.
     With dropout there is no second derivative by our kernels. ``torch.compile`` keeps it whole: what it becomes in the
-    graph is ``xpuruntime::attention``, which obeys the policy in force when the graph runs.
+    graph is ``xpuruntime::attention``, which obeys the active policy when the graph runs.
 
     Examples
     --------
@@ -144,26 +144,32 @@ def fused_attention(
     >>> fused_attention(q, q, q, is_causal=True, kernel="cpu.reference")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    words = _joined(kernel)
+    kernel_names = _joined(kernel)
     if traced_for_onnx():
-        say_that_onnx_drops("fused_attention", words)
+        warn_dropped_in_onnx("fused_attention", kernel_names)
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    return _operator(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=words)
+    return _operator(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=kernel_names
+    )
 
 
 def _joined(kernel: Any) -> str:
     if kernel is None:
         return ""
-    words = (kernel,) if isinstance(kernel, str) else kernel
-    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) for word in words):
+    kernel_names = (kernel,) if isinstance(kernel, str) else kernel
+    if (
+        not isinstance(kernel_names, (list, tuple))
+        or not kernel_names
+        or not all(isinstance(kernel_name, str) for kernel_name in kernel_names)
+    ):
         raise PolicyError(f"kernel= is {kernel!r}: name a kernel, or several in a list")
-    return ",".join(_checked(word) for word in words)
+    return ",".join(_checked(kernel_name) for kernel_name in kernel_names)
 
 
-def _checked(word: str) -> str:
+def _checked(kernel_name: str) -> str:
     try:
-        return check_kernel(word, "attention")
+        return check_kernel(kernel_name, "attention")
     except Refused as refused:
         raise PolicyError(f"kernel=: {refused}") from None

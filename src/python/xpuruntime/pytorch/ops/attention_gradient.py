@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The gradients of ``xpuruntime::attention``, also of its gradient, and both under the transforms of ``torch.func``."""
+"""Gradients of ``xpuruntime::attention``, also of its gradient, and both under the transforms of ``torch.func``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.ops import attention_operator as operator
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY, by_torch
 
@@ -97,7 +97,7 @@ def _backward_again(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     mask = saved[4]
     dropout_p, is_causal, scale, kernel = ctx.options
-    _say_that_math_serves(dropout_p, kernel)
+    _warn_math_kernel(dropout_p, kernel)
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         operands = [x if further and x.requires_grad else x.detach().requires_grad_() for x in saved[:4]]
@@ -116,21 +116,21 @@ def _backward_again(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 _said: set[int] = set()
 
 
-def _say_that_math_serves(dropout_p: float, kernel: str) -> None:
-    held = current()
+def _warn_math_kernel(dropout_p: float, kernel: str) -> None:
+    active = active_policy()
     if dropout_p > 0:
         msg = (
             "the gradient of the gradient of attention with dropout is nowhere to be had: none of our kernels has it,"
             " and PyTorch's draw other random numbers. Fix: leave dropout out, or ask for torch.math from the start"
         )
         raise UnsupportedOperationError(msg, engine="torch")
-    if (kernel and not kernel.endswith("?")) or (held is not None and held.strict and "attention" in held.ops):
+    if (kernel and not kernel.endswith("?")) or (active is not None and active.strict and "attention" in active.ops):
         msg = (
             "the gradient of the gradient of attention has no kernel but torch.math, which the policy or the call does"
             " not ask for. Fix: ask for torch.math where gradients are differentiated again, or use mode: prefer"
         )
         raise UnsupportedOperationError(msg, engine="torch")
-    number = 0 if held is None else held.number
+    number = 0 if active is None else active.number
     if number not in _said:
         _said.add(number)
         msg = (

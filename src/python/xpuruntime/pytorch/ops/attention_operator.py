@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """``xpuruntime::attention`` and ``xpuruntime::attention_backward``: attention as operators of PyTorch's dispatcher.
 
-The kernel is chosen whenever they run, by the policy in force then: a compiled graph that has them obeys a policy that
+The kernel is chosen whenever they run, by the active policy then: a compiled graph that has them obeys a policy that
 it was not compiled for. They differ from ``aten::scaled_dot_product_attention`` in what they return, the logarithm of
 the sum of exponentials beside the output, and in that dropout is a function of `rng`, which is an argument.
 """
@@ -15,18 +15,20 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch import _private_api, calls
-from xpuruntime.pytorch.attention.call import AttentionCall, deterministic, find_route, held_of_ours, traits
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.request import AttentionCall, deterministic, find_route, policy_for_xrt, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
-from xpuruntime.pytorch.calls import call_key
-from xpuruntime.pytorch.held import Held, holding
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_state import call_key
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from xpuruntime.pytorch.routing import Route
+    from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["LIBRARY", "by_torch", "run_backward", "run_forward"]
 
@@ -58,7 +60,7 @@ def by_torch(
     grouped = q.shape[1] != k.shape[1]
     attend = torch.ops.aten.scaled_dot_product_attention.default
     turn = by_backend(kernel if kernel in BACKENDS else None)
-    with holding(None), _private_api.without_keys(_AUTOCAST), turn:
+    with thread_policy(None), _private_api.without_keys(_AUTOCAST), turn:
         return attend(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
 
 
@@ -76,7 +78,7 @@ def run_forward(
     phase: str,
     module: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention now, by the kernel that the policy in force gives it.
+    """Compute attention now, by the kernel that the active policy gives it.
 
     Parameters
     ----------
@@ -89,11 +91,11 @@ def run_forward(
     dropout_p, is_causal, scale
         As for ``scaled_dot_product_attention``.
     kernel : str
-        Kernels to choose from, joined by commas; empty: those that the policy asks for. See `held_for`.
+        Kernels to choose from, joined by commas; empty: those that the policy asks for. See `policy_by_call`.
     want_lse : bool
         Whether the gradient will be asked for.
     phase, module : str
-        As for `Held.route`.
+        As for `CompiledPolicy.route`.
 
     Returns
     -------
@@ -102,13 +104,15 @@ def run_forward(
     lse : Tensor or None
         float32 ``[batch, heads, q_length]``, where it is wanted.
     """
-    held = held_of_ours(kernel)
+    active = policy_for_xrt(kernel)
     arrays = (query, key, value) if mask is None else (query, key, value, mask)
     seen = call_key("attention", *arrays) or ("attention", *(traits(x) for x in arrays))
-    known = (seen, dropout_p > 0, is_causal, want_lse, phase, module, deterministic(held))
-    route = held.routes.get(known)
+    known = (seen, dropout_p > 0, is_causal, want_lse, phase, module, deterministic(active))
+    route = active.routes.get(known)
     if route is None:
-        route = _find(held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module)
+        route = _find(
+            active, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module
+        )
     while True:
         if route.place is None:
             return _forward_by_torch(route, query, key, value, mask, dropout_p, is_causal, scale, want_lse)
@@ -120,9 +124,22 @@ def run_forward(
         try:
             found = _run("attention", route, _op_attention, args)
         except UnsupportedOperationError as error:
-            skip = held.refused(route, error)
+            skip = active.refused(route, error)
             route = _find(
-                held, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module, skip
+                active,
+                known,
+                False,
+                query,
+                key,
+                value,
+                mask,
+                dropout_p,
+                is_causal,
+                scale,
+                want_lse,
+                phase,
+                module,
+                skip,
             )
             continue
         return out, found[1] if want_lse else None
@@ -149,14 +166,14 @@ def run_backward(
     -----
     A `grad_out` whose last dimension is not contiguous is copied, as PyTorch's own kernels do.
     """
-    held = held_of_ours(kernel)
+    active = policy_for_xrt(kernel)
     phase = "backward"
     arrays = (query, key, value) if mask is None else (query, key, value, mask)
     seen = call_key("attention_backward", *arrays) or ("attention_backward", *(traits(x) for x in arrays))
-    known = (seen, dropout_p > 0, is_causal, module, deterministic(held))
-    route = held.routes.get(known)
+    known = (seen, dropout_p > 0, is_causal, module, deterministic(active))
+    route = active.routes.get(known)
     if route is None:
-        route = _find(held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module)
+        route = _find(active, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module)
     dense = _dense(grad_out)
     while True:
         if route.place is None:
@@ -170,26 +187,27 @@ def run_backward(
         try:
             _run("attention_backward", route, _op_attention_backward, args)
         except UnsupportedOperationError as error:
-            skip = held.refused(route, error)
+            skip = active.refused(route, error)
             route = _find(
-                held, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module, skip
+                active, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module, skip
             )
             continue
         return gradients
 
 
 def _find(
-    held: Held, known: Any, backward: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float,
+    active: CompiledPolicy, known: Any, backward: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+    dropout_p: float,
     is_causal: bool, scale: float | None, needs_grad: bool, phase: str, module: str,
     skip: tuple[tuple[str, str], ...] = (),
 ) -> Route:  # fmt: skip
     call = AttentionCall(
         q.detach().requires_grad_(needs_grad), k.detach(), v.detach(), mask, dropout_p, is_causal, scale,
         enable_gqa=q.shape[1] != k.shape[1], needs_grad=needs_grad, backward=backward,
-        phase=phase if held.by_phase else "", module=module if held.by_module else "",
+        phase=phase if active.by_phase else "", module=module if active.by_module else "",
     )  # fmt: skip
     return find_route(
-        held, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
+        active, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
     )
 
 
@@ -204,8 +222,8 @@ def _dense(grad_out: Tensor) -> Tensor:
 
 
 def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if calls.recorder is not None:
-        return calls.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
+    if call_state.recorder is not None:
+        return call_state.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
     return run(*args)
 
 
@@ -233,7 +251,7 @@ def _forward_by_torch(
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the logarithm of the sum of exponentials of the scores, for a gradient by a kernel of ours."""
+    """Return the logarithm of the sum of exponentials of the scores, for a gradient by an xpuruntime kernel."""
     group = q.shape[1] // max(k.shape[1], 1)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     keys = k.to(wide).repeat_interleave(group, 1) if group > 1 else k.to(wide)
@@ -248,7 +266,8 @@ def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: floa
 
 
 def _backward_by_torch(
-    route: Route, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float,
+    route: Route, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+    dropout_p: float,
     is_causal: bool, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if dropout_p > 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` are differentiated and batched."""
+"""Autograd and batching rules of ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops.norm_gradients import gradients
-from xpuruntime.pytorch.overriding.norms import rms_eps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

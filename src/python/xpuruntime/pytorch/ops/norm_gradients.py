@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from xpuruntime.pytorch.held import holding
+from xpuruntime.pytorch.dispatch.context import thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the norm, the sum, mean and rstd, by PyTorch's own kernels."""
     summed = _sum(input, residual)
-    with holding(None):
+    with thread_policy(None):
         out, mean, rstd = torch.native_layer_norm(summed, shape, _as(weight, input), _as(bias, input), eps)
     return out, _or_empty(summed, residual), mean, rstd
 
@@ -45,7 +45,7 @@ def layer_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of the sum, weight and bias, by PyTorch's own kernels; ``None`` where `mask` wants none."""
-    with holding(None):
+    with thread_policy(None):
         grads = torch.ops.aten.native_layer_norm_backward(
             grad, summed, shape, mean, rstd, _as(weight, summed), _as(bias, summed), mask
         )
@@ -60,7 +60,7 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm, the sum and rstd, by PyTorch's own operations."""
     summed = _sum(input, residual)
-    with holding(None):
+    with thread_policy(None):
         out, rstd = torch.ops.aten._fused_rms_norm(summed, list(shape), _as(weight, input), eps)
     return out.contiguous(), _or_empty(summed, residual), rstd
 
@@ -75,7 +75,7 @@ def rms_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the sum and weight, as `layer_norm_backward`."""
-    with holding(None):
+    with thread_policy(None):
         grads = torch.ops.aten._fused_rms_norm_backward(
             grad, summed, list(shape), rstd, _as(weight, summed), list(mask)
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The operators ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` of PyTorch's dispatcher, and their gradients.
+"""Operators ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` of PyTorch's dispatcher, and their gradients.
 
 With a residual, what is normalised is the sum; without one, the sum that they return is empty. `kernel` names a kernel;
-where it is empty, the policy in force chooses. `phase` is that of the call, which is not known any more when they run.
+where it is empty, the active policy chooses. `phase` is that of the call, which is not known any more when they run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import place as place_of
-from xpuruntime.pytorch import calls, module_paths
-from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
+from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, Route
 from xpuruntime.pytorch.ops import norm_gradients as by_torch
 from xpuruntime.pytorch.ops.norm_autograd import register
-from xpuruntime.pytorch.overriding.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
-from xpuruntime.pytorch.overriding.serving import serve
-from xpuruntime.pytorch.routing import NATIVE_WORDS, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,29 +246,29 @@ def _run(
     kernel: str,
     like: Tensor,
     native: Callable[..., Any],
-    ours: Callable[..., Any],
+    xrt_kernel: Callable[..., Any],
     args: tuple[Any, ...],
     phase: str = "backward",
 ) -> Any:
     """Serve one call by the kernel that is named, by what the policy asks for, or by ours where none does."""
     name = f"xpuruntime::{name}"
-    held = current()
-    if not kernel and held is not None and op in held.ops:
-        phase = phase if held.by_phase else ""
-        module = module_paths.current() if held.by_module else ""
+    active = active_policy()
+    if not kernel and active is not None and op in active.ops:
+        phase = phase if active.by_phase else ""
+        module = module_paths.current() if active.by_module else ""
         key = (name, like.device, phase, module, *map(_mark, args))
-        return serve(
-            held, key, held.routes.get(key), name, op, like, _without_keyset(native), ours, (None, *args),
+        return invoke(
+            active, key, active.routes.get(key), name, op, like, _without_keyset(native), xrt_kernel, (None, *args),
             phase=phase, module=module,
         )  # fmt: skip
-    if kernel in NATIVE_WORDS[op] or like.numel() == 0:
+    if kernel in NATIVE_NAMES[op] or like.numel() == 0:
         return native(*args)
     place = place_of(None, kernel or None, op)
     try:
-        if calls.recorder is not None:
+        if call_state.recorder is not None:
             route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
-            return calls.recorder.call(name, op, route, ours, (place, "", *args), {})
-        return ours(place, "", *args)
+            return call_state.recorder.call(name, op, route, xrt_kernel, (place, "", *args), {})
+        return xrt_kernel(place, "", *args)
     except UnsupportedOperationError:
         if kernel and kernel != "auto":
             raise

@@ -12,12 +12,13 @@ from torch.nn import functional
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch import _private_api, calls
-from xpuruntime.pytorch.calls import has_tangent
-from xpuruntime.pytorch.held import current
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_state import has_tangent
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
-from xpuruntime.pytorch.ops.onnx_tracing import say_that_onnx_drops, traced_for_onnx
-from xpuruntime.pytorch.overriding.norms import rms_eps
+from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ def fused_layernorm(
         As `input`; added to it first, in the same pass over memory.
     kernel : str, optional
         Kernel for this call and its backward, whatever the policy says: ``"cuda_raw.layer_norm"``. By default the
-        policy in force chooses; without one, a kernel of this library, or PyTorch's where none can serve.
+        policy active chooses; without one, a kernel of this library, or PyTorch's where none can serve.
 
     Returns
     -------
@@ -83,15 +84,15 @@ def fused_layernorm(
     """
     shape = _shape(input, normalized_shape)
     _check_parameters(input, shape, residual=residual, weight=weight, bias=bias)
-    word = _word(kernel, "layer_norm")
+    kernel_name = _word(kernel, "layer_norm")
     input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
-    if _is_pytorchs_own("fused_layernorm", word, input, residual, weight, bias):
+    if _is_native_call("fused_layernorm", kernel_name, input, residual, weight, bias):
         total = input if residual is None else input + residual
         out = functional.layer_norm(total, shape, weight, bias, eps)
         return out if residual is None else (out, total)
-    if residual is None and not word and _leaves_to_dispatcher("layer_norm"):
+    if residual is None and not kernel_name and _goes_to_dispatcher("layer_norm"):
         return functional.layer_norm(input, shape, weight, bias, eps)
-    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, word, _phase())
+    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, kernel_name, _phase())
     return out if residual is None else (out, total)
 
 
@@ -132,29 +133,29 @@ def fused_rms_norm(
     """
     shape = _shape(input, normalized_shape)
     _check_parameters(input, shape, residual=residual, weight=weight)
-    word = _word(kernel, "rms_norm")
+    kernel_name = _word(kernel, "rms_norm")
     input, residual, weight, _ = _as_autocast(input, residual, weight, None)
-    if _is_pytorchs_own("fused_rms_norm", word, input, residual, weight):
+    if _is_native_call("fused_rms_norm", kernel_name, input, residual, weight):
         total = input if residual is None else input + residual
         wide = total if weight is None else total.to(weight.dtype)  # PyTorch's takes one type
         out = functional.rms_norm(wide, shape, weight, rms_eps(input.dtype, eps)).to(input.dtype)
         return out if residual is None else (out, total)
     same = weight is None or weight.dtype == input.dtype
-    if residual is None and not word and same and _leaves_to_dispatcher("rms_norm"):
+    if residual is None and not kernel_name and same and _goes_to_dispatcher("rms_norm"):
         return functional.rms_norm(input, shape, weight, eps)
-    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, word, _phase())
+    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, kernel_name, _phase())
     return out if residual is None else (out, total)
 
 
-def _leaves_to_dispatcher(op: str) -> bool:
+def _goes_to_dispatcher(op: str) -> bool:
     """Say whether PyTorch's own operator is to be called: where a policy replaces its kernel."""
     if torch.compiler.is_compiling():
         return False
-    held = current()
-    return held is not None and op in held.ops
+    active = active_policy()
+    return active is not None and op in active.ops
 
 
-def _is_pytorchs_own(function: str, word: str, *operands: Tensor | None) -> bool:
+def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -> bool:
     """Say whether a call is to be made of PyTorch's own operators: for derivatives that ours lack, and for ONNX models.
 
     Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code
@@ -162,23 +163,23 @@ def _is_pytorchs_own(function: str, word: str, *operands: Tensor | None) -> bool
     """
     if torch.compiler.is_compiling():
         if traced_for_onnx():
-            say_that_onnx_drops(function, word)
+            warn_dropped_in_onnx(function, kernel_name)
             return True
         if not _private_api.has_transforms():
             return False
-        if word:
+        if kernel_name:
             torch._dynamo.graph_break(msg=_COMPILED_TRANSFORM)
     elif _private_api.forward_level() < 0:
         return False
-    elif word and any(has_tangent(one) for one in operands):
+    elif kernel_name and any(has_tangent(one) for one in operands):
         raise UnsupportedOperationError(norm_autograd.NO_FORWARD_MODE)
-    return not word
+    return not kernel_name
 
 
 def _phase() -> str:
     if torch.compiler.is_compiling():
         return "train" if torch.is_grad_enabled() else "infer"
-    return calls.phase()
+    return call_state.phase()
 
 
 def _shape(input: Any, normalized_shape: Any) -> list[int]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calls of our functions that are traced into an ONNX model."""
+"""ONNX tracing of xpuruntime's functions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from xpuruntime.errors import XpuRuntimeWarning
 
-__all__ = ["say_that_onnx_drops", "traced_for_onnx"]
+__all__ = ["traced_for_onnx", "warn_dropped_in_onnx"]
 
 
 def traced_for_onnx() -> bool:
-    """Say whether a call is traced into an ONNX model, which has no operators of ours."""
+    """Say whether a call is traced into an ONNX model, which has no xpuruntime operators."""
     return bool(torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export())
 
 
-def say_that_onnx_drops(function: str, kernel: str) -> None:
+def warn_dropped_in_onnx(function: str, kernel: str) -> None:
     """Warn that a kernel which a call names is not in the ONNX model that the call is traced into."""
     if kernel:
         msg = (

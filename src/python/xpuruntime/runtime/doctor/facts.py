@@ -118,7 +118,7 @@ class BuildFacts(_Fact, frozen=True, kw_only=True):
 
 
 class TorchFacts(_Fact, frozen=True, kw_only=True):
-    """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.fast_path`.
+    """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.dispatch.fast_path`.
 
     Attributes
     ----------

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`memory_report`: a table of who has a device's memory, across PyTorch, xpuruntime's pools and sessions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime._core import DeviceManager, Dispatcher, MemoryManager
+from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.printable import printable
+from xpuruntime.pytorch.allocator.api import allocator_stats
+from xpuruntime.pytorch.allocator.torch_pools import all_bridges
+from xpuruntime.runtime.session_registry import open_sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.pytorch.allocator.stats import AllocatorStats
+    from xpuruntime.runtime.session_registry import HoldsMemory
+
+__all__ = ["DeviceMemory", "Holder", "MemoryReport", "Part", "SessionMemory", "memory_report"]
+
+_COLUMNS = ("device", "holder", "kind", "held", "in use")
+_NO_CONTEXT = "and asking would create a CUDA context there"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of what a holder holds, in bytes; parts may leave a rest, and do not add to the holder."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has memory from a device.
+
+    Attributes
+    ----------
+    owner : str
+        ``"PyTorch"``, or the name of an xpuruntime pool.
+    kind : str
+        ``"caching allocator"``, or the kind of the pool.
+    held : int
+        Bytes that the device gave to it. No byte is in two holders of a device.
+    in_use : int
+        Of these, what it has given on.
+    parts : tuple of Part
+        Of these, what is known of who has it.
+    """
+
+    owner: str
+    kind: str
+    held: int
+    in_use: int
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """One device, or the host.
+
+    Attributes
+    ----------
+    device : str
+    total, free : int or None
+        Bytes, as the driver (on the host: the system) tells; None where asking would create a CUDA context.
+    holders : tuple of Holder
+        Those that hold most first.
+    unexplained : int or None
+        ``total - free`` without what the holders hold: contexts, code of kernels, memory that engines and libraries
+        take for themselves, and other processes. None on the host, where it would mean nothing.
+    """
+
+    device: str
+    total: int | None
+    free: int | None
+    holders: tuple[Holder, ...]
+    unexplained: int | None
+
+
+@dataclass(frozen=True)
+class SessionMemory:
+    """An open session, and what it says it holds. That lies in holders of its device, as far as they are known.
+
+    Attributes
+    ----------
+    session : str
+    device : str or None
+    memory : dict of str to int
+        Bytes by owner; empty where the engine does not tell.
+    """
+
+    session: str
+    device: str | None
+    memory: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Who holds what, at one moment. ``str(report)`` is a table.
+
+    Attributes
+    ----------
+    devices : tuple of DeviceMemory
+    sessions : tuple of SessionMemory
+    workspaces : int
+        Bytes of scratch memory of our kernels; they lie in our pools.
+    allocator : AllocatorStats
+        What PyTorch holds of our pools.
+    absent : tuple of str
+        What the report would have had, and why it has not.
+    """
+
+    devices: tuple[DeviceMemory, ...]
+    sessions: tuple[SessionMemory, ...]
+    workspaces: int
+    allocator: AllocatorStats
+    absent: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {
+            "devices": [asdict(one) for one in self.devices],
+            "sessions": [asdict(one) for one in self.sessions],
+            "workspaces": self.workspaces,
+            "allocator": self.allocator.to_dict(),
+            "absent": list(self.absent),
+        }
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return printable("\n".join([*lines, *self._remarks()]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines, fragment_table
+
+        return fragment((fragment_table("memory", _COLUMNS, self._rows()), fragment_lines(self._remarks())))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
+        for one in self.devices:
+            for holder in one.holders:
+                rows.append((one.device, holder.owner, holder.kind, _mib(holder.held), _mib(holder.in_use)))
+                rows += [(one.device, f"  of that: {part.what}", "", "", _mib(part.bytes)) for part in holder.parts]
+            if one.unexplained is not None:
+                rows.append((one.device, "unexplained", "", _mib(one.unexplained), ""))
+            if one.total is not None and one.free is not None:
+                rows.append((one.device, "free", f"of {_mib(one.total)}", _mib(one.free), ""))
+        return rows
+
+    def _remarks(self) -> list[str]:
+        lines = []
+        for session in self.sessions:
+            held = ", ".join(f"{owner} {_mib(size)}" for owner, size in session.memory.items())
+            lines.append(f"session {session.session}: {held or 'its engine does not tell'}")
+        lines.append(f"workspaces of our kernels, within the pools: {_mib(self.workspaces)}")
+        return lines + [f"absent: {reason}" for reason in self.absent]
+
+
+def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | None = None) -> MemoryReport:
+    """Report who holds memory: PyTorch, our pools, sessions and kernels, and what nobody here can explain.
+
+    Reads numbers only: nothing is allocated or given back, and no CUDA context is created, so that a CUDA device which
+    this process has not used is listed as absent.
+
+    Parameters
+    ----------
+    device : torch.device, str or int, optional
+        Report only this device. Default: the host, and every CUDA device in use.
+    sessions : iterable of InferenceSession, optional
+        Default: all that are open in this process.
+
+    Returns
+    -------
+    MemoryReport
+
+    Raises
+    ------
+    InputError
+        The device is not there, or a session is none.
+    """
+    absent: list[str] = []
+    stats = allocator_stats()
+    pools = _pools()
+    wanted = _devices(device, pools, absent)
+    found = tuple(_device_memory(name, pools.get(name, []), stats, absent) for name in wanted)
+    told = _sessions(open_sessions() if sessions is None else sessions, given=sessions is not None)
+    if device is not None:
+        told = [one for one in told if one.device in (None, *wanted)]
+    return MemoryReport(found, tuple(told), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
+
+
+def _pools() -> dict[str, list[Any]]:
+    """Return our pools by where their memory is: that of a pinned pool is on the host."""
+    found: dict[str, list[Any]] = {}
+    for pool in MemoryManager.instance().pools():
+        found.setdefault("cpu" if pool.kind == "pinned" else pool.device, []).append(pool)
+    return found
+
+
+def _devices(asked: object, pools: dict[str, list[Any]], absent: list[str]) -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    ours = DeviceManager.instance().get_device_count("cuda")
+    if asked is not None:
+        name = f"cuda:{asked}" if isinstance(asked, int) else str(asked)
+        if name == "cuda":
+            name = f"cuda:{torch.cuda.current_device()}" if count else "cuda:0"
+        known = ["cpu", *(f"cuda:{index}" for index in range(max(count, ours)))]
+        if name not in known:
+            msg = f"device {name!r} is not there: this process sees {', '.join(known)}"
+            raise InputError(msg, device=name)
+        return [name]
+    if count == 0:
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        absent.append(f"CUDA tensors: torch {torch.__version__} {why}")
+    if ours == 0:
+        absent.append(f"CUDA devices: {DeviceManager.instance().cuda_reason()}")
+    names = ["cpu"]
+    for index in range(max(count, ours)):
+        name = f"cuda:{index}"
+        if name in pools or _torch_uses(index):
+            names.append(name)
+        else:
+            absent.append(f"{name}: this process has not used it, {_NO_CONTEXT}")
+    return names
+
+
+def _torch_uses(index: int) -> bool:
+    if not torch.cuda.is_initialized():
+        return False
+    if index == torch.cuda.current_device():
+        return True
+    return torch.cuda.memory.get_allocator_backend() != "pluggable" and int(torch.cuda.memory_reserved(index)) > 0
+
+
+def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: list[str]) -> DeviceMemory:
+    # In the process's allocator's place, our pools hold all that PyTorch has.
+    holders = [] if name == "cpu" or stats.scope == "process" else _torch_holder(name, absent)
+    for pool in pools:
+        now = pool.stats()
+        size = sum(use.current for use in stats.uses if (use.pool, use.device) == (pool.name, name))
+        parts = (Part("PyTorch, by set_allocator", size),) if size else ()
+        holders.append(Holder(pool.name, pool.kind, now.reserved, now.current, parts))
+    holders.sort(key=lambda one: one.held, reverse=True)
+    if name != "cpu" and not pools and not _torch_uses(_index(name)):
+        absent.append(f"free and total memory of {name}: this process has not used it, {_NO_CONTEXT}")
+        return DeviceMemory(name, None, None, tuple(holders), None)
+    free, total = DeviceManager.instance().memory_info(name)
+    rest = None if name == "cpu" else total - free - sum(one.held for one in holders)
+    return DeviceMemory(name, total, free, tuple(holders), rest)
+
+
+def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
+    """Return PyTorch's own part: what its allocator holds without what it got from our pools."""
+    if not torch.cuda.is_initialized():
+        absent.append(f"PyTorch on {name}: it has not begun to use CUDA")
+        return []
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend == "pluggable":
+        absent.append(f"PyTorch's own numbers on {name}: an allocator of another library serves it and tells none")
+        return []
+    reserved, allocated = torch.cuda.memory_reserved(name), torch.cuda.memory_allocated(name)
+    if backend != "native":
+        absent.append(f"PyTorch's pools on {name}: allocator backend {backend!r} does not list them")
+        return [Holder("PyTorch", backend, reserved, allocated)]
+    segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == _index(name)]
+    from_us = {identity for bridge in all_bridges() for identity in bridge.made}
+    ours = [one for one in segments if tuple(one["segment_pool_id"]) in from_us]
+    private = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) not in {(0, 0), *from_us})
+    held = reserved - sum(one["total_size"] for one in ours)
+    in_use = allocated - sum(one["allocated_size"] for one in ours)
+    parts = (Part("pools of CUDA graphs and of users", private),) if private else ()
+    return [Holder("PyTorch", "caching allocator", held, in_use, parts)]
+
+
+def _index(name: str) -> int:
+    return int(name.rpartition(":")[2])
+
+
+def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[SessionMemory]:
+    told = []
+    for one in found:
+        memory = getattr(one, "memory", None)
+        if not callable(memory):
+            msg = f"{one!r} among sessions has no memory(): give InferenceSession objects"
+            raise InputError(msg)
+        try:
+            held = {str(owner): int(size) for owner, size in memory().items()}
+        except XpuRuntimeError:
+            if given:
+                raise
+            continue  # closed since it was noted
+        told.append(SessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
+    return told
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

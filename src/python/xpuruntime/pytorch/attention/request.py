@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`AttentionCall`: one call of attention in PyTorch, and the selection of its kernel."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.ops.ambient import prepare
+from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention import timed_calls
+from xpuruntime.pytorch.attention.sdpa_backends import (
+    BACKENDS,
+    by_backend,
+    is_enabled,
+    rejection,
+    whole,
+)  # fmt: skip
+from xpuruntime.pytorch.dispatch import call_state, tuning
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.fast_path import fast_path
+from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+__all__ = [
+    "Arguments", "AttentionCall", "default_policy", "deterministic", "find_route", "four", "policy_for_xrt", "sizes_of",
+    "traits",
+]  # fmt: skip
+
+#: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
+DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "torch")
+
+
+class Arguments(NamedTuple):
+    """Those of ``scaled_dot_product_attention`` in one call, as the caller gave them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
+class AttentionCall(NamedTuple):
+    """One call: its `Arguments`, and what else a route depends on.
+
+    Attributes
+    ----------
+    q, k, v : Tensor
+        ``[..., heads, length, head_dim]``.
+    mask : Tensor or None
+    dropout_p : float
+    is_causal : bool
+    scale : float or None
+    enable_gqa : bool
+    needs_grad : bool
+        Whether the gradient will be asked for.
+    unfit : str
+        Why no xpuruntime kernel can take these arguments, whatever it is; empty where one might.
+    backward : bool
+        Whether it is the gradient that is asked for.
+    phase, module : str
+        As for `CompiledPolicy.route`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    needs_grad: bool = False
+    unfit: str = ""
+    backward: bool = False
+    phase: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, map(sizes_of, (self.q, self.k, self.v))))
+        extras = [name for name, there in (("causal", self.is_causal), ("mask", self.mask is not None)) if there]
+        if self.dropout_p > 0:
+            extras.append("dropout")
+        what = "the gradient of attention" if self.backward else "attention"
+        with_ = f" with {' and '.join(extras)}" if extras else ""
+        return f"{what} of {sizes} {call_state.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
+
+
+def sizes_of(x: Tensor) -> list[int]:
+    """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
+    if not (x.is_nested and x.layout is torch.strided):
+        return [whole(n) for n in x.shape]
+    parts = x._nested_tensor_size().tolist()  # such a tensor has no shape
+    return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
+
+
+def traits(x: Tensor | None) -> Any:
+    """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
+    if x is None:
+        return None
+    if x.is_nested or x.layout is not torch.strided:  # what a kernel depends on is PyTorch's alone
+        return (x.dtype, x.device, x.layout, x.dim())
+    return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
+
+
+def _sizes(sizes: Any) -> Any:
+    """Return sizes as what a key can hold, also where they are symbols."""
+    for n in sizes:
+        if type(n) is not int:
+            return tuple(whole(n) for n in sizes)
+    return sizes
+
+
+def deterministic(active: CompiledPolicy) -> bool:
+    """Say whether kernels have to give the same bits in each run, by PyTorch's switch or by the policy."""
+    return torch.are_deterministic_algorithms_enabled() or active.policy.execution.determinism == "run_to_run"
+
+
+_pins: dict[tuple[int, str], CompiledPolicy] = {}
+_pins_lock = threading.Lock()
+_MOST = 256
+
+
+def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
+    """Return the policy `under`, but asking for the kernels that a call itself names, joined by commas.
+
+    Strictly, unless there is a question mark after them: that is said where the policy itself has led to this kernel.
+    """
+    key = (0 if under is None else under.number, kernel)
+    found = _pins.get(key)
+    if found is None:
+        kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
+        base = Policy() if under is None else under.policy
+        named = not kernel.endswith("?")
+        found = CompiledPolicy(
+            base.replace(kernels=kernels, mode="strict" if named else base.mode),
+            None if under is None else under.log,
+            source=BY_CALL if named else "",
+        )
+        with _pins_lock:
+            if len(_pins) >= _MOST:
+                _pins.clear()
+            found = _pins.setdefault(key, found)
+    return found
+
+
+_default: CompiledPolicy | None = None
+
+
+def default_policy() -> CompiledPolicy:
+    """Return what holds for our own operators where no policy says anything of attention."""
+    global _default
+    if _default is None:
+        _default = CompiledPolicy(Policy(kernels=KernelPolicy(attention=DEFAULT_NAMES)))
+    return _default
+
+
+def policy_for_xrt(kernel: str) -> CompiledPolicy:
+    """Return what holds for our own operators: what the call asks for, the active policy, or else `default_policy`."""
+    active = active_policy()
+    if kernel:
+        return policy_by_call(kernel, active)
+    if active is None or ("attention" not in active.ops and active.policy.kernels.get("attention") in (None, "auto")):
+        return default_policy()
+    return active
+
+
+def find_route(
+    active: CompiledPolicy,
+    key: Any,
+    call: AttentionCall,
+    natively: Callable[[], Any],
+    skip: tuple[tuple[str, str], ...] = (),
+) -> Route:
+    """Return which kernel serves a call, found by asking each that the policy names whether it can.
+
+    Parameters
+    ----------
+    active : CompiledPolicy
+    key : hashable
+        As for `CompiledPolicy.route`.
+    call : AttentionCall
+    natively : callable
+        Does the call by PyTorch's own choice; for measuring.
+    skip : tuple of (str, str)
+        Words that cannot serve, each with the reason.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The policy is strict and nothing that it asks for can serve.
+    """
+    exact = deterministic(active)
+    skip = tuple((kernel_name, bare_reason(reason, kernel_name)) for kernel_name, reason in skip)
+    while True:
+        route = active.route(
+            key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
+            phase=call.phase, module=call.module, description=str(call), head_dim=sizes_of(call.q)[-1], keep=False,
+        )  # fmt: skip
+        if route.open:
+            return _settle(active, key, route, call, natively, exact, {kernel_name for kernel_name, _ in skip})
+        if route.place is None:
+            reason, kernel_name = native_rejection(route.kernel, call), _word_of(route)
+        else:
+            reason, kernel_name = call.unfit or xrt_rejection(route.kernel, call, exact), route.kernel
+        if not reason or not kernel_name:
+            active.keep(key, route)
+            return route
+        skip = (*skip, *(one for one in route.passed_over if one not in skip), (kernel_name, reason))
+
+
+def four(x: Tensor) -> Tensor:
+    """Return a view of 4 dimensions, ``[batch, heads, length, head_dim]``; `RuntimeError` where there is none."""
+    if x.dim() == 4:
+        return x
+    if x.dim() < 4:
+        return x[(None,) * (4 - x.dim())]
+    return x.view(-1, *x.shape[-3:])
+
+
+def _word_of(route: Route) -> str:
+    """Return the word that stands for PyTorch's kernel that a route has, or nothing where none does."""
+    passed = {kernel_name for kernel_name, _ in route.passed_over}
+    kernel_names = NATIVE_NAMES["attention"]
+    return next(
+        (
+            kernel_name
+            for kernel_name in route.asked
+            if kernel_name not in passed and kernel_names.get(kernel_name) == route.kernel
+        ),
+        "",
+    )
+
+
+def native_rejection(kernel: str, call: AttentionCall) -> str:
+    """Return why a kernel of PyTorch's cannot serve a call; empty where it can, or it is whatever PyTorch chooses."""
+    if kernel not in BACKENDS:
+        return ""
+    if call.backward and call.dropout_p > 0:
+        return "with dropout, the gradient is by the kernel of the forward"
+    return rejection(
+        kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
+        scale=call.scale, enable_gqa=call.enable_gqa,
+    )  # fmt: skip
+
+
+def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
+    """Return why none of our kernels that a word means can serve; empty where one can, or the core is to say it."""
+    prepare()
+    registry = _core.KernelRegistry.instance()
+    for op in ("attention_backward",) if call.backward else ("attention", "attention_backward"):
+        if op == "attention_backward" and not (call.backward or call.needs_grad):
+            continue
+        ids = registry.find("attention", kernel_name.partition("@")[0])
+        if not ids:
+            return _core.why_not_built(kernel_name)
+        try:
+            answers = registry.supports(_description(op, call, exact))
+        except ValueError:
+            return ""
+        found = [(ok, reason) for name, ok, reason in answers if name in ids]
+        if not any(ok for ok, _ in found):
+            said = "; ".join(dict.fromkeys(reason for _, reason in found)) or "it has no such kernel"
+            return said if op == "attention" or call.backward else f"its gradient: {said}"
+    return ""
+
+
+_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.bool: "bool",
+}
+
+
+def _operand(x: Tensor, *, strided: bool = True) -> dict[str, Any]:
+    found: dict[str, Any] = {"dtype": _NAMES.get(x.dtype, str(x.dtype)), "shape": tuple(whole(n) for n in x.shape)}
+    if strided:
+        found["strides"] = tuple(whole(n) for n in x.stride())
+    return found
+
+
+def _description(op: str, call: AttentionCall, exact: bool) -> dict[str, Any]:
+    q, k, v = four(call.q), four(call.k), four(call.v)
+    like_q = _operand(q, strided=False)
+    operands: dict[str, Any] = {"q": _operand(q), "k": _operand(k), "v": _operand(v)}
+    if call.mask is not None:
+        operands["mask"] = _operand(four(call.mask))
+    if call.dropout_p > 0:
+        operands["rng"] = {"dtype": "int64", "shape": (2,)}
+    lse = {"dtype": "float32", "shape": like_q["shape"][:3]}
+    if op == "attention":
+        operands["out"] = like_q
+        if call.needs_grad:
+            operands["lse"] = lse
+    else:
+        operands.update(grad_out=like_q, out=like_q, lse=lse, grad_q=like_q)
+        operands.update(grad_k=_operand(k, strided=False), grad_v=_operand(v, strided=False))
+    return {
+        "op": op,
+        "phase": "backward" if op == "attention_backward" else call.phase or "infer",
+        "device": f"cuda:{q.device.index or 0}" if q.device.type == "cuda" else "cpu",
+        "operands": operands,
+        "attributes": {
+            "dropout_p": float(call.dropout_p),
+            "causal": "top_left" if call.is_causal else "none",
+            "deterministic": exact,
+        },
+    }
+
+
+def _settle(
+    active: CompiledPolicy,
+    key: Any,
+    route: Route,
+    call: AttentionCall,
+    natively: Callable[[], Any],
+    exact: bool,
+    skip: set[str],
+) -> Route:
+    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
+
+    Among xpuruntime kernels, and those that PyTorch has beside its own choice. A call with dropout stays PyTorch's, and
+    so does one under `torch.func`.
+    """
+    # Inside of transforms nothing can be measured.
+    moved = bool(call_state.transforms()) or _private_api.forward_level() >= 0
+    fixed = bool(call.unfit) or call.dropout_p > 0 or moved
+    xrt_kernel = [] if fixed else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
+    others = [] if fixed or call.backward else others_of_pytorch(call)
+    best: str | None = route.kernel
+    times: tuple[tuple[str, float], ...] = ()
+    if call.backward:  # of a graph that has our operator: the forward is done
+        best = xrt_kernel[0] if xrt_kernel else route.kernel
+    elif xrt_kernel or others:
+        places = {
+            id_: active.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
+            for id_ in xrt_kernel
+        }
+        candidates = [(route.kernel, lambda: timed_calls.natively(call, natively))]
+        candidates += [(id_, lambda id_=id_: timed_calls.by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
+        candidates += [
+            (id_, lambda place=place: timed_calls.by_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            for id_, place in places.items()
+        ]
+        text = f"{_text_of(call)};deterministic={exact}"
+        passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: gates call it
+        passes |= dict.fromkeys(xrt_kernel, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
+        best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
+        times = tuning.measured("attention", text, call.q.device)
+    if best is None:
+        active.keep(key, None)
+        return route
+    place = None
+    if best in xrt_kernel:
+        place = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
+    found = Route(
+        "attention", route.asked, route.source, best, place=place, passed_over=route.passed_over, module=route.module,
+        phase=route.phase, tuned=True, times=times,
+    )  # fmt: skip
+    active.keep(key, found)
+    return found
+
+
+def others_of_pytorch(call: AttentionCall) -> list[str]:
+    """Return the kernels of PyTorch's that can serve a call beside the one that it chooses, but for the unfused one.
+
+    That one keeps the weights of all pairs, so that a long call could not even be measured. What is switched off in
+    PyTorch is left out.
+    """
+    with by_backend(None):
+        own = _private_api.sdp_choice(
+            call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale,
+            enable_gqa=call.enable_gqa,
+        )  # fmt: skip
+    rest = (id_ for id_, number in BACKENDS.items() if id_ != "torch.math" and number != own and is_enabled(id_))
+    return [id_ for id_ in rest if not native_rejection(id_, call)]
+
+
+def _ours_for(call: AttentionCall, exact: bool) -> list[str]:
+    """Return the xpuruntime kernels that may be chosen for a call without being asked for."""
+    prepare()
+    kernels = _core.KernelRegistry.instance().kernels("attention")
+    return [one["id"] for one in kernels if one["automatic"] and not xrt_rejection(one["id"], call, exact)]
+
+
+def _text_of(call: AttentionCall) -> str:
+    tensors = (four(x) for x in call[:3])
+    shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in tensors)
+    mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
+    return f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"

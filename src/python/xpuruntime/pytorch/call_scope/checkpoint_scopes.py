@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Checkpoint scopes: the module of a recomputation is the one in whose forward the checkpoint was made.
+
+``torch.utils.checkpoint`` with ``use_reentrant=False`` calls its function again where a backward needs a tensor, in
+which no module runs. With ``use_reentrant=True`` that is inside of a node of autograd that was made in the module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import checkpoint
+
+from xpuruntime import _core
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["release", "require"]
+
+_lock = fork_lock()
+_users = 0
+_Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
+_init: Any = None
+
+
+def require() -> None:
+    """Follow the recomputations of checkpoints; each call is undone by one `release`."""
+    global _users, _init
+    with _lock:
+        _users += 1
+        if _users == 1 and _Frame is not None:
+            _init = _Frame.__init__
+            _Frame.__init__ = _following(_init)
+
+
+def release() -> None:
+    """Undo one `require`."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0 and _Frame is not None:
+            _Frame.__init__ = _init
+
+
+def _following(init: Callable[..., None]) -> Callable[..., None]:
+    def follow(frame: Any, *args: Any, **kwargs: Any) -> None:
+        init(frame, *args, **kwargs)
+        path = None if torch.compiler.is_compiling() else _core.running_module()
+        again = getattr(frame, "recompute_fn", None)
+        if path is None or again is None:
+            return
+
+        def recompute(*inputs: Any, **more: Any) -> Any:
+            _core.enter_module(path)
+            try:
+                return again(*inputs, **more)
+            finally:
+                _core.leave_module()
+
+        frame.recompute_fn = recompute
+
+    return follow

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Module paths: one path for each ``nn.Module``, however it is called.
+
+It is the name in ``named_modules()`` of a root: of the one that a policy names, or of the largest one that has been
+called. Wrappers, such as ``DistributedDataParallel``, have the path of what they hold.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Known", "find", "forget_root", "inner_name", "inside", "known", "name_root", "outermost", "walk"]
+
+#: Classes of wrappers, by module and name since few programs import them, and where they keep what they wrap.
+_WRAPPERS = {
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"): "_checkpoint_wrapped_module",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.optim.swa_utils", "AveragedModel"): "module",
+    ("lightning.fabric.wrappers", "_FabricModule"): "_forward_module",
+    ("lightning_fabric.wrappers", "_FabricModule"): "_forward_module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
+}
+
+
+class Known(NamedTuple):
+    """A module with a path, and how it is reached, so that it is seen when another one has come to its place."""
+
+    module: weakref.ref[torch.nn.Module]
+    path: str
+    root: weakref.ref[torch.nn.Module]
+    keys: tuple[str, ...]
+
+    def holds(self) -> bool:
+        """Say whether the path leads to the module still."""
+        module = self.module()
+        at = self.root()
+        try:
+            for key in self.keys:
+                at = at._modules[key]  # type: ignore[union-attr]
+        except (AttributeError, KeyError):
+            return False
+        return module is not None and at is module
+
+
+class _Root(NamedTuple):
+    module: weakref.ref[torch.nn.Module]
+    path: str  # of the root itself: of a replica that of its original
+
+
+_MOST = 4096
+_lock = fork_lock(threading.RLock)
+_known: dict[int, Known] = {}
+_seen: dict[int, _Root] = {}
+#: Roots that policies name, and whether those come first.
+_named: list[tuple[bool, torch.nn.Module]] = []
+_named_ids: frozenset[int] = frozenset()
+#: Modules, each with a root that it is in, that have their path from a larger one; by `id`.
+_shared: set[tuple[int, int]] = set()
+#: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
+_parallel: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+_inner_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+
+def inner_name(kind: type) -> str:
+    """Return where a class of wrappers keeps what it wraps; empty: it is no such class."""
+    found = _inner_names.get(kind)
+    if found is None:
+        names = ((one.__module__, one.__qualname__) for one in kind.__mro__)
+        found = _inner_names[kind] = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), "")
+    return found
+
+
+def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Module, str, tuple[str, ...]]]:
+    """Yield each module of a root once, as ``named_modules()`` does, with its path and with the keys that lead to it.
+
+    Of a module with several names the first one counts.
+    """
+    done: set[int] = set()
+    left: list[tuple[torch.nn.Module, str, tuple[str, ...]]] = [(root, path, ())]
+    while left:
+        module, path, keys = left.pop()
+        if id(module) in done:
+            continue
+        done.add(id(module))
+        yield module, path, keys
+        inner = inner_name(type(module))
+        inside = [
+            (child, path if key == inner else f"{path}.{key}".lstrip("."), (*keys, key))
+            for key, child in module._modules.items()
+            if child is not None
+        ]
+        # What is wrapped comes first, since a wrapper may have it by another name, too.
+        inside.sort(key=lambda one: one[2][-1] != inner)
+        left += reversed(inside)
+
+
+def name_root(root: torch.nn.Module, *, first: bool = True) -> None:
+    """Have paths begin at this module, until `forget_root`; at one that is not `first` where no such one holds it."""
+    global _named_ids
+    with _lock:
+        _named.append((first, root))
+        _named_ids = frozenset(id(one) for _, one in _named)
+        _name_all()
+
+
+def forget_root(root: torch.nn.Module, *, first: bool = True) -> None:
+    """Undo one `name_root`."""
+    global _named_ids
+    with _lock:
+        for at in range(len(_named) - 1, -1, -1):
+            if _named[at][0] is first and _named[at][1] is root:
+                del _named[at]
+                break
+        _named_ids = frozenset(id(one) for _, one in _named)
+        _see(root)
+        _name_all()
+
+
+def find(number: int) -> Known | None:
+    """Return what is known of a module, by its `id`."""
+    found = _known.get(number)
+    return found if found is not None and found.holds() else None
+
+
+def known() -> list[str]:
+    """Return all paths of modules that are known, in the order of their roots."""
+    with _lock:
+        return list(dict.fromkeys(one.path for one in _known.values() if one.module() is not None))
+
+
+def outermost(module: torch.nn.Module) -> Known:
+    """Return what is known of a module that is called by none."""
+    number = id(module)
+    found = _known.get(number)
+    if found is None or found.module() is not module or not found.holds():
+        with _lock:
+            _see(module)
+            _name_all()
+            found = _known[number]
+    if type(module) is torch.nn.DataParallel:
+        _parallel[type(module.module)] = found.path
+    return found
+
+
+def inside(module: torch.nn.Module, outer: str, root: torch.nn.Module | None) -> str:
+    """Return the path of a module that is called by another one.
+
+    Parameters
+    ----------
+    module : Module
+    outer : str
+        The path of the module that calls it.
+    root : Module, optional
+        At which the path of the outermost one begins.
+    """
+    found = _known.get(id(module))
+    if found is not None and found.module() is module:
+        if (found.root() is root or id(found.root()) in _named_ids) and found.holds():
+            return _noted(module, found.path)
+        # Of another root it may be, as what two models share. Or it has come into this one since.
+        if found.holds() and ((id(module), id(root)) in _shared or not _is_in(module, root)):
+            return _noted(module, found.path)
+    elif not _is_in(module, root):
+        return f"{outer}.{type(module).__name__}".lstrip(".")
+    with _lock:
+        _name_all()
+        found = _known.get(id(module))
+        if found is not None and found.root() is not root:
+            _shared.add((id(module), id(root)))
+    return f"{outer}.{type(module).__name__}".lstrip(".") if found is None else _noted(module, found.path)
+
+
+def _noted(module: torch.nn.Module, path: str) -> str:
+    if type(module) is torch.nn.DataParallel:
+        _parallel[type(module.module)] = path
+    return path
+
+
+def _is_in(module: torch.nn.Module, root: torch.nn.Module | None) -> bool:
+    roots = [one for _, one in _named]
+    if root is not None:
+        roots.append(root)
+    return any(one is module for start in roots for one in _all_in(start))
+
+
+def _all_in(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    done: set[int] = set()
+    left = [root]
+    while left:
+        module = left.pop()
+        if id(module) in done:
+            continue
+        done.add(id(module))
+        yield module
+        left += [child for child in module._modules.values() if child is not None]
+
+
+def _see(module: torch.nn.Module) -> None:
+    # DataParallel runs copies, which are new ones in each call.
+    path = _parallel.get(type(module), "") if getattr(module, "_is_replica", False) else ""
+    _seen[id(module)] = _Root(weakref.ref(module), path)
+
+
+def _name_all() -> None:
+    """Name all modules anew, of the roots that count most first."""
+    global _known
+    if len(_shared) > _MOST:
+        _shared.clear()
+    for number in [number for number, one in _seen.items() if one.module() is None]:
+        del _seen[number]
+    found: dict[int, Known] = {}
+    named = [(root, "") for first in (True, False) for is_first, root in _named if is_first is first]
+    seen = [(module, root.path) for root in _seen.values() if (module := root.module()) is not None]
+    seen.sort(key=lambda one: -sum(1 for _ in _all_in(one[0])))
+    for at, (root, path) in enumerate((*named, *seen)):
+        if at >= len(named) and id(root) in found:
+            continue  # in a larger one
+        start = weakref.ref(root)
+        for module, name, keys in walk(root, path):
+            if id(module) not in found:
+                found[id(module)] = Known(weakref.ref(module), name, start, keys)
+    _known = found

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Hooks of `torch.compile`: recompilation when the policy changes, and coverage gaps of compiled code."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.coverage.gaps import CoverageGap, gaps_in_graph, gaps_in_package, gaps_in_settings
+from xpuruntime.pytorch.import_hook import WhenImported
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.policies import Policy
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+
+__all__ = ["policy_changed", "say"]
+
+_TAG = "xpuruntime-"
+
+#: Inductor's setting for passes over the graphs of forward and backward, before its own.
+_PASSES = "post_grad_custom_pre_pass"
+#: Where PyTorch has what runs a package of AOTInductor.
+_PACKAGES = "torch.export.pt2_archive._package"
+
+_lock = fork_lock()
+#: What compiled code depends on, of the policy that held last.
+_last: tuple[Any, ...] | None = None
+_watched: list[_Watched | WhenImported] = []
+_said: set[tuple[int, CoverageGap]] = set()
+
+
+def policy_changed(active: CompiledPolicy | None) -> None:
+    """Have code compiled from now on follow another policy, and forget what was compiled for the former.
+
+    Products are looked up whenever compiled code runs, so that a policy that only says other kernels for them has
+    nothing compiled again, unless its rules ask for what the code has to state of itself. What a policy says of the
+    rest is built into the code: that becomes part of the key under which Inductor and AOTAutograd keep it on disk, so
+    that no process meets the code of another policy.
+    """
+    global _last
+    built_in = "" if active is None else _built_in(active.policy)
+    depends = (built_in, *(() if active is None else (active.strict, active.ops, *_stated(active).items())))
+    with _lock:
+        if active is None:
+            while _watched:
+                _watched.pop().remove()
+            _said.clear()
+        elif not _watched:
+            _watch()
+        before, _last = _last, depends
+    if before == depends or (before is None and active is None):
+        return
+    config = torch.compiler.config
+    rest = config.cache_key_tag.partition(_TAG)[0]
+    if built_in:
+        from xpuruntime import __version__
+
+        built_in += __version__  # its operators are in the code that is kept, with their arguments
+    config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
+    flex_choices.forget()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _built_in(policy: Policy) -> str:
+    """Return as text what compiled code has built in of a policy; nothing where that is as without one."""
+    kernels = policy.kernels
+    rules = [rule for rule in kernels.rules if rule.match.op != "matmul"]
+    rest = policy.replace(kernels=kernels.remove("matmul").replace(rules=rules)).to_dict()
+    rest.pop("mode", None)
+    if set(rest) <= {"schema"}:
+        return ""
+    return json.dumps(rest, sort_keys=True)
+
+
+def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
+    """Return the operations whose calls in compiled code have to state their phase or module, and whether each does."""
+    asked = {op: (active.names_phases(op), active.names_modules(op)) for op in sorted(active.ops)}
+    return {op: flags for op, flags in asked.items() if any(flags)}
+
+
+def say(gaps: list[CoverageGap], active: CompiledPolicy) -> None:
+    """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
+    fresh = [gap for gap in dict.fromkeys(gaps) if (active.number, gap) not in _said]
+    if active.strict and gaps:
+        shown = "; ".join(f"{one.what}: {one.reason}. Fix: {one.fix}" for one in dict.fromkeys(gaps))
+        msg = f"the policy is strict, and compiled code would bypass it. {shown}"
+        raise PolicyError(msg)
+    if not fresh:
+        return
+    _said.update((active.number, gap) for gap in fresh)
+    shown = "; ".join(f"{one.what}: {one.reason} ({one.fix})" for one in fresh)
+    warnings.warn(f"compiled code bypasses the policy. {shown}", XpuRuntimeWarning, stacklevel=3)
+
+
+class _Watched:
+    """A function of PyTorch's, with ours around it until `remove`.
+
+    Parameters
+    ----------
+    owner, name
+        Where it is.
+    check : callable
+        Called with the policy and the arguments, before it. What it returns stands for the first argument, if anything.
+    """
+
+    def __init__(self, owner: Any, name: str, check: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._before = before = getattr(owner, name)
+
+        @functools.wraps(before)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            from xpuruntime.pytorch.dispatch.context import active_policy
+
+            active = active_policy()
+            first = None if active is None else check(active, *args, **kwargs)
+            return before(*args, **kwargs) if first is None else before(first, *args[1:], **kwargs)
+
+        self._ours = around
+        setattr(owner, name, around)
+
+    def remove(self) -> None:
+        if getattr(self._owner, self._name) is self._ours:  # else somebody is around ours, which then does nothing
+            setattr(self._owner, self._name, self._before)
+
+
+def _watch() -> None:
+    """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
+    _watched.append(_Watched(_private_api.compile_wrapper, "__call__", _check_compile))
+    for name, watch in (("torch._inductor", _watch_aot), (_PACKAGES, _watch_packages)):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            _watched.append(WhenImported(name, watch))
+        else:
+            watch(loaded)
+
+
+def _watch_aot(module: Any) -> None:
+    _watched.append(_Watched(module, "aot_compile", _check_aot))
+
+
+def _watch_packages(module: Any) -> None:
+    if hasattr(module, "AOTICompiledModel"):
+        _watched.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
+
+
+def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any, **more: Any) -> Any:
+    """Return the compiler to take instead, whose code states what rules ask for."""
+    del args
+    options = {**wrapper.config, **(more.get("config_patches") or {})}
+    say([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
+    _private_api.graph_trees()  # imported in this thread before a reset of Dynamo does so in another
+    asked = _stated(active)
+    if not asked:
+        return None
+
+    from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass
+
+    earlier = options.get(_PASSES, getattr(_private_api.inductor_config(), _PASSES))
+    other = copy.copy(wrapper)
+    other.config = {**wrapper.config, _PASSES: InductorAnnotationPass(asked, graph, earlier)}
+    return other
+
+
+def _check_aot(
+    active: CompiledPolicy, graph: Any, *args: Any, options: Mapping[str, Any] | None = None, **more: Any
+) -> None:
+    del args, more
+    whole = {**(options or {}), "aot_inductor": True}
+    say([*gaps_in_settings(active, whole), *gaps_in_graph(active, graph)], active)
+
+
+def _check_package(active: CompiledPolicy, *args: Any, **more: Any) -> None:
+    del args, more
+    say(gaps_in_package(active), active)

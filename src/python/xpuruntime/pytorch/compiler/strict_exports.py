@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Strict exports: ``torch.export(strict=True)`` while hooks that all modules share are in place.
+
+Where there are global hooks, Dynamo traces ``__call__`` of the module that export wraps around the user's, and refuses,
+since that wrapper is a part of itself. Without its hooks, which do nothing in traced code, it traces ``forward``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.modules import module as torch_module
+
+from xpuruntime.pytorch.import_hook import WhenImported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["StrictExports"]
+
+#: Both have the function that says what is traced.
+_FRAMES, _EXPORT = "torch._dynamo.convert_frame", "torch._dynamo.functional_export"
+_NAME = "get_traced_fn"
+_GLOBAL = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+class StrictExports:
+    """Have strict exports overlook global hooks of this library, until `remove`."""
+
+    def __init__(self) -> None:
+        self._placed: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []
+        self._awaited: list[WhenImported] = []
+        for name in (_FRAMES, _EXPORT):
+            if name in sys.modules:
+                self._place(sys.modules[name])
+            else:
+                self._awaited.append(WhenImported(name, self._place))
+
+    def _place(self, module: Any) -> None:
+        before = getattr(module, _NAME, None)
+        if before is None:  # a PyTorch that traces ``forward`` itself
+            return
+        if hasattr(before, "__wrapped__"):  # imported from the other one, which has ours already
+            before = before.__wrapped__
+
+        @functools.wraps(before)
+        def get_traced_fn(traced: Any) -> Any:
+            kind = type(traced)
+            if (kind.__module__, kind.__name__) == (_EXPORT, "ModuleToTrace") and _are_ours():
+                return traced.forward.__func__, traced
+            return before(traced)
+
+        self._placed.append((module, before, get_traced_fn))
+        setattr(module, _NAME, get_traced_fn)
+
+    def remove(self) -> None:
+        """Have them see all hooks again. Idempotent."""
+        while self._awaited:
+            self._awaited.pop().remove()
+        while self._placed:
+            module, before, xrt_kernel = self._placed.pop()
+            if getattr(module, _NAME) is xrt_kernel:
+                setattr(module, _NAME, before)
+
+
+def _are_ours() -> bool:
+    hooks = (hook for name in _GLOBAL for hook in list(getattr(torch_module, name).values()))
+    return all(str(getattr(hook, "__module__", "")).startswith("xpuruntime.") for hook in hooks)

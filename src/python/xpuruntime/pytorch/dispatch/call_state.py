@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""State of the running call besides its arguments: phase, transforms, stream capture, and the recorder of calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.autograd import forward_ad
+
+from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.overrides import fast_kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = [
+    "DTYPES",
+    "Recorder",
+    "arch_of",
+    "call_key",
+    "capturing",
+    "has_tangent",
+    "phase",
+    "recorder",
+    "transforms",
+    "watch",
+]
+
+#: Types of PyTorch by the names that policies use.
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8",
+    torch.int8: "int8",
+}
+
+#: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
+call_key = _core.call_key
+
+_graph_task: Callable[[], int] = _private_api.running_backward
+_recording: Callable[[], bool] = torch.is_grad_enabled
+_stated_phase = _core.stated_phase
+_function_phase = _core.function_phase
+
+
+def phase() -> str:
+    """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
+
+    Compiled code states it, where rules ask for it. Otherwise ``"train"`` is where gradients are recorded, also with
+    ``create_graph=True`` in a backward and where a checkpoint computes its forward again. Inside the forward of a
+    ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
+    `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
+    """
+    stated = _stated_phase()
+    if stated:
+        return stated
+    if _recording():
+        return "train"
+    backward = _graph_task()
+    return _function_phase(backward) or ("infer" if backward == -1 else "backward")
+
+
+def capturing() -> bool:
+    """Say whether the current CUDA stream is being captured into a graph."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def transforms() -> list[Any]:
+    """Return the transforms of ``torch.func`` active in this thread, outermost first.
+
+    PyTorch is asked for them only where there are some: whoever asks has a stack of them made for the thread, and from
+    then on each node of autograd copies that: 1 % more instructions in a training step of a small model.
+    """
+    if not _private_api.has_transforms():
+        return []
+    return list(_private_api.transform_stack() or ())
+
+
+_archs: dict[int, str] = {}
+
+
+def arch_of(device: torch.device) -> str | None:
+    """Return the architecture of a CUDA device, such as ``"sm90"``; ``None`` for others."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = _archs.get(index)
+    if found is None:
+        found = _archs[index] = "sm{}{}".format(*torch.cuda.get_device_capability(index))
+    return found
+
+
+def has_tangent(x: Any) -> bool:
+    """Say whether a tensor carries a derivative in forward mode; not whether one does that it wraps."""
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+class Recorder(Protocol):
+    """Watches calls of overridden operators; see `watch`."""
+
+    def call(
+        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, and keep what is to be known of it.
+
+        Parameters
+        ----------
+        name : str
+            The operator, such as ``"mm.out"``.
+        op : str
+            The operation of a `KernelPolicy`.
+        route : Route or None
+            ``None`` where no policy holds.
+        run : callable
+            What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
+        """
+
+
+#: Who watches; overrides look here at each call.
+recorder: Recorder | None = None
+
+
+def watch(who: Recorder | None) -> Recorder | None:
+    """Let `who` watch every call of every overridden operator, in all threads. Returns who did before."""
+    global recorder
+    before, recorder = recorder, who
+    fast_kernels.set_watched(who is not None)
+    return before

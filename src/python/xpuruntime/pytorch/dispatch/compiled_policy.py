@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`CompiledPolicy`: a policy compiled for PyTorch's operations, with the routes found so far."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.ops.ambient import Place
+from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.pytorch.attention.entry_points import SDPA
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+from xpuruntime.pytorch.dispatch.overrides import fast_kernels
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
+from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
+
+if TYPE_CHECKING:
+    import torch
+
+    from xpuruntime.policies import KernelRule, Policy
+    from xpuruntime.pytorch.attention.entry_points import EntryPoint
+
+__all__ = ["CompiledPolicy"]
+
+_numbers = itertools.count(1)
+#: Routes that are kept of one policy; with one more, all are forgotten and made anew.
+_MOST = 16384
+#: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
+_ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
+_FREE = frozenset(("auto", "torch", "torch.sdpa"))
+
+
+class CompiledPolicy:
+    """A policy, compiled for PyTorch's operations, with the routes found so far. Threads share one.
+
+    Parameters
+    ----------
+    policy : Policy
+    log : DecisionLog, optional
+        Where the core records what it decides under it, instead of the log of the process.
+    source : str
+        What asks for its kernels, where that is a call and no key of the policy: `routing.BY_CALL`.
+    root : Module, optional
+        At which the paths of modules begin.
+
+    Attributes
+    ----------
+    number : int
+        Another one for each that is made.
+    ops : frozenset of str
+        Operations whose calls the policy decides one by one; what it settles by PyTorch's own switches, or leaves
+        alone, is not among them.
+    overrides : frozenset of str
+        What of `xpuruntime.pytorch.dispatch.overrides.registry` the policy needs: `ops`, and the functions for
+        attention that no switch settles.
+    attention_kernels : frozenset of str
+        All that it asks for in attention, in its short form and its rules.
+    keys : dict of str to str
+        What messages call a key of this policy, where it was made of another one.
+    strict : bool
+    by_phase, by_module : bool
+        Whether some rule asks for it; otherwise nobody needs to find it out.
+    by_call : bool
+        Whether some rule asks for one of them.
+    in_fast_path : bool
+        Whether gates know by themselves all that rules ask for, so that they may call xpuruntime kernels without
+        Python.
+    routes : dict
+        From a key that an override makes of its arguments to the route; read without a lock.
+    rule_use : RuleUse
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        log: _core.DecisionLog | None = None,
+        *,
+        source: str = "",
+        root: torch.nn.Module | None = None,
+    ) -> None:
+        kernels = policy.kernels
+        self.policy = policy
+        self.log = log
+        self.source = source
+        self.root = root
+        self.rule_use = RuleUse(policy)
+        self.keys: dict[str, str] = {}
+        self.number = next(_numbers)
+        self.strict = policy.mode == "strict"
+        self.by_phase = self.names_phases()
+        self.by_module = self.names_modules()
+        self.by_call = self.by_phase or self.by_module
+        self.in_fast_path = not self.by_call or fast_kernels.knows_call_context()
+        self.tunes = kernels.auto_strategy == "best_performance"
+        self.ops = frozenset(op for op in FAMILIES if self._decides(op))
+        self.attention_kernels = self._kernel_names("attention")
+        self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
+        self.routes: dict[Any, Route] = {}
+        self._places: dict[Any, Place] = {}
+        self._lock = threading.RLock()
+        self._warned: set[tuple[Any, ...]] = set()
+
+    def apart(self, log: _core.DecisionLog) -> CompiledPolicy:
+        """Return the same policy once more, with routes of its own, whose decisions are recorded in `log` alone.
+
+        What this one has warned of is not said again.
+        """
+        other = CompiledPolicy(self.policy, log, source=self.source, root=self.root)
+        other._warned, other._lock, other.keys = self._warned, self._lock, self.keys
+        return other
+
+    def _decides(self, op: str) -> bool:
+        from xpuruntime.pytorch.switches.policy_switches import settled_by_switches
+
+        if self._rules(op):
+            return True
+        kernel_names = self.policy.kernels.get(op)
+        if kernel_names is None:
+            return self.tunes
+        return not settled_by_switches(self.policy, op)
+
+    def names_phases(self, op: str | None = None) -> bool:
+        """Say whether a rule asks for the phase of a call: of an operation, or of any."""
+        return any(rule.match.phase is not None for rule in self._rules(op))
+
+    def names_modules(self, op: str | None = None) -> bool:
+        """Say whether a rule asks for the module of a call: of an operation, or of any."""
+        return any(rule.match.module is not None or rule.match.node is not None for rule in self._rules(op))
+
+    def _rules(self, op: str | None) -> list[KernelRule]:
+        rules = self.policy.kernels.rules
+        return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in (None, op))]
+
+    def _kernel_names(self, op: str) -> frozenset[str]:
+        uses = [self.policy.kernels.get(op), *(rule.use for rule in self._rules(op))]
+        return frozenset(
+            kernel_name for use in uses if use for kernel_name in ((use,) if isinstance(use, str) else use)
+        )
+
+    def call_context(self) -> tuple[str, str]:
+        """Return phase and module of the call that runs in this thread; empty where no rule asks for it."""
+        return call_state.phase() if self.by_phase else "", module_paths.current() if self.by_module else ""
+
+    def decides(self, op: str) -> bool:
+        """Say whether calls of `op` have to be looked at one by one."""
+        return op in self.ops
+
+    def route(
+        self,
+        key: Any,
+        op: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        allow_tf32: bool = False,
+        deterministic: bool = False,
+        skip: tuple[tuple[str, str], ...] = (),
+        phase: str = "",
+        module: str = "",
+        description: str = "",
+        native_ids: tuple[str, ...] | None = None,
+        unsupported_reason: str = "",
+        entry: EntryPoint | None = None,
+        keep: bool = True,
+        **sizes: int,
+    ) -> Route:
+        """Return the route for calls of one kind, found once and kept under `key`.
+
+        Parameters
+        ----------
+        key : hashable
+            Everything that the route depends on, and the operation.
+        op : str
+        device, dtype
+            Of the operands.
+        allow_tf32, deterministic : bool
+            PyTorch's own switches, for xpuruntime kernels to obey.
+        skip : tuple of (str, str)
+            Words that cannot serve these calls after all, each with the reason.
+        phase, module : str
+            From `calls.phase` and `module_paths.current`, where `by_phase` and `by_module` say that they are needed.
+        description : str
+            The call in words, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
+        native_ids : tuple of str, optional
+            Ids of PyTorch's kernels that can serve this operator; default: all of the operation.
+        unsupported_reason : str, optional
+            Why no xpuruntime kernel can serve these calls.
+        entry : EntryPoint, optional
+            Of attention, the function that is called; default: `SDPA`.
+        keep : bool
+            Whether the route is kept; otherwise the caller has more to ask of it, and keeps it.
+        **sizes
+            ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The policy is strict and nothing that it asks for can serve.
+        """
+        facts = facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes=sizes)
+        if entry is None and op == "attention":
+            entry = SDPA
+        default = DEFAULT_ID[op] if entry is None else entry.default
+        wanted = self.policy.kernels.compiled_rules.match(facts)
+        asked, source = wanted.use, wanted.source
+        self.rule_use.note(facts)
+        if source != "default":
+            source = self.source or source
+        skipped = dict(skip)
+        passed_over: list[tuple[str, str]] = []
+        found: Route | None = None
+        for kernel_name in asked:
+            reason = skipped.get(kernel_name) or self._cannot(
+                kernel_name, op, device, native_ids, unsupported_reason, entry
+            )
+            if reason:
+                passed_over.append((kernel_name, reason))
+                continue
+            kernel, place = self._resolve(op, kernel_name, source, module, allow_tf32, deterministic, entry)
+            found = Route(
+                op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
+            )
+            found.open = self.tunes and kernel_name == "auto" and entry in (None, SDPA)
+            break
+        if found is None:
+            found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
+            if self.strict:
+                self.keep(key, None)
+                raise refuse(found, description or op, self.keys)
+            self._warn(found, description)
+        if keep:
+            self.keep(key, found)
+        return found
+
+    def keep_native(self, key: Any, op: str) -> Route:
+        """Keep PyTorch's own kernel for calls of one kind that the policy does not speak of. Nothing is said."""
+        found = Route(op, ("auto",), "default", DEFAULT_ID[op])
+        self.keep(key, found)
+        return found
+
+    def _cannot(
+        self,
+        kernel_name: str,
+        op: str,
+        device: torch.device,
+        native_ids: tuple[str, ...] | None,
+        unsupported_reason: str,
+        entry: EntryPoint | None,
+    ) -> str:
+        """Return why a word can never serve on a device, or nothing."""
+        reason = "" if entry is None else entry.rejection(kernel_name)
+        if reason:
+            return reason
+        native = (NATIVE_NAMES[op] if entry is None else entry.kernel_names).get(kernel_name)
+        if native is not None:
+            if native_ids is not None and native not in native_ids:
+                return f"this operator does not run by {native}"
+            if device.type != "cuda" and native in ("torch.cudnn", "torch.efficient"):
+                return f"{native} runs on CUDA, and the operands are on {device.type}"
+            return ""
+        return "" if kernel_name == "auto" else unsupported_reason
+
+    def place(
+        self, op: str, kernel_name: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool
+    ) -> Place:
+        """Return where `_core`'s operations stand that a word of the policy serves. One for all calls of a kind."""
+        key = (op, kernel_name, source, module, allow_tf32, deterministic)
+        with self._lock:
+            found = self._places.get(key)
+            if found is None:
+                found = self._places[key] = place_for(
+                    self.policy, op, (kernel_name,), source, module=module, allow_tf32=allow_tf32,
+                    deterministic=deterministic, log=self.log,
+                )  # fmt: skip
+        return found
+
+    def keep(self, key: Any, route: Route | None) -> None:
+        """Keep a route for calls of one kind, or none, so that it is looked for again."""
+        with self._lock:
+            before = self.routes.pop(key, None)
+            if len(self.routes) >= _MOST:
+                self.routes.clear()
+            if route is not None:
+                self.routes[key] = route
+        if before is not None and before.place is None:
+            fast_kernels.forget()
+
+    def forget_tuned(self) -> None:
+        """Forget the routes that measured times have decided; the times themselves are kept."""
+        with self._lock:
+            for key in [key for key, route in self.routes.items() if route.tuned]:
+                del self.routes[key]
+        fast_kernels.forget()
+
+    def _resolve(
+        self,
+        op: str,
+        kernel_name: str,
+        source: str,
+        module: str,
+        allow_tf32: bool,
+        deterministic: bool,
+        entry: EntryPoint | None,
+    ) -> tuple[str, Place | None]:
+        native = (NATIVE_NAMES[op] if entry is None else entry.kernel_names).get(kernel_name)
+        if native is not None:
+            return native, None
+        if kernel_name == "auto":
+            return DEFAULT_ID[op] if entry is None else entry.default, None
+        return kernel_name, self.place(
+            op, kernel_name, source, module, allow_tf32=allow_tf32, deterministic=deterministic
+        )
+
+    def refused(self, route: Route, error: Exception) -> tuple[tuple[str, str], ...]:
+        """Return what to give `route` as `skip` after an xpuruntime kernel has refused: name and reason."""
+        return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
+
+    def _warn(self, route: Route, description: str) -> None:
+        if self.policy.mode == "auto":  # asks for no word about it
+            return
+        mark = (route.op, route.source, route.passed_over)
+        with self._lock:
+            if mark in self._warned:
+                return
+            self._warned.add(mark)
+        key = self.keys.get(route.source, route.source)
+        msg = (
+            f"{description or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "
+            f"{route.reasons}"
+        )
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`FastPath`: the route by which PyTorch's dispatcher reaches a policy, with the same results on each.
+
+``addon``
+    Kernels in C++ built with the headers of the installed PyTorch (`build_addon`), called without Python.
+``stable``
+    Kernels in C over PyTorch's stable C ABI for ``mm`` and ``bmm``; the rest as by ``python``.
+``python``
+    Kernels in Python.
+
+The environment variable ``XPURUNTIME_TORCH_FAST_PATH`` states one; ``auto``, the default, takes the first that this
+process has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.files.folders import not_private
+from xpuruntime.pytorch import _private_api, build_addon
+from xpuruntime.pytorch.dispatch.overrides.isolation import self_test
+from xpuruntime.runtime.doctor.facts import TorchFacts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "why_no_addon", "why_no_stable_abi"]
+
+#: The environment variable that states a route.
+VARIABLE = "XPURUNTIME_TORCH_FAST_PATH"
+_ROUTES = ("addon", "stable", "python")
+
+
+class FastPath(NamedTuple):
+    """A route, and why it is no faster one.
+
+    Attributes
+    ----------
+    route : str
+        ``"addon"``, ``"stable"`` or ``"python"``.
+    reason : str
+        Why no faster route is in use; empty for the addon.
+    fix : str
+        What gives a faster one; empty where nothing has to be done.
+    """
+
+    route: str
+    reason: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return self.route if not self.reason else f"{self.route}: {self.reason}"
+
+
+_chosen: FastPath | None = None
+
+
+def fast_path() -> FastPath:
+    """Return the route of this process, chosen once.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The environment states a route that this process cannot have, or none that there is.
+    """
+    return _chosen or choose(os.environ.get(VARIABLE, ""))
+
+
+def facts() -> TorchFacts:
+    """Return the route for ``xrt doctor``."""
+    version = str(torch.__version__)
+    try:
+        found = fast_path()
+    except UnsupportedOperationError as error:
+        reason, _, fix = str(error).partition(" Fix: ")
+        return TorchFacts(version=version, route="", reason=reason, fix=fix)
+    return TorchFacts(version=version, route=found.route, reason=found.reason, fix=found.fix)
+
+
+def choose(stated: str) -> FastPath:
+    """Take the route that is stated, or the first that can be had; while no override is in place.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        As for `fast_path`.
+    """
+    global _chosen
+    stated = stated or "auto"
+    if stated not in ("auto", *_ROUTES):
+        known = ", ".join(("auto", *_ROUTES))
+        raise UnsupportedOperationError(f"{VARIABLE} is {stated!r}. Fix: state one of {known}", engine="torch")
+    found = _find(stated)
+    # What PyTorch knows of a call comes from the addon, or from Python.
+    _core.use_torch_addon(load_addon().functions if found.route == "addon" else None)
+    _chosen = found
+    return found
+
+
+def _find(stated: str) -> FastPath:
+    build = f"run `{build_addon.COMMAND}`"
+    if stated in ("auto", "addon"):
+        reason = why_no_addon()
+        if not reason:
+            return FastPath("addon")
+        if stated == "addon":
+            msg = f"{VARIABLE} asks for the addon: {reason}"
+            raise UnsupportedOperationError(f"{msg}. Fix: {build}", engine="torch")
+    else:
+        reason, build = f"{VARIABLE} asks for it", f"unset {VARIABLE}"
+    if stated in ("auto", "stable"):
+        missing = why_no_stable_abi()
+        if not missing:
+            return FastPath("stable", reason, build)
+        if stated == "stable":
+            msg = f"{VARIABLE} asks for the stable C ABI: {missing}"
+            raise UnsupportedOperationError(f"{msg}. Fix: state auto, addon or python", engine="torch")
+        reason = f"{reason}; {missing}"
+    return FastPath("python", reason, build)
+
+
+@functools.cache
+def why_no_addon() -> str:
+    """Return why the addon cannot be used in this process; empty where it can."""
+    try:
+        load_addon()
+    except XpuRuntimeError as error:
+        return str(error)
+    except (ImportError, OSError) as error:
+        return f"the addon for PyTorch {torch.__version__} cannot be loaded: {error}"
+    return ""
+
+
+@functools.cache
+def load_addon() -> Any:
+    """Return the extension module built for this PyTorch and this Python.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It is not built, or other users can write to it.
+    ImportError
+        It cannot be loaded.
+    """
+    in_package, in_cache = build_addon.places()
+    for path in in_package:
+        if path.is_file():
+            return _load(path)
+    if not in_cache.is_file():
+        msg = f"the addon is not built for PyTorch {torch.__version__} and Python {sys.version.split()[0]}"
+        raise UnsupportedOperationError(msg, engine="torch")
+    if (reason := not_private(in_cache.parent)) is not None:
+        raise UnsupportedOperationError(reason, engine="torch")
+    return _load(in_cache)
+
+
+def _load(path: Path) -> Any:
+    name = f"xpuruntime.{build_addon.MODULE}"
+    loader = ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"{path} is no extension module", path=str(path))
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def why_no_stable_abi() -> str:
+    """Return why no kernel can be placed by the stable C ABI, found by placing one; empty where it can."""
+
+    def opened() -> str:
+        missing = _core.open_stable_abi(_private_api.tensor_of_handle, _private_api.handle_of_tensor)
+        return f"this PyTorch has no {missing}" if missing else _why_not_raised()
+
+    return self_test(opened)
+
+
+def _why_not_raised() -> str:
+    """Return why an error of a kernel in Python does not pass through PyTorch as it is."""
+    space, name = "_xpuruntime_probe", "raises"
+    library = torch.library.Library(space, "DEF")
+    library.define(f"{name}(Tensor x) -> Tensor")
+    remove = _core.place_raising_kernel(space, name)
+    if remove is None:
+        return "this PyTorch takes no kernel in C"
+    try:
+        torch.ops._xpuruntime_probe.raises(torch.empty(0, device="cpu"))
+    except LookupError:
+        return ""
+    except RuntimeError:
+        return "an error of Python's does not pass through this PyTorch"
+    finally:
+        remove()
+        library._destroy()
+    return "an error of Python's is lost in this PyTorch"

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Override of ``scaled_dot_product_attention``.
+
+It is replaced above autograd, where PyTorch chooses among its own kernels. A call goes on to one of those, with their
+own gradients, or to ``xpuruntime::attention``, whose gradient the policy decides again.
+
+Not reached are calls of its parts by name, such as ``aten::_flash_attention_forward``; `explain` shows them as
+bypassed. PyTorch's other functions for attention, ``varlen_attn`` and ``flex_attention``, have overrides of their own.
+The fast path of ``nn.MultiheadAttention`` is turned off; see `attention_switch`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.limits import transforms, xrt_call_rejection
+from xpuruntime.pytorch.attention.request import Arguments, AttentionCall, find_route, four, sizes_of, traits
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_state import call_key
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
+from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
+from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
+from xpuruntime.pytorch.ops.attention_gradient import attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = ["OVERRIDES", "attend"]
+
+_operator = torch.ops.xpuruntime.attention.default
+_modes = _private_api.dispatch_modes
+_is_deterministic = _private_api.is_deterministic
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+#: Seeds of the dropout are below this.
+_RANDOM_BOUND = 1 << 62
+
+
+def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | FastKernel:
+    def scaled_dot_product_attention(
+        keyset: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        def natively() -> Tensor:
+            return native(
+                keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+        active = active_policy()
+        if active is not None:
+            given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if "attention" in active.ops:
+                return attend(active, natively, given)
+            _keep_native(active, given)
+        return _natively(None, natively, not _modes(), (query, key, value))
+
+    return fast_operator_kernel(native, scaled_dot_product_attention)
+
+
+def attend(
+    active: CompiledPolicy,
+    natively: Callable[[], Tensor],
+    given: Arguments,
+    kernel: str = "",
+    *,
+    explicit: bool = False,
+) -> Tensor:
+    """Return scaled dot product attention by the kernel that a policy gives it.
+
+    Parameters
+    ----------
+    active : CompiledPolicy
+    natively : callable
+        Does the call by PyTorch's own choice.
+    given : Arguments
+        Of ``scaled_dot_product_attention``.
+    kernel : str
+        What the call itself asks for, as for ``xpuruntime::attention``; `active` is the policy that says so.
+
+    explicit : bool
+        Whether the program calls `fused_attention`, which stays its own operator in a graph that it exports.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The policy is strict and nothing that it asks for can serve.
+    """
+    phase = call_state.phase() if active.by_phase else ""
+    module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
+    seen, plain, needs_grad = _key_of(active, given, phase, module)
+    both = needs_grad and active.by_phase  # then the gradient may be another kernel's
+    known = ("sdpa and its gradient", seen) if both else seen
+    query, key, value, mask, dropout_p, is_causal, scale, _ = given
+    if query.is_meta or min(query.dim(), key.dim(), value.dim()) < 2:
+        return natively()  # which computes nothing, or refuses it
+    if not plain and not explicit and is_traced_for_a_program():
+        return natively()
+    route = active.routes.get(known)
+    call: AttentionCall | None = None
+    if route is None or active.by_phase:
+        call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+        call = call._replace(unfit=xrt_call_rejection(call))
+        if route is None:
+            with prefer_native_error(natively):
+                route = find_route(active, known, call, natively)
+    four_already = query.dim() == 4
+    in_rows = all(x.layout is not torch.strided or x.is_nested or x.stride(-1) == 1 for x in (query, key, value))
+    while True:
+        apart = both and call is not None and _gradient_is_apart(active, route, known, call)
+        if route.place is None and not apart:
+            if both and plain and not route.open and seen not in active.routes:
+                active.keep(seen, route)  # the gate in C may know that forward and gradient are PyTorch's
+            return _natively(route, natively, plain, (query, key, value))
+        rng = None
+        name = kernel if not route.tuned else f"{route.kernel}?"
+        if dropout_p != 0:
+            # From PyTorch's generator of the device: repeatable by its seed, and anew in each replay of a CUDA graph.
+            rng = torch.randint(0, _RANDOM_BOUND, (2,), dtype=torch.int64, device=query.device)
+            # The backward has to drop what the forward has dropped.
+            name = route.kernel if kernel else f"{route.kernel}?"
+        run = attention if plain else _operator
+        q, k, v = (query, key, value) if four_already else (four(query), four(key), four(value))
+        try:
+            out = run(q, k, v, mask, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
+        except (UnsupportedOperationError, InputError) as error:
+            if route.place is None:
+                raise
+            # Of wrong arguments PyTorch says in its own words what is wrong; otherwise our kernel has not served.
+            served = None
+            if isinstance(error, InputError):
+                served = _natively(route, natively, plain, (query, key, value))
+            skip = (*route.passed_over, (route.kernel, str(error)))
+            call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+            with prefer_native_error(natively):
+                route = find_route(active, known, call, natively, skip=skip)
+            if served is not None:
+                return served
+            continue
+        # Then the gate in C may hand over the arrays by itself.
+        quick = plain and not kernel and not needs_grad and rng is None and active.in_fast_path
+        route.quick = quick and four_already and in_rows
+        out = out if four_already else out.reshape(query.shape)
+        return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
+
+
+def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:
+    """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
+
+    Of plain tensors the key is the one that the gate in C looks for.
+    """
+    query, key, value, mask, dropout_p, is_causal, _, enable_gqa = given
+    records = torch.is_grad_enabled()
+    needs_grad = records and (query.requires_grad or key.requires_grad or value.requires_grad)
+    learns = records and mask is not None and mask.requires_grad
+    kind = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
+    flags = kind | is_causal << 2 | enable_gqa << 3 | needs_grad << 4 | learns << 5 | _is_deterministic() << 6
+    tensors = (query, key, value, mask)
+    layers = transforms(tensors)
+    plain = not layers and not _modes() and all(type(x) in _PLAIN for x in tensors)
+    known: Any = call_key(f"sdpa;{flags}", *tensors) if plain else None
+    if known is None:
+        known = ("sdpa", flags, layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
+    if active.by_call:
+        known = (known, phase, module)
+    return known, plain, needs_grad
+
+
+def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
+    """Keep that a call is PyTorch's own, of which the policy does not speak, so that a gate in C knows it."""
+    known, plain, _ = _key_of(active, given, *active.call_context())
+    if plain and known not in active.routes:
+        active.keep_native(known, "attention")
+
+
+def _natively(
+    route: Route | None, natively: Callable[[], Tensor], plain: bool, tensors: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    pinned = route.kernel if route is not None and route.kernel in BACKENDS else None
+    tuned = route is not None and route.tuned
+
+    def run(*_: Tensor) -> Tensor:
+        with by_backend(pinned, only_if_enabled=tuned):
+            return natively()
+
+    if call_state.recorder is None or not plain:  # of what is traced, nothing is computed now
+        return run()
+    found: Tensor = call_state.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
+    return found
+
+
+def _gradient_is_apart(active: CompiledPolicy, route: Route, known: Any, call: AttentionCall) -> bool:
+    """Say whether the policy asks for another kernel in the backward than PyTorch takes after this forward."""
+    if call.dropout_p > 0 or call.unfit:
+        _one_kernel_for_both(active, route, known, call)
+        return False
+    mark = ("gradient", known)
+    found = active.routes.get(mark)
+    if found is None:
+        found = find_route(active, mark, call._replace(backward=True, phase="backward"), _nothing)
+    return found.kernel != route.kernel and (found.place is not None or found.kernel in BACKENDS)
+
+
+def _nothing() -> None:
+    """Stand for a call that is not measured."""
+
+
+def _one_kernel_for_both(active: CompiledPolicy, route: Route, known: Any, call: AttentionCall) -> None:
+    """Say, or refuse, that a rule for the backward cannot hold, because it has to follow this forward."""
+    mark = ("gradient", known)
+    if mark in active.routes:
+        return
+    facts: dict[str, Any] = {"device": call.q.device, "dtype": call.q.dtype, "phase": "backward"}
+    facts.update(module=call.module, description=str(call._replace(backward=True)), head_dim=sizes_of(call.q)[-1])
+    asked = active.route(mark, "attention", **facts)
+    if asked.kernel in (route.kernel, DEFAULT_ID["attention"]):
+        return
+    why = call.unfit or "with dropout, the gradient is by the kernel of the forward, which knows what it dropped"
+    active.route(mark, "attention", skip=tuple((kernel_name, why) for kernel_name in asked.asked), **facts)
+
+
+OVERRIDES = (
+    Override(
+        "scaled_dot_product_attention",
+        "attention",
+        # vmap has a kernel of its own at each of the last two, which goes around the first.
+        ("CompositeImplicitAutograd", "FuncTorchBatched", "FuncTorchVmapMode"),
+        _scaled_dot_product_attention,
+    ),
+)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Fast kernels: what stands for an operator, so that a call that no rule matches costs little.
+
+A gate calls the native kernel where no policy holds, and where the route of the call is known and native. Everything
+else is looked at by Python: calls that are not known yet, those that xpuruntime kernels serve and that need more than
+the arrays, and all calls while a thread has a policy of its own, or somebody watches.
+
+How a gate is reached is the route of the process (`fast_path`): kernels in C++ by the addon, kernels in C by PyTorch's
+stable C ABI for ``mm`` and ``bmm``, and kernels in Python.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.fast_path import fast_path, load_addon
+from xpuruntime.pytorch.dispatch.overrides.native import ALIASES
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xpuruntime.pytorch.dispatch.overrides.native import Native
+
+__all__ = [
+    "FastKernel",
+    "add_thread",
+    "drop_thread",
+    "fast_kernel",
+    "fast_operator_kernel",
+    "forget",
+    "is_pytorch_kernel",
+    "keyset_of",
+    "knows_call_context",
+    "set_policy",
+    "set_watched",
+]
+
+_lock = fork_lock()
+_routes: dict[Any, Any] | None = None
+_circumstances: Callable[[], tuple[str, str]] | None = None
+_phases = False
+_modules = False
+_threads: set[int] = set()
+_watched = False
+
+
+class FastKernel:
+    """A gate that PyTorch calls without Python, once it is placed.
+
+    Parameters
+    ----------
+    native : Native
+    slow : callable
+        As for `fast_kernel`.
+    otherwise : callable
+        A kernel in Python that does the same.
+    """
+
+    def __init__(self, native: Native, slow: Callable[..., Any], otherwise: Callable[..., Any]) -> None:
+        self._native = native
+        self._slow = slow
+        self.otherwise = otherwise
+
+    def place(self) -> Callable[[], None] | None:
+        """Put it in the operator's place, and return what removes it; ``None`` where this route has none for it."""
+        native, keyset = self._native, keyset_of(self._native.key)
+        if fast_path().route == "addon":
+            remove: Callable[[], None] | None = load_addon().place(native.name, native.key, self._slow, keyset)
+            return remove
+        return _core.place_stable_kernel(native.name, native.key, self.otherwise, keyset)
+
+
+def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
+    """Return a gate before a native kernel whose arguments are tensors and scalars.
+
+    Parameters
+    ----------
+    native : Native
+    slow : callable
+        Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `calls.call_key` of
+        the native kernel's name, the operator's arrays in their order, and `out` where it is given.
+    """
+    in_python = _core.make_gate(native.name, slow, native)
+    if fast_path().route != "python" and is_pytorch_kernel(native):
+        return FastKernel(native, slow, in_python)
+    return in_python
+
+
+def fast_operator_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
+    """Return a gate before a native kernel that takes more than tensors, norms and attention; or `slow` itself.
+
+    Parameters
+    ----------
+    native : Native
+    slow : callable
+        Called with a keyset, then the operator's arguments. It keeps routes under `calls.call_key` of what the addon
+        calls the mark of a call and the operator's arrays in their order, with ``None`` for one that is not given.
+    """
+    if fast_path().route == "addon" and is_pytorch_kernel(native):
+        return FastKernel(native, slow, slow)
+    return slow
+
+
+def keyset_of(key: str) -> Any:
+    """Return the set of one dispatch key, with which a kernel at it is called."""
+    return _private_api.dispatch_keyset(_private_api.dispatch_key(key))
+
+
+def is_pytorch_kernel(native: Native) -> bool:
+    """Say whether the native kernel is PyTorch's, and not another library's over it, which may do other things."""
+    own = rf"Register({native.key}|CompositeImplicitAutograd)(_\d+)?\.cpp:"
+    line = re.compile(rf"^{ALIASES.get(native.key, native.key)}: registered at .*/{own}", re.MULTILINE)
+    return line.search(_private_api.dispatch_table(f"aten::{native.name}")) is not None
+
+
+def knows_call_context() -> bool:
+    """Say whether gates tell phase and module of a call without Python, as those of the addon do."""
+    return fast_path().route == "addon"
+
+
+def forget() -> None:
+    """Have all gates look anew which calls are native, since a route that was kept is another one now."""
+    _core.forget_native_calls()
+
+
+def set_policy(
+    routes: dict[Any, Any] | None,
+    call_context: Callable[[], tuple[str, str]] | None = None,
+    *,
+    phases: bool = False,
+    modules: bool = False,
+) -> None:
+    """Say what routes the policy of the process has, under which keys. ``None``: no policy.
+
+    Parameters
+    ----------
+    routes : dict, optional
+    call_context : callable, optional
+        Gives phase and module of the call that runs, where they are parts of the keys.
+    phases, modules : bool
+        Which of these are, where gates tell them by themselves; see `knows_call_context`.
+    """
+    global _routes, _circumstances, _phases, _modules
+    with _lock:
+        _routes, _circumstances, _phases, _modules = routes, call_context, phases, modules
+        _tell()
+
+
+def add_thread(who: object) -> None:
+    """Say that a thread has a policy of its own, until `drop_thread` with the same object. Idempotent, as that."""
+    with _lock:
+        _threads.add(id(who))
+        _tell()
+
+
+def drop_thread(who: object) -> None:
+    """Undo `add_thread`."""
+    with _lock:
+        _threads.discard(id(who))
+        _tell()
+
+
+def set_watched(watched: bool) -> None:
+    """Say whether every call is watched."""
+    global _watched
+    with _lock:
+        _watched = watched
+        _tell()
+
+
+def _tell() -> None:
+    _core.set_gates(_routes, _watched or bool(_threads), _circumstances, _phases, _modules)

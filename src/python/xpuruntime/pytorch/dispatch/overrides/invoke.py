@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Invocation of a call by its route: by a kernel of xpuruntime, or by PyTorch's own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.overrides.native import qualified
+from xpuruntime.pytorch.dispatch.tuning import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = ["call_native", "invoke", "is_native", "prefer_native_error"]
+
+
+def is_native(route: Route | None) -> bool:
+    """Say whether a route is known to lead to PyTorch's own kernel, and nobody watches: then `invoke` is not needed."""
+    return route is not None and route.place is None and not route.open and call_state.recorder is None
+
+
+#: How PyTorch begins where none of the backends of attention that are enabled can serve.
+_NO_BACKEND = ("No available kernel", "No viable backend")
+
+
+@contextlib.contextmanager
+def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
+    """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised.
+
+    Parameters
+    ----------
+    natively : callable
+        Does the call by PyTorch's own kernel. What it returns is left.
+    """
+    try:
+        yield
+    except UnsupportedOperationError as refused:
+        try:
+            natively()
+        except NotImplementedError:  # which is no fault of the arguments
+            pass
+        except RuntimeError as error:
+            if not str(error).startswith(_NO_BACKEND):  # which the policy has turned off
+                raise
+        raise refused
+
+
+def call_native(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Serve a call that no policy decides by PyTorch's own kernel."""
+    if call_state.recorder is not None:
+        return call_state.recorder.call(name, op, None, native, args, {})
+    return native(*args)
+
+
+def invoke(
+    active: CompiledPolicy,
+    key: Any,
+    route: Route | None,
+    name: str,
+    op: str,
+    like: Tensor,
+    native: Callable[..., Any],
+    xrt_kernel: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    phase: str = "",
+    module: str = "",
+    allow_tf32: bool = False,
+    deterministic: bool = False,
+    unsupported_reason: str = "",
+    text: Callable[[], str] | None = None,
+    quick: Callable[[], bool] | None = None,
+) -> Any:
+    """Serve a call by the kernel that a policy asks for.
+
+    Parameters
+    ----------
+    active : CompiledPolicy
+        The policy.
+    key : hashable
+        Everything that the route depends on, the operator included.
+    route : Route or None
+        What `active` keeps under `key`.
+    name : str
+        The operator, such as ``"native_layer_norm"``.
+    op : str
+        Operation of a `KernelPolicy`.
+    like : Tensor
+        Its device and dtype are those of the call.
+    native : callable
+        Called with `args`.
+    xrt_kernel : callable
+        Called with a place for `_core`, `phase`, and `args` without the first, which is the dispatcher's keyset.
+    args : tuple
+        The keyset, and the arguments of the operator.
+    phase, module, allow_tf32, deterministic, unsupported_reason
+        As for `CompiledPolicy.route`.
+    text : callable, optional
+        Gives what measured times are kept under, in place of `key`.
+    quick : callable, optional
+        Says whether xpuruntime kernels take the arrays of such calls as they are, for `Route.quick`.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The policy is strict and nothing that it asks for can serve.
+    """
+    skip: tuple[tuple[str, str], ...] = ()
+    while True:
+        if route is None:
+            with prefer_native_error(lambda: native(*args)):
+                route = active.route(
+                    key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
+                    description=_description(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
+                    unsupported_reason=unsupported_reason,
+                )  # fmt: skip
+            _set_quick(active, route, quick)
+        if route.open:
+            route = settle(
+                active, key, route, f"{name};{key!r}" if text is None else text(), lambda: native(*args),
+                lambda place: xrt_kernel(place, phase, *args[1:]), like.device,
+                allow_tf32=allow_tf32, deterministic=deterministic,
+            )  # fmt: skip
+            _set_quick(active, route, quick)
+        if route.place is None:
+            if call_state.recorder is not None:
+                return call_state.recorder.call(name, op, route, native, args, {})
+            return native(*args)
+        try:
+            if call_state.recorder is not None:
+                return call_state.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
+            return xrt_kernel(route.place, phase, *args[1:])
+        except UnsupportedOperationError as error:
+            skip = active.refused(route, error)
+            route = None
+        except InputError:
+            return native(*args)  # which says in PyTorch's words what is wrong
+
+
+def _set_quick(active: CompiledPolicy, route: Route, quick: Callable[[], bool] | None) -> None:
+    route.quick = quick is not None and route.place is not None and active.in_fast_path and quick()
+
+
+def _description(name: str, like: Tensor) -> str:
+    return f"{qualified(name)} of {list(like.shape)} {call_state.DTYPES.get(like.dtype, like.dtype)} on {like.device}"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Overrides of matrix products: ``mm``, ``bmm``, ``addmm``, ``baddbmm``, their overloads, and ``_addmm_activation``.
+
+`torch.matmul`, ``@``, `torch.einsum`, `torch.nn.Linear` and their backward all end in these. Products with a vector
+(``mv``, ``addmv``, ``dot``) are no matmul of a policy: they run as PyTorch has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch.dispatch import call_state, context
+from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
+from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
+from xpuruntime.pytorch.dispatch.overrides.product import Product
+from xpuruntime.pytorch.dispatch.overrides.product_route import compute, find_route
+from xpuruntime.pytorch.dispatch.overrides.recurrent import OVERRIDES as RECURRENT
+from xpuruntime.pytorch.dispatch.overrides.scaled_mm import OVERRIDES as SCALED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = ["OVERRIDES"]
+
+_current = context.active_policy
+_call_key = call_state.call_key
+
+
+def rank_of(name: str) -> int:
+    """Return how many dimensions the matrices of an operator have."""
+    return 3 if "bmm" in name else 2
+
+
+def _two(native: Native) -> Callable[..., Any] | FastKernel:
+    """Return what stands for ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
+    name, rank = native.name, rank_of(native.name)
+
+    def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
+        active = _current()
+        if active is None:
+            return _call_native(native, (keyset, a, b), more)
+        key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
+        return _run(native, active, key, Product(a, b, rank=rank, **more), (keyset, a, b), more)
+
+    return fast_kernel(native, product)
+
+
+def _three(native: Native) -> Callable[..., Any] | FastKernel:
+    """Return what stands for ``addmm`` and ``baddbmm``, in every form: into `out`, in place."""
+    name, rank = native.name, rank_of(native.name)
+    in_place = name.endswith("_")
+
+    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
+        active = _current()
+        if active is None:
+            return _call_native(native, (keyset, c, a, b), more)
+        out = more.get("out")
+        key: Any = _call_key(name, c, a, b) if out is None else _call_key(name, c, a, b, out)
+        if len(more) > (out is not None):
+            key = (key, more.get("beta", 1), more.get("alpha", 1))
+        whole = Product(a, b, c, rank=rank, out=c, **more) if in_place else Product(a, b, c, rank=rank, **more)
+        return _run(native, active, key, whole, (keyset, c, a, b), more)
+
+    return fast_kernel(native, product)
+
+
+def _typed(native: Native) -> Callable[..., Any]:
+    """Return what stands for the overloads with a dtype for the result, such as ``mm.dtype``."""
+    rank = rank_of(native.name)
+    adds = "add" in native.name
+
+    def product(keyset: Any, *args: Any, **more: Any) -> Any:
+        c = args[0] if adds else None
+        a, b, dtype = args[adds:]
+        return _any(native, Product(a, b, c, rank=rank, out_dtype=dtype, **more), (keyset, *args), more)
+
+    return product
+
+
+def _activated(native: Native) -> Callable[..., Any]:
+    """Return what stands for ``_addmm_activation``. Its GELU is by tanh on CUDA, and by erf on the CPU."""
+    gelu = "gelu_tanh" if native.key == "CUDA" else "gelu"
+
+    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, **more: Any) -> Any:
+        whole = Product(a, b, c, rank=2, activation=gelu if use_gelu else "relu", **more)
+        return _any(native, whole, (keyset, c, a, b), {"use_gelu": use_gelu, **more})
+
+    return product
+
+
+def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    active = _current()
+    if active is None:
+        return _call_native(native, args, more)
+    key: Any = _call_key(native.name, product.a, product.b, product.c, product.out)
+    key = (key, product.beta, product.alpha, product.activation, product.out_dtype)
+    return _run(native, active, key, product, args, more)
+
+
+def _call_native(native: Native, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    if call_state.recorder is not None:
+        return call_state.recorder.call(native.name, "matmul", None, native, args, more)
+    return native(*args, **more)
+
+
+def _run(
+    native: Native, active: CompiledPolicy, key: Any, product: Product, args: tuple[Any, ...], more: dict[str, Any]
+) -> Any:
+    """Do a call by the kernel of its route, which is found where it is not known."""
+    phase = module = ""
+    if active.by_call:
+        phase, module = active.call_context()
+        key = (key, phase, module)
+    route = active.routes.get(key)
+    skip: tuple[tuple[str, str], ...] = ()
+    while True:
+        if route is None:
+            route = find_route(native, active, key, product, args, more, phase, module, skip)
+        if route.place is None:
+            if call_state.recorder is not None:
+                return call_state.recorder.call(native.name, "matmul", route, native, args, more)
+            return native(*args, **more)
+        try:
+            if call_state.recorder is None:
+                return compute(active, route, product, phase)
+            return call_state.recorder.call(
+                native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
+            )
+        except (UnsupportedOperationError, InputError) as error:
+            if route.plan is not None and route.plan.folds:
+                route.plan, route.quick = route.plan.unfolded(), False
+                continue
+            skip = active.refused(route, error)
+            route = None
+
+
+class _XrtCall:
+    """What a recorder runs where an xpuruntime kernel serves, with the operator's own arguments."""
+
+    __slots__ = ("_active", "_phase", "_product", "_route")
+
+    def __init__(self, active: CompiledPolicy, route: Route, product: Product, phase: str) -> None:
+        self._active = active
+        self._route = route
+        self._product = product
+        self._phase = phase
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        del args, more
+        return compute(self._active, self._route, self._product, self._phase)
+
+
+_KEYS = ("CPU", "CUDA")
+OVERRIDES = (
+    *(Override(f"{name}{form}", "matmul", _KEYS, _two) for name in ("mm", "bmm") for form in ("", ".out")),
+    *(
+        Override(f"{name}{form}", "matmul", _KEYS, _three)
+        for name in ("addmm", "baddbmm")
+        for form in ("", ".out", "_")
+    ),
+    *(
+        Override(f"{name}.{form}", "matmul", _KEYS, _typed)
+        for name in ("mm", "bmm", "addmm", "baddbmm")
+        for form in ("dtype", "dtype_out")
+    ),
+    *(Override(f"_addmm_activation{form}", "matmul", _KEYS, _activated) for form in ("", ".out")),
+    *SCALED,
+    *RECURRENT,
+)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Native` and `Override`: a kernel of PyTorch's dispatcher, and what stands in its place."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ALIASES",
+    "HIGHER_ORDER",
+    "IN_PYTHON",
+    "TRACING",
+    "Native",
+    "Override",
+    "native_kernel",
+    "never_compile",
+    "qualified",
+    "skip_in_dynamo",
+]
+
+#: In place of a dispatch key: the function stands in for an operator only while `torch.compile` traces.
+TRACING = "Tracing"
+
+#: In place of a dispatch key: the function stands in for one of a module's, by its name there.
+IN_PYTHON = "Python"
+
+#: In place of a dispatch key: the function stands in for a higher-order operator's, at this key of the dispatcher.
+HIGHER_ORDER = {"HigherOrderDense": "CompositeExplicitAutograd", "HigherOrderAutograd": "Autograd"}
+
+#: An alias of many dispatch keys has no kernel of its own, but that of this one is the same.
+ALIASES = {"CompositeImplicitAutograd": "CPU"}
+
+
+def qualified(name: str) -> str:
+    """Return the name of an operator with its namespace, which is ``aten`` where it states none."""
+    return name if "::" in name else f"aten::{name}"
+
+
+def native_kernel(name: str, key: str) -> Any:
+    """Return the kernel that is registered now for an operator. Raises `RuntimeError` if none is."""
+    return torch.library.get_kernel(qualified(name), ALIASES.get(key, key))
+
+
+def never_compile(make: Callable[..., Any]) -> None:
+    """Have Dynamo leave alone the functions that `make` defines, and all that they call.
+
+    PyTorch's dispatcher calls them. After a graph break `torch.compile` follows whatever runs in Python, functions
+    behind an operator included. A PyTorch without this switch of Dynamo's warns where it does so.
+    """
+    for code in make.__code__.co_consts:
+        if isinstance(code, CodeType):
+            skip_in_dynamo(code)
+
+
+def skip_in_dynamo(code: CodeType, *, within: bool = True) -> None:
+    """Have Dynamo leave alone one function, by its code, and `within` all that it calls, as far as this PyTorch can."""
+    frames = _private_api.dynamo_frames
+    if hasattr(frames, "set_code_exec_strategy"):
+        calls = frames._FrameAction.SKIP if within else frames._FrameAction.DEFAULT
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, calls)
+        frames.set_code_exec_strategy(code, skip)
+
+
+class Native:
+    """The kernel that an operator had at a dispatch key when ours was put over it.
+
+    Called with the keyset of the dispatcher, then the operator's own arguments.
+
+    Parameters
+    ----------
+    name : str
+        Operator and overload, such as ``"mm.out"``; with its namespace where that is not ``aten``.
+    key : str
+        Dispatch key, such as ``"CUDA"``.
+
+    Notes
+    -----
+    It may be another library's override. When that is taken away, PyTorch makes the handle invalid; `refresh` is
+    called then, which takes what is below ours now.
+    """
+
+    __slots__ = ("call", "key", "name", "refresh")
+
+    def __init__(self, name: str, key: str, refresh: Callable[[Native], None]) -> None:
+        self.name = name
+        self.key = key
+        self.refresh = refresh
+        #: The bare kernel. What calls it hands an error to `again`.
+        self.call: Any = None
+        self.take()
+
+    def take(self) -> None:
+        """Take the kernel that is registered now. Ours may not be."""
+        self.call = native_kernel(self.name, self.key).call_boxed
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        try:
+            return self.call(keyset, *args, **kwargs)
+        except RuntimeError as error:
+            return self.again(error, keyset, *args, **kwargs)
+
+    def again(self, error: RuntimeError, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what is below ours now, where `error` of a call says that what was there is gone. Else raise it."""
+        if "has been invalidated" not in str(error):
+            raise error
+        self.refresh(self)
+        return self.call(keyset, *args, **kwargs)
+
+
+class Override(NamedTuple):
+    """One xpuruntime kernel over one of PyTorch's.
+
+    Attributes
+    ----------
+    name : str
+        Operator and overload: ``"mm"``, ``"mm.out"``; with its namespace where that is not ``aten``. At `IN_PYTHON`,
+        the name of a function in `module`; at `HIGHER_ORDER`, of an operator that takes functions.
+    op : str
+        Operation of a `KernelPolicy` that decides it.
+    keys : tuple of str
+        Dispatch keys: ``("CPU", "CUDA")`` for kernels below autograd, ``("CompositeImplicitAutograd",)`` above it;
+        ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no
+        kernel in the dispatcher.
+    make : callable
+        From the native kernel to ours. Ours is called with the keyset, then the operator's arguments; at `TRACING`,
+        `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
+    module : str
+        The module of PyTorch's that has it, where that is not imported with PyTorch: it is replaced once it is there.
+    """
+
+    name: str
+    op: str
+    keys: tuple[str, ...]
+    make: Callable[[Any], Any]
+    module: str = ""

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Registry of overrides: placed with the first policy that needs them, removed with the last."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
+from xpuruntime.pytorch.dispatch.overrides.native import (
+    HIGHER_ORDER,
+    IN_PYTHON,
+    TRACING,
+    Native,
+    Override,
+    native_kernel,
+    never_compile,
+    qualified,
+    skip_in_dynamo,
+)
+from xpuruntime.pytorch.dispatch.overrides.python_functions import Awaited, Higher, InPlace, Replaced, is_there
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["RUNNING", "installed", "overrides_of", "quiet_override_warning", "release", "require"]
+
+#: What can be required, each with the module here that has its overrides: operations of a KernelPolicy, and beside
+#: `scaled_dot_product_attention` the other functions for attention.
+_MODULES = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "layer_norm": "norms",
+    "rms_norm": "norms",
+    "conv": "conv",
+    "varlen_attn": "varlen",
+    "flex_attention": "flex",
+    "flex_options": "flex_options",
+    "multi_head_attention": "multi_head",
+}
+#: All that sees what runs. The rest only says what a policy does not reach, or is in the way of code that is being
+#: compiled alone, which would be compiled anew for it.
+RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention"))
+
+_lock = fork_lock(threading.RLock)
+_users: dict[str, int] = {}
+_placed: dict[str, list[InPlace]] = {}
+_quiet = False
+_COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
+
+
+class _Placed:
+    """One override at one dispatch key, in place until `remove`."""
+
+    def __init__(self, override: Override, key: str) -> None:
+        self.override = override
+        self.key = key
+        self.native = Native(override.name, key, self._again)
+        never_compile(override.make)
+        self.function: Any = override.make(self.native)
+        self._take_away: Callable[[], None] | None = None
+        self.place()
+
+    def place(self) -> None:
+        function = self.function
+        if isinstance(function, FastKernel):
+            self._take_away = function.place()
+            if self._take_away is not None:
+                return
+            function = function.otherwise
+        namespace, _, name = qualified(self.override.name).partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        library.impl(name, function, self.key, with_keyset=True, allow_override=True)
+        self._take_away = library._destroy
+
+    @property
+    def title(self) -> str:
+        return f"{qualified(self.override.name)} [{self.key}]"
+
+    def remove(self) -> None:
+        self._lift()
+        # Python cannot see through a gate in C++, which holds the native kernel, which holds this object.
+        self.function = None
+
+    def _lift(self) -> None:
+        take_away, self._take_away = self._take_away, None
+        if take_away is not None:
+            take_away()
+
+    def _again(self, native: Native) -> None:
+        with _lock:
+            self._lift()
+            native.take()
+            if self.function is not None:  # else it has been removed, and a thread was still inside
+                self.place()
+
+
+class _Traced:
+    """One override for code that is being compiled, in place until `remove`.
+
+    PyTorch's dispatcher asks Python for kernels while Dynamo and AOTAutograd trace, and never otherwise, so that a call
+    in eager code costs what it did.
+    """
+
+    def __init__(self, override: Override, key: str) -> None:
+        self.override = override
+        self.key = key
+        packet, _, overload = override.name.partition(".")
+        self._op: Any = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        self._before = _private_api.python_kernels(self._op).get(_COMPOSITE)
+        self._place(override.make(self._native))
+
+    def _native(self, *args: Any, **kwargs: Any) -> Any:
+        if self._before is not None:
+            return self._before(*args, **kwargs)
+        return self._op._op_dk(_COMPOSITE, *args, **kwargs)
+
+    def _place(self, function: Any) -> None:
+        if function is None:
+            _private_api.python_kernels(self._op).pop(_COMPOSITE, None)
+        else:
+            _private_api.python_kernels(self._op)[_COMPOSITE] = function
+        _private_api.forget_dispatch(self._op)
+
+    @property
+    def title(self) -> str:
+        return f"{qualified(self.override.name)} [{self.key}]"
+
+    def remove(self) -> None:
+        self._place(self._before)
+
+
+def overrides_of(op: str) -> tuple[Override, ...]:
+    """Return the overrides of one thing that can be required; those that this PyTorch knows."""
+    module = importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{_MODULES[op]}")
+    meant = op if op in OPS else "attention"
+    return tuple(one for one in module.OVERRIDES if one.op == meant and _exists(one))
+
+
+def require(ops: Iterable[str]) -> tuple[str, ...]:
+    """Put the overrides of some operations in place; each call is undone by one `release` with what it returns.
+
+    Notes
+    -----
+    PyTorch's dispatcher does not wait for threads that are inside a kernel, or on their way into one, when that is
+    replaced or taken away: they may crash. While others compute, only what is in place already may be required.
+    """
+    wanted = tuple(dict.fromkeys(ops))
+    with _lock:
+        quiet_override_warning()
+        done: list[str] = []
+        try:
+            for op in wanted:
+                if not _users.get(op):
+                    _placed[op] = _place_all(op)
+                _users[op] = _users.get(op, 0) + 1
+                done.append(op)
+        except BaseException:
+            release(done)
+            raise
+    return wanted
+
+
+# Where a policy is activated inside of code that is being compiled: what is tried is to run, and not to be traced.
+skip_in_dynamo(require.__code__)
+
+
+def release(ops: Iterable[str]) -> None:
+    """Undo one `require`. The native kernels are back when nobody else needs ours."""
+    with _lock:
+        for op in ops:
+            _users[op] -= 1
+            if _users[op] == 0:
+                for placed in reversed(_placed.pop(op)):
+                    placed.remove()
+
+
+def installed() -> tuple[str, ...]:
+    """Return the operators that are replaced now, such as ``"aten::mm [CPU]"``."""
+    with _lock:
+        return tuple(p.title for group in _placed.values() for p in group if p.title)
+
+
+def _place_all(op: str) -> list[InPlace]:
+    placed: list[InPlace] = []
+    if op == "rms_norm":
+        from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel
+
+        add_missing_kernel()
+    try:
+        for override in overrides_of(op):
+            for key in override.keys:
+                if override.module and override.module not in sys.modules:
+                    placed.append(Awaited(override, key, _place))
+                elif one := _place(override, key):
+                    placed.append(one)
+    except BaseException:
+        for one in reversed(placed):
+            one.remove()
+        raise
+    return placed
+
+
+def _place(override: Override, key: str) -> InPlace | None:
+    """Put one override in place; ``None`` where this PyTorch does not have what it stands for."""
+    if key == TRACING:
+        return _Traced(override, key)
+    if key == IN_PYTHON or key in HIGHER_ORDER:
+        if not is_there(override, key):
+            return None
+        return Replaced(override, key) if key == IN_PYTHON else Higher(override, key)
+    return _Placed(override, key) if _has_kernel(override.name, key) else None
+
+
+def _exists(override: Override) -> bool:
+    if override.module:
+        return importlib.util.find_spec(override.module) is not None
+    packet, _, overload = override.name.partition(".")
+    found = getattr(torch.ops.aten, packet, None)
+    return found is not None and (overload or "default") in found.overloads()
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    if key.endswith("CUDA") and not torch.backends.cuda.is_built():
+        return False
+    try:
+        native_kernel(name, key)
+    except RuntimeError:
+        return False
+    return True
+
+
+def quiet_override_warning() -> None:
+    """Have PyTorch say its one warning about overridden kernels now, about an xpuruntime operator that nobody calls."""
+    global _quiet
+    if _quiet:
+        return
+    _quiet = True
+    library = torch.library.Library("_xpuruntime_quiet", "DEF")
+    library.define("nothing(Tensor x) -> Tensor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            second = torch.library.Library("_xpuruntime_quiet", "IMPL")
+            second.impl("nothing", _identity, "CPU", allow_override=True)
+            _kept.append(second)
+    _kept.append(library)
+
+
+_kept: list[Any] = []
+
+
+def _identity(x: Any) -> Any:
+    return x

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Norms in code that is being compiled: traced as operators of xpuruntime, which Inductor does not fuse away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
+from xpuruntime.pytorch.coverage.gaps import CoverageGap
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.overrides.native import TRACING, Override
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+__all__ = ["OVERRIDES"]
+
+_fused = torch.ops.aten._fused_rms_norm.default
+_COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
+_KIND = _private_api.transform_kinds
+_FUSED = "torch.compile fuses it there, since PyTorch differentiates no operator of a library under torch.func"
+_FIX = "leave this function uncompiled, or differentiate it by autograd"
+#: Where the kernels of a backend run; others may run anywhere.
+_DEVICES = {"cpu": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
+
+
+def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
+    def layer_norm(
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        cudnn_enable: bool = True,
+    ) -> Any:
+        if not _takes_xrt_kernel("layer_norm", x):
+            return native(x, shape, weight, bias, eps, cudnn_enable)
+        return torch.ops.xpuruntime.layer_norm(x, None, shape, weight, bias, eps, "", _phase())[0]
+
+    return layer_norm
+
+
+def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
+    def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+        if not _takes_xrt_kernel("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
+            if x.device.type != "cuda" and is_traced_for_a_program():
+                # As PyTorch has it off CUDA, where only a policy gives `_fused_rms_norm` a kernel of its own.
+                return _fused._op_dk(_COMPOSITE, x, shape, weight, eps)[0]
+            return native(x, shape, weight, eps)
+        return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "", _phase())[0]
+
+    return rms_norm
+
+
+def _phase() -> str:
+    return "train" if torch.is_grad_enabled() else "infer"
+
+
+def _takes_xrt_kernel(op: str, x: Tensor) -> bool:
+    """Say whether the policy may ask for an xpuruntime kernel in such a call, in some phase or module."""
+    active = active_policy()
+    if active is None or op not in active.ops or not x.is_floating_point():
+        return False
+    if torch.compiler.is_exporting() or _private_api.compile_context.try_get() is None:
+        return False
+    import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
+
+    asks = active.by_module or active.tunes
+    if not asks and not any(_requests_xrt_kernel(active, op, x, phase) for phase in ("train", "infer", "backward")):
+        return False
+    if not _is_differentiated_by_func():
+        return True
+    from xpuruntime.pytorch.compiler.compile_hooks import say
+
+    say([CoverageGap(op, f"{op} in a gradient of torch.func", _FUSED, _FIX)], active)
+    return False
+
+
+def _is_differentiated_by_func() -> bool:
+    """Say whether a transform of ``torch.func`` that differentiates is active; ``vmap`` alone is none."""
+    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in call_state.transforms())
+
+
+def _requests_xrt_kernel(active: CompiledPolicy, op: str, x: Tensor, phase: str) -> bool:
+    device = x.device
+    facts = facts_of_call(op, device=device, dtype=x.dtype, phase=phase, module="", sizes={})
+    for kernel_name in active.policy.kernels.compiled_rules.match(facts).use:
+        if kernel_name == "auto" or kernel_name in NATIVE_NAMES[op]:
+            return False
+        if _DEVICES.get(kernel_name.partition(".")[0], device.type) == device.type:
+            return True
+    return False
+
+
+OVERRIDES = (
+    Override("layer_norm", "layer_norm", (TRACING,), _layer_norm),
+    Override("rms_norm", "rms_norm", (TRACING,), _rms_norm),
+)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Scope of a policy: `set_kernel_policy`, `kernel_policy` and what they install."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.call_scope import function_phases, module_paths
+from xpuruntime.pytorch.capture import torch_graph_patch
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.overrides import registry
+from xpuruntime.pytorch.dispatch.unmatched_rules import report
+from xpuruntime.runtime.forking import fork_lock
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+__all__ = [
+    "InstalledPolicy",
+    "clear_kernel_policy",
+    "get_kernel_policy",
+    "install_policy",
+    "kernel_policy",
+    "set_kernel_policy",
+]
+
+_lock = fork_lock(threading.RLock)
+
+
+class InstalledPolicy:
+    """What one policy has put in place: overrides, hooks, PyTorch's switches. `release` takes all of it away.
+
+    Parameters
+    ----------
+    active : CompiledPolicy
+    again : bool
+        Whether it has been active before, so that what PyTorch cannot do of it has been said.
+    """
+
+    def __init__(self, active: CompiledPolicy, *, again: bool = False) -> None:
+        from xpuruntime.pytorch.switches.policy_switches import set_switches
+
+        self.active = active
+        self._ops: tuple[str, ...] = ()
+        self._follows = False
+        self._functions = False
+        self._plain_graphs = False
+        self._switches = set_switches(active.policy, quiet=again)
+        try:
+            if active.by_module:
+                module_paths.require(active.root)
+                self._follows = True
+            if active.by_phase:
+                function_phases.require()
+                self._functions = True
+            if torch.backends.cuda.is_built():
+                torch_graph_patch.require()
+                self._plain_graphs = True
+            self._ops = registry.require(active.overrides)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Take everything away. Idempotent."""
+        ops, self._ops = self._ops, ()
+        registry.release(ops)
+        if self._follows:
+            self._follows = False
+            module_paths.release(self.active.root)
+        if self._functions:
+            self._functions = False
+            function_phases.release()
+        if self._plain_graphs:
+            self._plain_graphs = False
+            torch_graph_patch.release()
+        self._switches.release()
+
+
+class _Choice:
+    """What holds in one block, or outside of all: what it was entered with, or what was set inside of it since."""
+
+    __slots__ = ("active",)
+
+    def __init__(self, active: CompiledPolicy | None = None) -> None:
+        self.active = active
+
+
+class _Entered(NamedTuple):
+    choice: _Choice
+    loss: _core.OnLoss
+
+
+_in_force: InstalledPolicy | None = None
+#: What was chosen outside of all blocks, then in each that is entered. The last one holds.
+_chosen: list[_Choice] = [_Choice()]
+#: Of blocks that are gone and were never left: an interruption came before Python called `__exit__`.
+_lost: list[_Choice] = []
+
+
+# All below that changes what is active runs by `_core.call_aside`: it is done as a whole, whatever interrupts the
+# program. Its parts need not be prepared for an interruption, and take locks that no caller holds.
+def _change(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> CompiledPolicy | None:
+    with _lock, _busy():
+        _forget_lost()
+        before = _chosen[-1].active
+        install_policy(policy, root)
+        _chosen[-1].active = None if _in_force is None else _in_force.active
+        return before
+
+
+def _enter(policy: Policy | None, root: torch.nn.Module | None) -> _Entered:
+    with _lock, _busy():
+        _forget_lost()
+        install_policy(policy, root)
+        choice = _Choice(None if _in_force is None else _in_force.active)
+        _chosen.append(choice)
+        return _Entered(choice, _core.OnLoss(functools.partial(_lose, choice)))
+
+
+def _leave(entered: _Entered) -> None:
+    entered.loss.disarm()
+    choice = entered.choice
+    with _lock, _busy():
+        _forget_lost()
+        if choice is not _chosen[-1]:  # others that were entered later go on holding
+            _chosen.remove(choice)
+            return
+        _chosen.pop()
+        _hold_last()
+
+
+def _forget_lost() -> None:
+    """End blocks that nobody can leave any more."""
+    last = _chosen[-1]
+    while _lost:
+        _chosen.remove(_lost.pop())
+    if last is not _chosen[-1]:
+        _hold_last()
+
+
+def _hold_last() -> None:
+    try:
+        install_policy(_chosen[-1].active)
+    except BaseException:
+        install_policy(None)
+        raise
+
+
+def _lose(choice: _Choice) -> None:
+    if choice not in _lost:
+        _lost.append(choice)
+    _core.call_aside(_repair)
+
+
+def _repair() -> None:
+    """End blocks that are lost, unless a change goes on, which does it or leaves it to the next one."""
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        if not _changing:
+            with _busy():
+                _forget_lost()
+    finally:
+        _lock.release()
+
+
+_changing = False
+
+
+def install_policy(
+    policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None
+) -> InstalledPolicy | None:
+    """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered.
+
+    Its `CompiledPolicy` can be given here later, to have it back with the routes that it has found. `root` is that of a
+    `Policy`.
+    """
+    global _in_force
+    from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
+
+    with _lock:
+        before = _in_force
+        # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it,
+        # and code that Dynamo has compiled is compiled again for other hooks of modules.
+        kept = () if before is None else registry.require(before.active.overrides)
+        if follows := before is not None and before.active.by_module:
+            module_paths.require()
+        if before is not None:
+            # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
+            context.set_process_policy(None)
+            before.release()
+            _in_force = None
+        try:
+            if policy is not None:
+                again = isinstance(policy, CompiledPolicy)
+                _in_force = InstalledPolicy(
+                    policy if isinstance(policy, CompiledPolicy) else CompiledPolicy(policy, root=root), again=again
+                )
+        except BaseException:
+            if before is not None:
+                _in_force = InstalledPolicy(before.active, again=True)
+                context.set_process_policy(before.active)
+            raise
+        finally:
+            registry.release(kept)
+            if follows:
+                module_paths.release()
+        context.set_process_policy(None if _in_force is None else _in_force.active)
+        policy_changed(None if _in_force is None else _in_force.active)
+        return before
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    """Keep the garbage collector from changing what is being changed."""
+    global _changing
+    before, _changing = _changing, True
+    try:
+        yield
+    finally:
+        _changing = before
+
+
+def set_kernel_policy(
+    policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    root: torch.nn.Module | None = None,
+    **kernels: Any,
+) -> None:
+    """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another choice.
+
+    Parameters
+    ----------
+    policy : Policy, KernelPolicy, path, dict, ``"auto"`` or None
+        Of a `Policy`, kernels, mode, and what ``execution`` says of ``tf32``, ``precision`` and ``determinism``. With
+        ``None`` and no kernels: as `clear_kernel_policy`.
+    root : torch.nn.Module, optional
+        The module at which paths begin that rules ask for; default: the largest one that has been called.
+    **kernels
+        The fields of a `KernelPolicy` instead: ``matmul="cublasLt", attention="flash_v2"``.
+
+    Raises
+    ------
+    PolicyError
+        Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
+        policy that held before holds on.
+    UnsupportedOperationError
+        The policy that held before is strict, and rules of it for modules matched no call. It is replaced all the same.
+
+    Notes
+    -----
+    PyTorch's kernels below autograd are replaced for the operations that the policy decides call by call; what PyTorch
+    has a switch for, such as one SDPA backend for all calls, is set by that switch. Autograd, optimizers and
+    ``torch.compile`` stay PyTorch's.
+
+    What `torch.compile` has compiled is compiled again at its next call, unless the former policy and the new one
+    differ in the kernels of products alone: set a policy before a loop, and not in each step. What of compiled code a
+    policy does not reach is warned of, or refused where it is strict; see `gaps`.
+
+    Products of integers and of complex numbers, empty ones, and products with a vector are PyTorch's own under every
+    policy.
+
+    PyTorch does not replace a kernel safely while another thread is inside of it. Let no other thread compute while
+    the first policy that decides an operation is set, and while the last one is cleared; from one to the next, the
+    kernels stay in place.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> xrt_torch.set_kernel_policy(matmul="cpu.reference")
+    >>> torch.mm(torch.ones(2, 3), torch.ones(3, 2)).tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    >>> xrt_torch.clear_kernel_policy()
+    """
+    _import_graph_trees()
+    report(_core.call_aside(_change, _policy_of(policy, kernels, root), root))
+
+
+def _import_graph_trees() -> None:
+    """Import what resetting Dynamo imports, in the caller's thread: PyTorch 2.11 binds its state to that thread."""
+    if "torch._dynamo" in sys.modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
+            _private_api.graph_trees()
+
+
+def clear_kernel_policy() -> None:
+    """Give PyTorch its own kernels and switches back."""
+    _import_graph_trees()
+    report(_core.call_aside(_change, None))
+
+
+def get_kernel_policy() -> KernelPolicy | None:
+    """Return the kernels of the policy that `set_kernel_policy` or `kernel_policy` has activated, or ``None``."""
+    found = _in_force
+    return None if found is None else found.active.policy.kernels
+
+
+class kernel_policy:  # noqa: N801 - used like a function
+    """Let a policy hold inside a ``with`` block; afterwards the one that held before does.
+
+    It holds in all threads and tasks, since backward runs in other threads: of blocks that overlap, in two threads, two
+    tasks of asyncio or a generator that is suspended inside of one, the one entered last holds until it is left,
+    whichever of the others is left before.
+
+    A block is entered and left as a whole: KeyboardInterrupt, or whatever else a signal handler raises, comes before or
+    after. An interruption that keeps Python from leaving a block at all is made good as soon as the block is gone.
+
+    Parameters
+    ----------
+    policy, root, **kernels
+        As for `set_kernel_policy`. Without a policy and kernels, PyTorch's own kernels run inside.
+
+    Warns
+    -----
+    XpuRuntimeWarning
+        A rule for a module matched no call, and others that it is for ran. A strict policy raises
+        `UnsupportedOperationError` then, when the block is left without another error.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> with xrt_torch.kernel_policy(matmul="cpu.reference"):
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    """
+
+    def __init__(
+        self,
+        policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        *,
+        root: torch.nn.Module | None = None,
+        **kernels: Any,
+    ) -> None:
+        self._policy = _policy_of(policy, kernels, root)
+        self._root = root
+        _import_graph_trees()
+        self._entered: list[_Entered] = []
+
+    @_core.shielded
+    def __enter__(self) -> KernelPolicy | None:
+        self._entered.append(_enter(self._policy, self._root))
+        return None if self._policy is None else self._policy.kernels
+
+    @_core.shielded
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entered = self._entered.pop()
+        active = entered.choice.active
+        _leave(entered)
+        if kind is None:
+            report(active)
+
+
+def _policy_of(policy: Any, kernels: dict[str, Any], root: Any) -> Policy | None:
+    if root is not None and not isinstance(root, torch.nn.Module):
+        msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
+        raise TypeError(msg)
+    if root is not None and policy is None and not kernels:
+        raise PolicyError("root is where the paths in a policy's rules begin, and no policy is given")
+    if policy is not None and kernels:
+        msg = f"both a policy and {', '.join(kernels)} are given; put the kernels into the policy, or pass them alone"
+        raise PolicyError(msg)
+    if kernels:
+        return Policy(kernels=KernelPolicy(**kernels))
+    return None if policy is None else coerce(policy)
+
+
+def coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
+    """Return the `Policy` that any form of one means. Raises `PolicyError`."""
+    if isinstance(policy, KernelPolicy):
+        return Policy(kernels=policy)
+    return Policy.coerce(policy)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Route`: the kernel that serves a call of an overridden operator, who requested it, and why not another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime import _core
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.ops.ambient import Place, prepare
+from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
+from xpuruntime.policies.refusal import nearest
+from xpuruntime.pytorch.attention.sdpa_backends import wish_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.policies import Policy
+
+__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "bare_reason", "place_for", "reason_of", "refuse"]
+
+#: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
+NATIVE_NAMES: dict[str, dict[str, str]] = {
+    "matmul": {"torch": "torch.mm", "torch.mm": "torch.mm"},
+    "attention": {
+        "torch": "torch.sdpa",
+        "torch.sdpa": "torch.sdpa",
+        "flash_v2": "torch.flash",
+        "torch.flash": "torch.flash",
+        "efficient": "torch.efficient",
+        "torch.efficient": "torch.efficient",
+        "cudnn": "torch.cudnn",
+        "torch.cudnn": "torch.cudnn",
+        "math": "torch.math",
+        "torch.math": "torch.math",
+    },
+    "layer_norm": {"torch": "torch.layer_norm", "torch.layer_norm": "torch.layer_norm"},
+    "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
+    "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
+}
+#: The source of kernels that a call itself names.
+BY_CALL = "kernel="
+_REFUSED = ", which cannot serve it: "
+#: What PyTorch runs where a policy leaves the choice.
+DEFAULT_ID = {
+    "matmul": "torch.mm",
+    "attention": "torch.sdpa",
+    "layer_norm": "torch.layer_norm",
+    "rms_norm": "torch.rms_norm",
+    "conv": "torch.conv",
+}
+
+
+class Route:
+    """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices.
+
+    Attributes
+    ----------
+    op : str
+        Operation of a `KernelPolicy`.
+    asked : tuple of str
+        Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
+    source : str
+        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``; or `BY_CALL`.
+    kernel : str
+        What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or an xpuruntime family of which the core chooses one.
+    place : Place or None
+        For xpuruntime kernels, where `_core`'s operations take it; ``None`` where PyTorch's own kernel serves.
+    passed_over : tuple of (str, str)
+        Words of `asked` that cannot serve, each with the reason.
+    module : str
+        Path of the module that called, where rules ask for it.
+    phase : str
+        ``"train"``, ``"infer"``, ``"backward"``; empty where no rule asks for it.
+    open : bool
+        Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
+    tuned : bool
+        Whether measured times made the choice.
+    times : tuple of (str, float)
+        Those that made it, in microseconds: of PyTorch's own kernel, and of xpuruntime kernels or all of them,
+        ``"auto"``.
+    plan : object
+        What the override has worked out for these calls and keeps here.
+    quick : bool
+        Whether `place` needs nothing but the arrays of such a call, so that a gate may hand them over by itself.
+    wish : int or None
+        Where PyTorch's own kernel serves, what its call wants of the switches for attention, 0 for nothing, so that a
+        gate may make it by itself; ``None`` where Python has to.
+    """
+
+    __slots__ = (
+        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
+        "tuned", "wish",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: str,
+        asked: tuple[str, ...],
+        source: str,
+        kernel: str,
+        *,
+        place: Place | None = None,
+        passed_over: tuple[tuple[str, str], ...] = (),
+        module: str = "",
+        phase: str = "",
+        tuned: bool = False,
+        times: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        self.op = op
+        self.asked = asked
+        self.source = source
+        self.kernel = kernel
+        self.place = place
+        self.passed_over = passed_over
+        self.module = module
+        self.phase = phase
+        self.tuned = tuned
+        self.times = times
+        self.open = False
+        self.plan: Any = None
+        self.quick = False
+        self.wish = wish_for(kernel, tuned=tuned) if place is None else None
+
+    def __repr__(self) -> str:
+        return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"
+
+    @property
+    def native(self) -> bool:
+        """Whether PyTorch's own kernel serves."""
+        return self.place is None
+
+    @property
+    def reasons(self) -> str:
+        """Why the words that were passed over cannot serve, in one line."""
+        return "; ".join(f"{kernel_name}: {reason}" for kernel_name, reason in self.passed_over)
+
+    @property
+    def status(self) -> str:
+        """Return ``"default"``, ``"honoured"``, or ``"substituted"`` where nothing that was asked for could serve."""
+        if self.source == "default":
+            return "default"
+        return "substituted" if len(self.passed_over) == len(self.asked) else "honoured"
+
+
+def place_for(
+    policy: Policy,
+    op: str,
+    kernel_names: Sequence[str],
+    source: str,
+    *,
+    module: str,
+    allow_tf32: bool,
+    deterministic: bool,
+    log: _core.DecisionLog | None = None,
+) -> Place:
+    """Return where `_core`'s operations stand that must be served by one of `kernel_names`: others refuse the call.
+
+    Decisions are recorded in `log`; without one, in that of the process.
+    """
+    prepare()
+    default = {"match": {"op": op}, "use": list(kernel_names), "source": source}
+    rules = _core.KernelRules(
+        defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log
+    )
+    site = _core.CallSite(rules, module=module)
+    return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, below_autograd=True)
+
+
+def reason_of(error: Exception, op: str, kernel_name: str) -> str:
+    """Return of a refusal by `_core`, which lists every kernel, what it says of those that a word means."""
+    name = kernel_name.partition("@")[0]
+    ids = {f"{one}:" for one in _core.KernelRegistry.instance().find(op, name)}
+    if not ids:
+        return _unknown(op, name)
+    lines = [line.strip() for line in str(error).splitlines()]
+    found = [line for line in lines if line.split(" ", 1)[0] in ids]
+    if not found:
+        return lines[0].removesuffix(":")
+    return "; ".join(line.partition(": ")[2] if len(found) == 1 else line for line in dict.fromkeys(found))
+
+
+def _unknown(op: str, name: str) -> str:
+    """Return why a word that no registered kernel goes by cannot serve."""
+    if name in FAMILIES[op]:
+        return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
+    if name in KERNEL_IDS:
+        return "it is not in this build of xpuruntime; `xrt doctor` says what is missing"
+    registry = _core.KernelRegistry.instance()
+    known = [*registry.find(op, name.partition(".")[0]), *(one for one, (ops, _) in KERNEL_IDS.items() if op in ops)]
+    near = nearest(name, known)
+    question = f"did you mean {near}? " if near else ""
+    return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
+
+
+def bare_reason(text: str, kernel_name: str) -> str:
+    """Return what the text of an error of `refuse` says of one word; another text as it is."""
+    before, mark, after = text.rpartition(f"{_REFUSED}{kernel_name}: ")
+    return after.partition(". Fix: ")[0] if before and mark else text
+
+
+def refuse(route: Route, description: str, keys: Mapping[str, str]) -> UnsupportedOperationError:
+    """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `CompiledPolicy`."""
+    fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
+    if route.source == BY_CALL:
+        fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
+    key = keys.get(route.source, route.source)
+    msg = f"{description}: {key} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
+    return UnsupportedOperationError(msg, engine="torch")

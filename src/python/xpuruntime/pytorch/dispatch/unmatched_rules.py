@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Unmatched rules: rules of modules that matched no call are reported."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts
+from xpuruntime.policies.refusal import nearest
+from xpuruntime.pytorch.call_scope import module_names
+
+if TYPE_CHECKING:
+    from xpuruntime.policies import Policy
+    from xpuruntime.policies.kernel_rule import RuleMatch
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+
+__all__ = ["RuleUse", "report"]
+
+_FIX = (
+    "write the path as in named_modules() of the model, say with root= at which module paths begin, or leave the rule "
+    "out where that module does not run"
+)
+#: Modules that a message names.
+_MOST = 4
+#: Kinds of calls that are kept until they are compared with the rules.
+_KINDS = 4096
+
+
+class RuleUse:
+    """Which rules of modules have met their module, of one policy.
+
+    Parameters
+    ----------
+    policy : Policy
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._lock = threading.Lock()
+        self._rules = policy.kernels.compiled_rules
+        self._open: dict[int, RuleMatch] = {
+            rule.index: rule.rule.match
+            for rule in self._rules.rules
+            if rule.use and (rule.rule.match.module is not None or rule.rule.match.node is not None)
+        }
+        self._others: dict[int, dict[str, None]] = {}
+        #: Kinds of calls that were not compared yet, each with the names of the places that they came from.
+        self._calls: dict[CallFacts, dict[tuple[Any, Any], None]] = {}
+
+    def note(self, facts: CallFacts) -> None:
+        """Take note of a kind of calls; an earlier rule may decide them.
+
+        A rule has its module where any call came from that. Whether it was one of the rule's operation does not count.
+        """
+        if not self._open:
+            return
+        with self._lock:
+            kind = facts._replace(node=UNKNOWN, module=UNKNOWN)
+            self._calls.setdefault(kind, {})[facts.node, facts.module] = None
+            if len(self._calls) >= _KINDS:
+                self._compare()
+
+    def _compare(self) -> None:
+        """Compare the rules with the calls that were noted since the last time."""
+        places = {place: None for names in self._calls.values() for place in names}
+        for node, module in places:
+            for rule in self._rules.matching(ANY_CALL._replace(node=node, module=module)):
+                self._open.pop(rule.index, None)
+        if self._open:
+            for kind, names in self._calls.items():
+                for rule in self._rules.matching(kind):
+                    if rule.index in self._open:
+                        modules = self._others.setdefault(rule.index, {})
+                        modules.update((module or "", None) for _, module in names)
+        self._calls.clear()
+
+    def unmatched(self) -> list[str]:
+        """Return a sentence for each rule that no call matched, though some would have if they were of its module."""
+        with self._lock:
+            self._compare()
+            found = [(at, match, list(self._others[at])) for at, match in self._open.items() if at in self._others]
+        return [_sentence(at, match, others) for at, match, others in found]
+
+
+def _sentence(at: int, match: RuleMatch, others: list[str]) -> str:
+    stated = match.module if match.module is not None else match.node
+    key = "module" if match.module is not None else "node"
+    named = [repr(one) if one else "the model itself, or none that is known" for one in others[:_MOST]]
+    if len(others) > _MOST:
+        named.append(f"{len(others) - _MOST} more")
+    near = nearest(str(stated), module_names.known())
+    hint = f"; did you mean {near}?" if near and near != stated else ""
+    return f"kernels.rules[{at}] ({key}: {stated}) matched no call: they came from {', '.join(named)}{hint}"
+
+
+def report(active: CompiledPolicy | None) -> None:
+    """Warn of rules that matched no call under a policy that holds no more. Raises where it is strict."""
+    if active is None or active.policy.mode == "auto":
+        return
+    for sentence in active.rule_use.unmatched():
+        msg = f"{sentence}. Fix: {_FIX}"
+        if active.strict:
+            raise UnsupportedOperationError(msg, engine="torch")
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Attribution of profiler events to recorded operator calls; the rest is collected as unattributed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from xpuruntime.pytorch.explanation.timeline import Timeline
+from xpuruntime.pytorch.explanation.uncovered_kernels import (
+    NOT_REACHED,
+    UncoveredKernel,
+    uncovered_kernel,
+    uncovered_operator,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.timeline import DeviceWork, Node
+
+__all__ = ["Joined", "Share", "join"]
+
+#: Ranges in which torch.compile runs what it compiled for the CPU into C++, which no profiler sees into.
+_COMPILED = "## Call CompiledFxGraph"
+#: Types of tensors, as kineto has them.
+_DTYPES = {
+    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "c10::Float8_e4m3fn": "fp8",
+    "signed char": "int8",
+}  # fmt: skip
+
+
+class Share:
+    """Time, how often, and by which kernels.
+
+    Attributes
+    ----------
+    ns : int
+    count : int
+        Of a recorded call: how many of its ranges the profiler saw.
+    kernels : dict of str to int
+        Kernel to nanoseconds; on the CPU, operator of PyTorch's to nanoseconds.
+    leaves : set of str
+        Operators of PyTorch's that ran inside.
+    """
+
+    __slots__ = ("count", "kernels", "leaves", "ns")
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.count = 0
+        self.kernels: dict[str, int] = defaultdict(int)
+        self.leaves: set[str] = set()
+
+    def add(self, name: str, ns: int) -> None:
+        """Add time in one kernel."""
+        self.ns += ns
+        self.kernels[name] += ns
+
+
+class UnattributedCalls(NamedTuple):
+    """What tells one row of what no override saw from another."""
+
+    what: Literal["uncovered", "replay", "compiled", "elsewhere", "other"]
+    op: str
+    operator: str
+    module: str
+    phase: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    reason: str
+
+
+class Called(NamedTuple):
+    """What tells one row of recorded calls from another.
+
+    Attributes
+    ----------
+    kind : int
+        Number of the kind of calls.
+    operator : str
+        The operator that the call came through, as the profiler has it; empty: none.
+    module, phase : str
+    shapes : tuple of tuple of int
+    dtypes : tuple of str
+        Where the recorder did not find them out, as the profiler has them.
+    """
+
+    kind: int
+    operator: str
+    module: str
+    phase: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+class Joined(NamedTuple):
+    """Whose the time is.
+
+    Attributes
+    ----------
+    kind : {"device", "cpu"}
+        Which time: of kernels, copies and fills on devices, or on the CPU where no device did anything.
+    calls : dict of Called to Share
+    rest : dict of UnattributedCalls to Share
+    overhead_ns : int
+        CPU time between the entry of operators and their kernels: choosing, and watching. In no share.
+    """
+
+    kind: Literal["device", "cpu"]
+    calls: dict[Called, Share]
+    rest: dict[UnattributedCalls, Share]
+    overhead_ns: int
+
+
+def join(events: list[Any], kinds: Sequence[Seen]) -> Joined:
+    """Read what the profiler recorded, of calls of some kinds and besides."""
+    return _Joining(Timeline(events), kinds).result()
+
+
+class _Joining:
+    def __init__(self, timeline: Timeline, kinds: Sequence[Seen]) -> None:
+        self._timeline = timeline
+        self._kinds = kinds
+        self._keys: dict[int, Called] = {}
+        self._calls: dict[Called, Share] = defaultdict(Share)
+        self._rest: dict[UnattributedCalls, Share] = defaultdict(Share)
+        self._overhead = 0
+        self._uncovered: dict[int, tuple[Node, UncoveredKernel] | None] = {}
+        self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
+
+    def result(self) -> Joined:
+        kind: Literal["device", "cpu"] = "device" if self._timeline.work else "cpu"
+        for node in self._timeline.nodes:
+            self._take(node, timed=kind == "cpu")
+        for work in self._timeline.work:
+            self._take_work(work)
+        for key, graphs in self._replays.items():
+            self._rest[key].count = len(graphs)
+        return Joined(kind, dict(self._calls), dict(self._rest), self._overhead)
+
+    def _take(self, node: Node, *, timed: bool) -> None:
+        """Take one operator or range of the CPU."""
+        if node.call is not None:
+            if not self._kinds[node.call.kind].count:
+                self._overhead += node.own  # a kernel that refused, so that another one was taken
+                return
+            share = self._share(node.call)
+            # The native kernel runs in the range itself, without an event of its own: it is the operator's around it.
+            runs = node.parent if node.kind >= 0 and node.parent is not None else node
+            share.count += node.kind >= 0
+            if "::" in runs.name:
+                share.leaves.add(runs.name)
+            if timed:
+                share.add(runs.name, node.own)
+            return
+        if node.aside:
+            if timed:
+                share = self._other(node.aside)
+                share.add(node.aside, node.own)
+                share.count += node.parent is None or not node.parent.aside
+            return
+        if node.inner_call is not None:
+            self._overhead += node.own
+            return
+        preparing = next((one.inner_call for one in node.upward() if one.inner_call is not None), None)
+        if preparing is not None:
+            if not self._kinds[preparing.kind].count:
+                self._overhead += node.own  # all kernels refused
+            elif timed:
+                self._share(preparing).add(node.name, node.own)
+            return
+        uncovered = self._uncovered_share(node)
+        if uncovered is not None:
+            outer, what = uncovered
+            key = self._key(outer, what)
+            self._rest[key].count += outer is node
+            if timed:
+                self._rest[key].add(node.name, node.own)
+        elif timed and node.name.startswith(_COMPILED):
+            key = UnattributedCalls("compiled", "", "torch.compile", self._timeline.module_of(node), "", (), (), "")
+            self._rest[key].add("C++ by torch.compile", node.own)
+            self._rest[key].count += 1
+        elif timed and not node.annotation:
+            other = self._other("autograd engine" if node.name.startswith("autograd::engine") else node.name)
+            other.add(node.name, node.own)
+            other.count += 1
+
+    def _take_work(self, work: DeviceWork) -> None:
+        """Take one kernel, copy or fill of a device."""
+        node = work.node
+        if work.graph:
+            key = UnattributedCalls(
+                "replay", "", "CUDA graph", "" if node is None else self._timeline.module_of(node), "", (), (), ""
+            )
+            self._replays[key].add(work.graph)
+            self._rest[key].add(work.name, work.duration)
+            return
+        if node is not None:
+            if node.aside and node.call is None:
+                self._other(node.aside).add(work.name, work.duration)
+                self._other(node.aside).count += 1
+                return
+            call = next((one.call or one.inner_call for one in node.upward() if one.call or one.inner_call), None)
+            if call is not None:
+                self._share(call).add(work.name, work.duration)
+                return
+            uncovered = self._uncovered_share(node)
+            if uncovered is not None:
+                self._rest[self._key(*uncovered)].add(work.name, work.duration)
+                return
+        operator = None if node is None else _operator(node)
+        by_name = uncovered_kernel(work.name) if operator is None else None
+        if work.elsewhere and by_name is not None:
+            share = self._rest[UnattributedCalls("elsewhere", by_name.op, work.name, "", "", (), (), "")]
+        elif by_name is not None:
+            module = "" if node is None else self._timeline.module_of(node)
+            phase = "backward" if node is not None and node.phase == "backward" else ""
+            share = self._rest[
+                UnattributedCalls("uncovered", by_name.op, work.name, module, phase, (), (), by_name.reason)
+            ]
+        else:
+            share = self._other(work.name if operator is None else operator)
+        share.add(work.name, work.duration)
+        share.count += 1
+
+    def _share(self, call: Node) -> Share:
+        """Return the share of the calls of which this is a range."""
+        key = self._keys.get(id(call))
+        if key is None:
+            seen = self._kinds[call.kind]
+            through = call.parent if call.parent is not None and "::" in call.parent.name else None
+            shapes, dtypes = seen.shapes, seen.dtypes
+            if not shapes and through is not None:
+                shapes, dtypes = _arguments(through)
+            module = seen.module or self._timeline.module_of(call)
+            key = Called(call.kind, "" if through is None else through.name, module, seen.phase, shapes, dtypes)
+            self._keys[id(call)] = key
+        return self._calls[key]
+
+    def _other(self, name: str) -> Share:
+        return self._rest[UnattributedCalls("other", "", name, "", "", (), (), "")]
+
+    def _key(self, node: Node, uncovered: UncoveredKernel) -> UnattributedCalls:
+        shapes, dtypes = _arguments(node)
+        module = self._timeline.module_of(node)
+        return UnattributedCalls(
+            "uncovered", uncovered.op, node.name, module, node.phase, shapes, dtypes, uncovered.reason
+        )
+
+    def _uncovered_share(self, node: Node) -> tuple[Node, UncoveredKernel] | None:
+        """Return the outermost operator around this that a policy can speak of, and what it is."""
+        if id(node) in self._uncovered:
+            return self._uncovered[id(node)]
+        found = None if node.parent is None else self._uncovered_share(node.parent)
+        if found is None:
+            uncovered = uncovered_operator(node.name) or _compiled(node.name)
+            # An operator that only leads to one that was recorded has not escaped.
+            through = uncovered is not None and any(self._kinds[kind].op == uncovered.op for kind in node.below or ())
+            found = None if uncovered is None or through or _cut_short(node, uncovered) else (node, uncovered)
+        self._uncovered[id(node)] = found
+        return found
+
+
+def _cut_short(node: Node, uncovered: UncoveredKernel) -> bool:
+    """Say whether a checkpoint has ended its second forward in this operator, before anything was computed."""
+    return uncovered.reason == NOT_REACHED and node.sequence >= 0 and node.in_backward
+
+
+def _arguments(node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return the shapes and types of the tensors that an operator was called with."""
+    shapes = tuple(tuple(shape) for shape in node.shapes if shape and not isinstance(shape[0], (list, tuple)))
+    return shapes, tuple(dict.fromkeys(_DTYPES[name] for name in node.dtypes if name in _DTYPES))
+
+
+def _compiled(name: str) -> UncoveredKernel | None:
+    """Return what a kernel computes around whose launch torch.compile has put a range of its name."""
+    return uncovered_kernel(name) if name.startswith("triton_") or "cpp_fused_" in name else None
+
+
+def _operator(node: Node) -> str | None:
+    """Return the operator that launched a kernel, where there is one; compiled code has none."""
+    for one in node.upward():
+        if one.name.startswith("triton_") or "cpp_fused_" in one.name:
+            return one.name
+        if one.name.startswith(("aten::", "torchvision::", "c10d::", "xpuruntime::", "nccl")):
+            return one.name
+        if one.name.startswith("Optimizer."):
+            return one.name
+    return None

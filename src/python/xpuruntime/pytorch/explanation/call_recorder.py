@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`CallRecorder`: every call of an overridden operator, by kind, with a profiler range around it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
+from xpuruntime.pytorch.dispatch.tuning import measuring
+from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, uncertain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = ["LEFT", "CallRecorder", "Seen"]
+
+
+class Seen:
+    """Calls of one kind.
+
+    Attributes
+    ----------
+    number : int
+        Counts from zero within one recorder.
+    name, op : str
+        The operator, such as ``"mm.out"``, and the operation of a `KernelPolicy`.
+    module, phase, device : str
+    shapes : tuple of tuple of int
+        Of the tensors among the arguments.
+    dtypes : tuple of str
+    asked : tuple of str
+        Empty where no policy asks for anything.
+    source : str
+        The key that asks, or ``"default"``.
+    kernel : str
+        The word that was resolved to: an xpuruntime id, or of PyTorch's.
+    native : bool
+        Whether PyTorch's own kernel serves.
+    site : CallSite or None
+        For xpuruntime kernels, what decides which one serves.
+    by_switch : bool
+        Whether the policy is kept by a switch of PyTorch's, so that no call is decided by itself.
+    status, reason : str
+    count : int
+        Calls that returned.
+    first_ns, first_duration_ns : int
+        When the first began, in nanoseconds since the epoch, and how long it took on the CPU.
+    thread : int
+        Native id of the thread of the first.
+    """
+
+    __slots__ = (
+        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "module", "name",
+        "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, name: str, op: str, route: Route | None, module: str, phase: str, tensors: list[torch.Tensor]
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.op = op
+        self.module = module
+        self.phase = phase
+        self.shapes = tuple(tuple(t.shape) for t in tensors)
+        self.dtypes = tuple(dict.fromkeys(call_state.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
+        self.device = _device_of(tensors)
+        self.count = 0
+        self.first_ns = 0
+        self.first_duration_ns = 0
+        self.thread = threading.get_native_id()
+        self.by_switch = False
+        self.native = True
+        self.site: _core.CallSite | None = None
+        self.asked: tuple[str, ...] = ()
+        self.source = "default"
+        self.kernel = DEFAULT_ID[op]
+        self.status = "default"
+        self.reason = ""
+        if route is not None:
+            self.native = route.native
+            self.site = None if route.place is None else route.place.site
+            self.kernel = route.kernel
+            self.status = route.status
+            self.reason = route.reasons
+            if route.source != "default":
+                self.asked, self.source = route.asked, route.source
+        else:
+            self._ask(active_policy())
+
+    def _ask(self, active: CompiledPolicy | None) -> None:
+        """Find out what a policy asks for of calls that it does not decide one by one."""
+        if active is None:
+            return
+        if self.op in active.ops:
+            facts = facts_of_call(
+                self.op,
+                device=self.device,
+                dtype=self.dtypes[0] if self.dtypes else None,
+                phase=self.phase,
+                module=self.module,
+            )
+            wanted, sure = request_of(active.policy.kernels, facts)
+            if wanted is not None:
+                self.asked, self.source = wanted
+                self.status, self.reason = "bypassed", LEFT if sure else f"{LEFT}; {uncertain(self.source)}"
+            return
+        stated = active.policy.kernels.get(self.op)
+        if stated is not None:
+            self.by_switch = True
+            self.asked = (stated,) if isinstance(stated, str) else tuple(stated)
+            self.source = f"kernels.{self.op}"
+            self.kernel = NATIVE_NAMES[self.op].get(self.asked[0], DEFAULT_ID[self.op])
+            self.status = "honoured"
+
+    @property
+    def operator(self) -> str:
+        """The operator with its namespace, such as ``"aten::mm.out"``."""
+        return self.name if "::" in self.name else f"aten::{self.name}"
+
+    @property
+    def label(self) -> str:
+        """The calls in a few words, for a trace."""
+        return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
+
+
+#: Why a call that a policy asks something for was not decided.
+LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class CallRecorder:
+    """Keeps what is to be known of calls; a `calls.Recorder`.
+
+    Parameters
+    ----------
+    range_of : callable
+        From a `Seen` to the context that one call of it runs in.
+
+    Notes
+    -----
+    What runs inside a call that is recorded, such as the products inside unfused attention, belongs to that call,
+    unless the policy asks for something for it by itself. A call that raises is not counted, and neither is what is
+    called to measure kernels.
+    """
+
+    def __init__(self, range_of: Callable[[Seen], AbstractContextManager[Any]]) -> None:
+        self._range_of = range_of
+        self._lock = threading.Lock()
+        self._seen: dict[Any, Seen] = {}
+        self._depth = _Depth()
+        self.asking = RequestedKernels()
+        self.kinds: list[Seen] = []
+
+    def note_policy(self) -> None:
+        """Take note of the policy that holds now in this thread."""
+        self.asking.note(active_policy())
+
+    def call(
+        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``; see `calls.Recorder`."""
+        depth = self._depth
+        if (depth.value and (route is None or route.source == "default")) or measuring() or _tracing():
+            return run(*args, **kwargs)
+        seen = self._kind(name, op, route, args, kwargs)
+        begun = time.time_ns() if not seen.count else 0
+        outside = depth.value
+        try:
+            depth.value = outside + 1
+            with self._range_of(seen):
+                result = run(*args, **kwargs)
+        finally:
+            depth.value = outside
+        with self._lock:
+            if begun and not seen.count:
+                seen.first_ns, seen.first_duration_ns = begun, time.time_ns() - begun
+            seen.count += 1
+        return result
+
+    def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> Seen:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        module, phase = module_paths.current(), call_state.phase()
+        active = active_policy() if route is None else None
+        why: Any = None if active is None else active.policy.kernels.get(op)
+        if route is not None:
+            why = (route.kernel, route.source, route.asked, route.passed_over, route.native)
+        key = (name, op, why, module, phase, *((t.shape, t.dtype, t.device) for t in tensors))
+        found = self._seen.get(key)
+        if found is None:
+            with self._lock:
+                found = self._seen.get(key)
+                if found is None:
+                    found = Seen(len(self.kinds), name, op, route, module, phase, tensors)
+                    self.kinds.append(found)
+                    self._seen[key] = found
+            self.note_policy()
+        return found
+
+
+def _device_of(tensors: list[torch.Tensor]) -> str:
+    return str(tensors[0].device) if tensors else "cpu"
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_modes = _private_api.mode_keys
+
+
+def _tracing() -> bool:
+    """Say whether operators are being traced by `torch.compile` or an export: nothing runs then."""
+    get = _private_api.dispatch_mode
+    return any(get(mode) is not None for mode in (_modes.FAKE, _modes.PROXY, _modes.FUNCTIONAL))

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`explain`: a recording of the kernels that a block of code runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from xpuruntime import _core
+from xpuruntime.errors import InputError
+from xpuruntime.ops.decision_log import Decision, decisions
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.fast_path import fast_path
+from xpuruntime.pytorch.dispatch.overrides import registry
+from xpuruntime.pytorch.dispatch.overrides.native import never_compile
+from xpuruntime.pytorch.explanation.attribution import join
+from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
+from xpuruntime.pytorch.explanation.explanation import Explanation, Found
+from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
+from xpuruntime.pytorch.explanation.summary_builder import build_rows
+from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from xpuruntime.pytorch.explanation.call_recorder import Seen
+
+__all__ = ["Watch", "explain", "served_since"]
+
+
+class explain:  # noqa: N801 - used like a function
+    """Find out which kernels the code in a ``with`` block runs: what was asked for, what ran, how often and how long.
+
+    It covers forward and backward, in all threads, with a policy active or without.
+
+    Parameters
+    ----------
+    root : torch.nn.Module, optional
+        The module at which paths begin, where no policy names one; default: the largest one that has been called.
+
+    Returns
+    -------
+    Explanation
+        From ``with``; it has everything after the block.
+
+    Raises
+    ------
+    InputError
+        When the block is entered while a profiler of PyTorch's runs: there can be only one.
+
+    Notes
+    -----
+    Times come from PyTorch's profiler: of kernels on CUDA devices, or, where none ran, of the CPU. Run a step before,
+    so that what is done once is not in them. Inside the block every operator that a policy can speak of passes through
+    Python, as under a policy; after it, everything is as before. Of code that `torch.compile` has compiled, operators
+    that it calls are seen one by one, and kernels that it made by their names.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> with xrt_torch.kernel_policy(matmul="cpu.reference"), xrt_torch.explain() as found:
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    >>> row, = (row for row in found.rows if row.op == "matmul")
+    >>> row.resolved, row.source, row.status, row.count
+    ('cpu.reference', 'kernels.matmul', 'honoured', 1)
+    """
+
+    def __init__(self, *, root: torch.nn.Module | None = None) -> None:
+        if root is not None and not isinstance(root, torch.nn.Module):
+            msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
+            raise TypeError(msg)
+        self._root = root
+        self._watch: Watch | None = None
+        self._loss: _core.OnLoss | None = None
+
+    def _check(self) -> None:
+        refuse_a_second("explain()")
+
+    def _enter(self) -> Explanation:
+        self._found = Explanation()
+        ranges = _Ranges([])
+        self._recorder = CallRecorder(ranges.of_call)
+        self._recorder.note_policy()
+        active = active_policy()
+        self._policy = None if active is None else active.policy.to_dict()
+        # Threads that the program starts are watched, too, and not only those of autograd.
+        self._watch = Watch(
+            self._recorder,
+            Profiler(record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)),
+            self._root,
+            ranges,
+        )
+        self._loss = _core.OnLoss(self._watch.abandon)
+        self._before = decisions()
+        self._watch.start()
+        return self._found
+
+    def _abandon(self) -> None:
+        if self._watch is not None:
+            self._watch.abandon()
+            if self._loss is not None:
+                self._loss.disarm()
+            self._watch = self._loss = None
+
+    def _exit(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._watch is None:
+            raise InputError("this explain() is not entered, or its with block has been left already")
+        profiler = self._watch.profiler
+        self._recorder.note_policy()
+        try:
+            try:
+                self._watch.stop()
+            finally:
+                self._abandon()
+            self._finish(profiler, partial=error is not None)
+        except Exception:
+            if error is None:  # otherwise the error of the block is the one to be heard
+                raise
+
+    __enter__ = _core.guarded(_enter, _abandon, _check)
+    __exit__ = _core.guarded(_exit, _abandon)
+
+    def _finish(self, profiler: Profiler, *, partial: bool) -> None:
+        joined = join(profiler.events(), self._recorder.kinds)
+        recorder = self._recorder
+        rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
+        unmatched = recorder.asking.unmatched()
+        notes = list(unmatched)
+        if joined.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
+            notes.append(
+                "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
+                "be in use by another tool, or not permitted"
+            )
+        self._found.finish(
+            Found(
+                rows=rows,
+                time_kind=joined.kind,
+                overhead_us=joined.overhead_ns / 1000,
+                policy=self._policy,
+                notes=tuple(notes),
+                unmatched=unmatched,
+                partial=partial,
+                fast_path=fast_path().route,
+            )
+        )
+
+
+class Watch:
+    """What is put into PyTorch for a block, and taken away again; `abandon` does it at any point."""
+
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        profiler: Profiler,
+        root: torch.nn.Module | None = None,
+        ranges: _Ranges | None = None,
+    ) -> None:
+        self._recorder, self.profiler, self._root, self._ranges = recorder, profiler, root, ranges
+        self._undo: list[Callable[[], Any]] = []
+
+    def start(self) -> None:
+        """Put it there."""
+        _core.call_aside(self._install)
+        self.profiler.start()
+        _core.call_aside(self._record)
+
+    def stop(self) -> None:
+        """Take it away, and keep what the profiler has recorded."""
+        self._take_away()
+        self.profiler.stop()
+
+    def abandon(self) -> None:
+        """Take away whatever of it is there. Idempotent."""
+        try:
+            self._take_away()
+        finally:
+            self.profiler.abandon()
+
+    def _take_away(self) -> None:
+        _core.call_aside(self._uninstall)
+        if self._ranges is not None:
+            self._ranges.end()
+
+    def _install(self) -> None:
+        undo = self._undo
+        ops = registry.require(registry.RUNNING)
+        undo.append(lambda: registry.release(ops))
+        module_paths.require(self._root, first=False)
+        undo.append(lambda: module_paths.release(self._root, first=False))
+        if self._ranges is not None:
+            undo += [handle.remove for handle in _module_ranges(self._ranges)]
+
+    def _record(self) -> None:
+        before = call_state.watch(self._recorder)
+        self._undo.append(lambda: call_state.watch(before))
+
+    def _uninstall(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def served_since(before: tuple[Decision, ...]) -> list[Decision]:
+    """Return the decisions of the core that have served calls since `before` was taken."""
+    now = decisions()
+    if len(now) < len(before) or any(a.text != b.text for a, b in zip(before, now, strict=False)):
+        return list(now)  # somebody has cleared them meanwhile
+    served = [new for old, new in zip(before, now, strict=False) if new.count > old.count]
+    return [*served, *now[len(before) :]]
+
+
+class _Ranges(threading.local):
+    """Ranges of the profiler around forwards of modules.
+
+    A range that ends under another profiler than it began under writes into memory of the first, which is freed.
+    """
+
+    def __init__(self, threads: list[list[tuple[int, Any]]]) -> None:
+        #: Of this thread, each with how many modules run inside of it.
+        self._open: list[tuple[int, Any]] = []
+        threads.append(self._open)
+        self._threads = threads
+
+    def enter(self) -> None:
+        """Begin the range of the module whose forward begins."""
+        path, number = module_paths.running(), _core.running_modules()
+        self.close(number - 1)
+        opened = _private_api.RecordFunctionFast(f"{MODULE}{path}")
+        self._open.append((number, opened))  # before it begins, so that it is ended wherever an interruption comes
+        opened.__enter__()
+
+    def close(self, most: int) -> None:
+        """End ranges of modules that have ended: PyTorch calls no hook after an interruption."""
+        while self._open and self._open[-1][0] > most:
+            # PyTorch refuses to end one that did not begin, or that has ended: an interruption came in between.
+            with contextlib.suppress(RuntimeError):
+                self._open[-1][1].__exit__(None, None, None)
+            self._open.pop()
+
+    def of_call(self, seen: Seen) -> Any:
+        """Return a range for a call."""
+        self.close(_core.running_modules())
+        return _private_api.RecordFunctionFast(f"{RANGE}{seen.number}")
+
+    def end(self) -> None:
+        """End all of this thread before the profiler stops, and never those that other threads are still inside of."""
+        self.close(-1)
+        for ranges in self._threads:
+            if ranges:
+                _core.keep_forever(ranges.copy())
+                ranges.clear()
+
+
+def _module_ranges(ranges: _Ranges) -> list[Any]:
+    """Put a range with its path around each module's forward; returns what takes the hooks away."""
+
+    # Arguments are left untouched; see the hooks of module_paths.
+    def enter(_module: Any, _args: Any) -> None:
+        if not module_paths.is_traced():
+            ranges.enter()
+
+    def leave(_module: Any, _args: Any, _output: Any) -> None:
+        if not module_paths.is_traced():
+            ranges.close(_core.running_modules())
+
+    return [
+        torch_module.register_module_forward_pre_hook(enter),
+        torch_module.register_module_forward_hook(leave, always_call=True),
+    ]
+
+
+never_compile(_module_ranges)  # as the hooks of module_paths

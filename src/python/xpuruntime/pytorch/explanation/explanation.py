@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Explanation`: the result of `explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.pytorch.explanation.summary import Coverage, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["SCHEMA", "Explanation", "Found"]
+
+SCHEMA = "xpuruntime.explanation/1"
+#: Rows that the message of `Explanation.require` names.
+_NAMED = 8
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an `Explanation` has, once it has it."""
+
+    rows: tuple[Row, ...]
+    time_kind: Literal["device", "cpu"]
+    overhead_us: float
+    policy: dict[str, Any] | None
+    notes: tuple[str, ...]
+    partial: bool
+    unmatched: tuple[str, ...] = ()
+    fast_path: str = ""
+
+
+class Explanation:
+    """Which kernels the code inside an `explain` block ran, who asked for them, how often, and how long.
+
+    It has everything after the block; before that, each attribute raises `InputError`. ``str(found)`` is a table.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        The longest first.
+    coverage : Coverage
+    time_kind : {"device", "cpu"}
+        What the times are: those of kernels, copies and fills on CUDA devices, or, where none ran there, of the CPU.
+    total_us : float
+        All times together, in microseconds.
+    overhead_us : float
+        CPU time between the entry of operators and their kernels, for choosing and for watching; in none of the rows.
+    policy : dict or None
+        The policy that held when the block was entered.
+    notes : tuple of str
+        What could not be seen, and why; rules that matched no call.
+    unmatched : tuple of str
+        Rules for modules that matched no call, of policies that held inside; also among the notes.
+    partial : bool
+        Whether the block was left by an exception.
+    fast_path : str
+        The route by which PyTorch's dispatcher reaches a policy in this process: ``"addon"``, ``"stable"`` or
+        ``"python"``. Results are the same on each, and calls cost more on the latter two.
+    """
+
+    def __init__(self) -> None:
+        self._found: Found | None = None
+
+    def finish(self, found: Found) -> None:
+        """Take what was found; called once, by `explain`."""
+        self._found = found
+
+    def _get(self) -> Found:
+        if self._found is None:
+            msg = "nothing is explained yet: use what explain() gives after its with block"
+            raise InputError(msg)
+        return self._found
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One for each kind of calls, the longest first."""
+        return self._get().rows
+
+    @property
+    def time_kind(self) -> Literal["device", "cpu"]:
+        """Whether times are those of devices or of the CPU."""
+        return self._get().time_kind
+
+    @property
+    def overhead_us(self) -> float:
+        """CPU time between the entry of operators and their kernels, in microseconds."""
+        return self._get().overhead_us
+
+    @property
+    def policy(self) -> dict[str, Any] | None:
+        """The policy that held when the block was entered."""
+        return self._get().policy
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be seen, and why."""
+        return self._get().notes
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Rules for modules that matched no call."""
+        return self._get().unmatched
+
+    @property
+    def partial(self) -> bool:
+        """Whether the block was left by an exception."""
+        return self._get().partial
+
+    @property
+    def fast_path(self) -> str:
+        """The route by which PyTorch's dispatcher reaches a policy in this process."""
+        return self._get().fast_path
+
+    @property
+    def total_us(self) -> float:
+        """All times together, in microseconds."""
+        return sum(row.time_us for row in self.rows)
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of the time ran under a rule, by default, or bypassed."""
+        return Coverage.of(self.rows)
+
+    def __repr__(self) -> str:
+        if self._found is None:
+            return "Explanation(nothing yet)"
+        return f"Explanation({len(self.rows)} rows, {self.total_us:.0f} us of {self.time_kind} time)"
+
+    def __str__(self) -> str:
+        from xpuruntime.pytorch.explanation.text_table import plain_text
+
+        return repr(self) if self._found is None else plain_text(self)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
+    def __rich__(self) -> RenderableType:
+        from xpuruntime.pytorch.explanation.text_table import render
+
+        return repr(self) if self._found is None else render(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists, and scalars."""
+        plain: dict[str, Any] = msgspec.to_builtins(self._get())
+        coverage = self.coverage
+        return {
+            "schema": SCHEMA,
+            "total_us": self.total_us,
+            "coverage": {**msgspec.to_builtins(coverage), "covered": coverage.covered},
+            **plain,
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return JSON text; `indent` ``None`` gives one line."""
+        raw = json_bytes(self.to_dict())
+        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+
+    def require(
+        self,
+        *,
+        coverage: float | None = None,
+        no_bypass: bool = True,
+        no_substitution: bool = True,
+        no_unmatched: bool = True,
+    ) -> Explanation:
+        """Raise unless the code ran under its policy: for a test that is to hold a training to it.
+
+        Parameters
+        ----------
+        coverage : float, optional
+            Least share, from 0 to 1, of the time in which a policy can have a say that has to have run as one asks:
+            `Coverage.covered`. Time in other operations does not count.
+        no_bypass : bool
+            Nothing that the policy speaks of may have escaped it. What is ``"opaque"`` has not escaped, but counts
+            against `coverage`.
+        no_substitution : bool
+            Nothing may have run by another kernel than its rule asks for.
+        no_unmatched : bool
+            No rule for a module may have matched no call.
+
+        Returns
+        -------
+        Explanation
+            This.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            Names the rows that are against it, the longest first.
+        InputError
+            `coverage` is not from 0 to 1.
+        """
+        if coverage is not None and not 0 <= coverage <= 1:
+            msg = f"coverage is {coverage!r}: give a share from 0 to 1, such as 0.9"
+            raise InputError(msg)
+        wrong: list[str] = []
+        against: set[str] = set()
+        counts = {status: [row for row in self.rows if row.status == status] for status in ("bypassed", "substituted")}
+        if no_bypass and counts["bypassed"]:
+            wrong.append(f"{_rows(len(counts['bypassed']))} bypassed the policy")
+            against.add("bypassed")
+        if no_substitution and counts["substituted"]:
+            wrong.append(f"{_rows(len(counts['substituted']))} ran by another kernel than was asked for")
+            against.add("substituted")
+        if no_unmatched:
+            wrong += self.unmatched
+        covered = self.coverage.covered
+        if coverage is not None and covered < coverage:
+            wrong.append(
+                f"{covered:.1%} of the {self.time_kind} time that a policy can speak of ran as it asks, and "
+                f"{coverage:.1%} is required"
+            )
+            against |= {"default", "bypassed", "substituted", "opaque"}
+        if not wrong:
+            return self
+        rows = [row for row in self.rows if row.status in against]
+        lines = [f"  {row.status}: {row.title}: {row.time_us:.1f} us, {_why(row)}" for row in rows[:_NAMED]]
+        if len(rows) > _NAMED:
+            lines.append(f"  and {len(rows) - _NAMED} more")
+        fix = "Fix: add rules for these calls, or require less"
+        raise UnsupportedOperationError("\n".join(["; ".join(wrong) + ". " + fix, *lines]), engine="torch")
+
+
+def _rows(count: int) -> str:
+    return "calls of 1 kind" if count == 1 else f"calls of {count} kinds"
+
+
+def _why(row: Row) -> str:
+    ran = row.resolved or ", ".join(row.observed[:1]) or "an unknown kernel"
+    return f"by {ran}" + (f" ({row.reason})" if row.reason else "")

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`build_rows`: recorded calls, profiler events and core decisions, as a row for each kind of call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from msgspec import structs
+
+from xpuruntime import _core
+from xpuruntime.ops.decision_log import recorded
+from xpuruntime.policies.call_facts import UNKNOWN
+from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
+from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+from xpuruntime.pytorch.explanation.attribution import Called, Share
+from xpuruntime.pytorch.explanation.requested import uncertain
+from xpuruntime.pytorch.explanation.summary import Row, RowStatus
+from xpuruntime.pytorch.explanation.timeline import MODULE
+from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.decision_log import Decision
+    from xpuruntime.pytorch.explanation.attribution import Joined, UnattributedCalls
+    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.requested import RequestedKernels
+
+__all__ = ["build_rows", "decision_of"]
+
+_OPAQUE = {
+    "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
+    "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
+    "elsewhere": "it was launched in a thread that PyTorch's profiler does not watch",
+}
+_BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
+_FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
+#: Operators that make or view tensors; they are not what a call is about.
+_MINOR = frozenset(
+    f"aten::{name}" for name in ("empty", "as_strided", "view", "detach", "t", "transpose", "reshape", "resolve_conj")
+)
+
+
+def build_rows(
+    kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision], asking: RequestedKernels
+) -> tuple[Row, ...]:
+    """Return the rows, those that took longest first.
+
+    Parameters
+    ----------
+    kinds : sequence of Seen
+    joined : Joined
+    decisions : sequence of Decision
+        What the core served meanwhile.
+    asking : RequestedKernels
+        The policies that held meanwhile.
+    """
+    rows = [_of_calls(kinds[key.kind], key, share, joined.kind, decisions) for key, share in joined.calls.items()]
+    rows += _unwatched(kinds, joined, decisions)
+    rows += [_of_rest(key, share, joined.kind, asking) for key, share in joined.rest.items()]
+    return tuple(sorted(rows, key=lambda row: -row.time_us))
+
+
+def decision_of(seen: Seen, decisions: Sequence[Decision]) -> Decision | None:
+    """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
+    if seen.native:
+        return None
+    fitting = [one for one in decisions if _is_of(one, seen)]
+    exact = next((one for one in fitting if _fits(one, seen)), None)
+    if exact is None and seen.site is not None:  # the log keeps so many, and where the calls come from some more
+        exact = next((one for one in recorded(seen.site) if _is_of(one, seen) and _fits(one, seen)), None)
+    return next(iter(fitting), None) if exact is None else exact
+
+
+def _is_of(decision: Decision, seen: Seen) -> bool:
+    """Say whether a decision is about calls of this operation and type that the same key asks something for."""
+    return (
+        decision.asked_by == seen.source
+        and decision.asked == (seen.kernel,)
+        and decision.op.startswith(seen.op)
+        and decision.dtype in seen.dtypes
+    )
+
+
+def _fits(decision: Decision, seen: Seen) -> bool:
+    """Say whether a decision is about tensors of these shapes."""
+    if decision.module and decision.module != seen.module:
+        return False
+    shapes = list(seen.shapes)
+    inputs = [tuple(shape) for name, shape in decision.shapes.items() if name in ("a", "b", "q", "k", "v", "x")]
+    return bool(inputs) and all(shape in shapes for shape in inputs)
+
+
+def _dropped() -> str:
+    """Return why there is no decision of calls that an xpuruntime kernel served."""
+    dropped = _core.Dispatcher.instance().dropped_decisions
+    if not dropped:
+        return "the decision of these calls was cleared meanwhile"
+    return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
+
+
+def _unwatched(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision]) -> list[Row]:
+    """Return rows for calls of which the profiler saw nothing."""
+    timed: dict[int, int] = {}
+    for key, share in joined.calls.items():
+        timed[key.kind] = timed.get(key.kind, 0) + share.count
+    found = []
+    for seen in kinds:
+        share = Share()
+        share.count = seen.count - timed.get(seen.number, 0)
+        if share.count > 0:
+            key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
+            row = _of_calls(seen, key, share, joined.kind, decisions)
+            reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not watch")))
+            found.append(structs.replace(row, reason=reason))
+    return found
+
+
+def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Sequence[Decision]) -> Row:
+    decision = decision_of(seen, decisions)
+    status, reason = _status(seen, share)
+    notes = [reason] if reason else []
+    observed = _observed(share)
+    if decision is not None:
+        notes += decision.notes
+        if kind == "cpu":
+            observed = (decision.kernel,)
+    elif not seen.native and kind == "cpu":
+        observed = ()
+        notes.append(f"unobservable: {_dropped()}")
+    return Row(
+        op=seen.op,
+        operator=key.operator or seen.operator,
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
+        device=seen.device,
+        requested=seen.asked,
+        source=seen.source,
+        resolved=seen.kernel if decision is None else decision.kernel,
+        observed=observed,
+        status=status,
+        reason="; ".join(notes),
+        count=min(share.count, seen.count),
+        time_us=share.ns / 1000,
+    )
+
+
+def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
+    status = cast("RowStatus", seen.status)
+    if status == "honoured" and seen.native and seen.kernel in BACKENDS:
+        ran = kernels_in(share.leaves)
+        if ran and seen.kernel not in ran.values():
+            return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
+    if seen.by_switch:
+        return status, "set by a switch of PyTorch's for all calls"
+    return status, seen.reason
+
+
+def _of_rest(key: UnattributedCalls, share: Share, kind: str, asking: RequestedKernels) -> Row:
+    status: RowStatus = "other"
+    reason = ""
+    requested: tuple[str, ...] = ()
+    source, resolved = "default", ""
+    if key.what == "uncovered":
+        status = "default"
+        facts = facts_of_call(
+            key.op,
+            device="cpu" if kind == "cpu" else "cuda",
+            dtype=key.dtypes[0] if key.dtypes else None,
+            phase=key.phase or UNKNOWN,
+            module=key.module,
+        )
+        if not key.module:  # the profiler names none: it is not known whether there is one
+            facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
+        requested, source, sure = asking.asked(facts)
+        follows = _follows(key)
+        chosen = _of_flex(key, requested)
+        if chosen is not None:
+            requested, source, resolved, status, reason = chosen
+        elif requested and follows:
+            kept = any(NATIVE_NAMES[key.op].get(kernel_name) == follows for kernel_name in requested)
+            status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
+        elif _is_kept(key, requested):
+            status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
+        elif requested:
+            status = "bypassed"
+            reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
+    elif key.what != "other":
+        status = "opaque"
+        reason = _OPAQUE[key.what]
+    return Row(
+        op=key.op,
+        operator=key.operator,
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
+        device="cpu" if kind == "cpu" else "",
+        requested=requested,
+        source=source,
+        resolved=resolved,
+        observed=_observed(share),
+        status=status,
+        reason=reason,
+        count=share.count,
+        time_us=share.ns / 1000,
+    )
+
+
+def _of_flex(
+    key: UnattributedCalls, requested: tuple[str, ...]
+) -> tuple[tuple[str, ...], str, str, RowStatus, str] | None:
+    """Return requested, source, resolved, status and reason of a kernel of flex_attention, from when it was compiled.
+
+    ``None``: it is none, or nothing was chosen for it.
+    """
+    found = flex_choices.choices(key.module) if key.reason == FLEX else ()
+    if not found:
+        return None
+    kernels = tuple(dict.fromkeys(one.kernel for one in found))
+    first = found[0]
+    if len(found) == 1 or all(one[:4] == first[:4] for one in found):
+        why = f"chosen when it was compiled; {first.reason}" if first.reason else "chosen when it was compiled"
+        asked = () if first.status == "default" else first.asked
+        return asked, first.source, first.kernel, cast("RowStatus", first.status), why
+    if all(one.status == first.status and one.source == first.source for one in found) and len(kernels) == 1:
+        return first.asked, first.source, first.kernel, cast("RowStatus", first.status), "chosen when it was compiled"
+    why = f"compiled code was given {' and '.join(kernels)} for flex_attention; which this is its name does not tell"
+    return requested, first.source, "", "opaque", why
+
+
+def _follows(key: UnattributedCalls) -> str:
+    """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
+    return _kernel_of(key) if key.operator.endswith("_backward") else ""
+
+
+def _is_kept(key: UnattributedCalls, requested: tuple[str, ...]) -> bool:
+    """Say whether a kernel of PyTorch's attention ran that is asked for, though nothing was decided at the call."""
+    ran = _kernel_of(key)
+    return bool(ran) and any(NATIVE_NAMES[key.op].get(kernel_name) == ran for kernel_name in requested)
+
+
+def _kernel_of(key: UnattributedCalls) -> str:
+    """Return the kernel of PyTorch's attention that an operator runs by; empty: it is no such operator."""
+    return kernels_in((key.operator,)).get(key.operator, "") if key.op == "attention" else ""
+
+
+def _observed(share: Share) -> tuple[str, ...]:
+    """Return what ran, the longest first."""
+    ran = (name for name in share.kernels if not name.startswith(MODULE))
+    names = sorted(ran, key=lambda name: -share.kernels[name])
+    return tuple(name for name in names if name not in _MINOR) or tuple(names)

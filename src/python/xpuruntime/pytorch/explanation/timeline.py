@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Timeline`: the profiler's events as trees of nested calls, with the device work of each launch."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.autograd import DeviceType
+
+from xpuruntime.runtime.trace_events import TUNING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["MODULE", "RANGE", "DeviceWork", "Node", "Timeline"]
+
+#: Before the number of a kind of calls, in the name of a range.
+RANGE = "xpuruntime#"
+#: Before the path of a module, in the name of a range.
+MODULE = "xpuruntime@"
+
+#: CUPTI's records of calls into the CUDA runtime and driver. PyTorch 2.13 has a type for them, 2.11 has not.
+_API = re.compile(r"(cuda|cu|hip)[A-Z]")
+_COMPILING = ("dynamo", "entire_frame_compile", "entire_backward_compile")
+_BACKWARD = "autograd::engine::evaluate_function: "
+
+
+class Node:
+    """Something that ran on the CPU: an operator or a range.
+
+    Attributes
+    ----------
+    name : str
+    start, end : int
+        Nanoseconds since the epoch.
+    inner : int
+        Nanoseconds that were spent in what ran directly inside.
+    parent : Node or None
+    call : Node or None
+        The range of the call that this is or runs in.
+    kind : int
+        Of a range: number of the kind of calls; otherwise -1.
+    below : set of int or None
+        Kinds of calls whose ranges are inside.
+    aside : str
+        What is done in it besides the program's own work, such as compiling, where operators are traced and compute
+        nothing; empty: nothing.
+    inner_call : Node or None
+        Of an operator: the range of a call that is directly inside; the last, if there are several: kernels that
+        refused it come first.
+    shapes, dtypes : list
+        Of the arguments, as kineto has them.
+    annotation : bool
+        Whether the program marked it, so that its own time is not an operator's.
+    """
+
+    __slots__ = (
+        "annotation", "aside", "below", "call", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module",
+        "name", "parent", "sequence", "shapes", "start",
+    )  # fmt: skip
+
+    def __init__(self, event: Any) -> None:
+        self.name: str = event.name()
+        self.start: int = event.start_ns()
+        self.end: int = self.start + event.duration_ns()
+        self.sequence: int = event.sequence_nr()
+        self.forward: int = event.fwd_thread_id()
+        self.annotation: bool = event.is_user_annotation()
+        self.shapes: Any = event.shapes()
+        self.dtypes: list[str] = event.dtypes()
+        self.parent: Node | None = None
+        self.inner = 0
+        self.kind = int(self.name[len(RANGE) :]) if self.name.startswith(RANGE) else -1
+        self.call: Node | None = self if self.kind >= 0 else None
+        self.inner_call: Node | None = None
+        self.below: set[int] | None = None
+        self.aside = ""
+        if self.name == TUNING:
+            self.aside = "xpuruntime, tuning"
+        elif self.name in _COMPILING or self.name.endswith("(dynamo_timed)"):
+            self.aside = "torch.compile, compiling"
+        self.module: str | None = None
+        if self.name.startswith(MODULE):
+            self.annotation = True
+            self.module = self.name[len(MODULE) :]
+
+    @property
+    def own(self) -> int:
+        """Nanoseconds that were spent in this and in nothing inside it."""
+        return max(0, self.end - self.start - self.inner)
+
+    def upward(self) -> Iterator[Node]:
+        """Yield this and what it ran in, innermost first."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it ran inside of a backward pass."""
+        return any(node.name.startswith(_BACKWARD) for node in self.upward())
+
+    @property
+    def phase(self) -> str:
+        """Which phase it belongs to, as `calls.phase` has it."""
+        recorded = False
+        for node in self.upward():
+            if node.name.startswith(_BACKWARD):
+                return "train" if recorded else "backward"
+            recorded = recorded or (node.sequence >= 0 and not node.forward)
+        return "train" if recorded else "infer"
+
+
+class DeviceWork(NamedTuple):
+    """A kernel, copy or fill that ran on a device.
+
+    Attributes
+    ----------
+    name : str
+    duration : int
+        Nanoseconds.
+    device : int
+    node : Node or None
+        What launched it.
+    graph : int
+        Correlation number of the launch of a CUDA graph that it belongs to; 0: none.
+    elsewhere : bool
+        Whether it was launched in a thread of which the profiler has recorded nothing.
+    """
+
+    name: str
+    duration: int
+    device: int
+    node: Node | None
+    graph: int
+    elsewhere: bool
+
+
+class Timeline:
+    """What was recorded.
+
+    Parameters
+    ----------
+    events : iterable
+        Of kineto's.
+
+    Attributes
+    ----------
+    nodes : list of Node
+    work : list of DeviceWork
+    """
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        threads: dict[int, list[Node]] = {}
+        resources: dict[int, int] = {}
+        made: dict[int, tuple[Node, int]] = {}
+        launches: dict[int, Any] = {}
+        device: list[Any] = []
+        for event in events:
+            if event.is_hidden_event():
+                continue
+            if event.device_type() != DeviceType.CPU:
+                if not event.is_user_annotation():
+                    device.append(event)
+                continue
+            name = event.name()
+            if _API.match(name):
+                launches[event.correlation_id()] = event
+                continue
+            thread = event.start_thread_id()
+            if event.is_async() or thread != event.end_thread_id() or name == "[memory]":
+                continue
+            node = Node(event)
+            threads.setdefault(thread, []).append(node)
+            resources.setdefault(event.device_resource_id(), thread)
+            made[event.correlation_id()] = (node, thread)
+        for nodes in threads.values():
+            _nest(nodes)
+        self.nodes = [node for nodes in threads.values() for node in nodes]
+        self._starts = {thread: [node.start for node in nodes] for thread, nodes in threads.items()}
+        self._threads = threads
+        self._paths = _paths(threads)
+        self.work = [self._work(event, launches, made, resources) for event in device]
+
+    def module_of(self, node: Node) -> str:
+        """Return the path of the module in whose forward something ran, or whose backward it is; empty: unknown."""
+        for one in node.upward():
+            if one.module is not None:
+                return one.module
+            if one.sequence >= 0 and one.name.startswith(_BACKWARD):
+                return self._paths.get((one.forward, one.sequence), "")
+        return ""
+
+    def _work(
+        self, event: Any, launches: dict[int, Any], made: dict[int, tuple[Node, int]], resources: dict[int, int]
+    ) -> DeviceWork:
+        launch = launches.get(event.correlation_id())
+        linked = event.linked_correlation_id() or (0 if launch is None else launch.linked_correlation_id())
+        node, thread = made.get(linked, (None, None))
+        graph = 0
+        if launch is not None:
+            if "GraphLaunch" in launch.name():
+                graph = event.correlation_id()
+            if thread is None:
+                thread = resources.get(launch.device_resource_id())
+            if thread is not None and (node is None or node.call is None):
+                node = self._narrowest(thread, launch.start_ns(), node)
+        elsewhere = launch is not None and thread is None
+        return DeviceWork(event.name(), event.duration_ns(), event.device_index(), node, graph, elsewhere)
+
+    def _narrowest(self, thread: int, at: int, within: Node | None) -> Node | None:
+        """Return what ran innermost at a moment; where `within` is given, in that or it."""
+        index = bisect_right(self._starts[thread], at) - 1
+        node: Node | None = self._threads[thread][index] if index >= 0 else None
+        while node is not None and node.end < at:
+            node = node.parent
+        if within is None or (node is not None and any(one is within for one in node.upward())):
+            return node
+        return within
+
+
+def _nest(nodes: list[Node]) -> None:
+    """Sort what ran in one thread, and say what ran in what."""
+    nodes.sort(key=lambda node: (node.start, -node.end))
+    open_: list[Node] = []
+    for node in nodes:
+        while open_ and open_[-1].end < node.end:
+            open_.pop()
+        if open_:
+            parent = open_[-1]
+            node.parent = parent
+            parent.inner += node.end - node.start
+            node.aside = parent.aside or node.aside
+            if node.call is None:
+                node.call = parent.call
+                open_.append(node)
+                continue
+            if "::" in parent.name:
+                parent.inner_call = node
+            for outer in open_:
+                outer.below = (outer.below or set()) | {node.kind}
+        open_.append(node)
+
+
+def _paths(threads: dict[int, list[Node]]) -> dict[tuple[int, int], str]:
+    """Return thread and sequence number of a node of autograd to the path of the module in whose forward it was made.
+
+    Every operator has the number of the node that comes next. The last one with a number has made that node: those
+    before have made none, and may be of another module.
+    """
+    found: dict[tuple[int, int], str] = {}
+    for thread, nodes in threads.items():
+        for node in nodes:
+            if node.sequence < 0 or node.forward:  # or it is such a node itself, that runs
+                continue
+            found[thread, node.sequence] = next((one.module for one in node.upward() if one.module is not None), "")
+    return found

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""ONNX export of a module, with nodes that are named after its modules."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata, util
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
+from xpuruntime.evidence.model_metadata.export_lock import onnx_digest
+from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.exporter.atomic_files import appearing
+from xpuruntime.pytorch.exporter.export_module import OPSET, Exported
+from xpuruntime.pytorch.exporter.mutable_state import warn_state_changes, written_state
+from xpuruntime.pytorch.exporter.node_names import name_nodes
+from xpuruntime.pytorch.exporter.policy_metadata import lock_of, quiet, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from xpuruntime.policies import Policy
+
+__all__ = ["write_onnx"]
+
+#: Bytes of weights up to which they are written into the model itself; a protobuf message ends at 2 GiB.
+_INSIDE = 1_900_000_000
+#: Of tensors that go into the other file, the least size in bytes.
+_SMALL = 1024
+#: What PyTorch writes of the machine that exports.
+_DROPPED = ("pkg.torch.onnx.stack_trace",)
+
+
+def write_onnx(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: Path,
+    policy: Policy | None,
+    *,
+    opset: int,
+    dynamic_shapes: Any,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    external_data: bool | None,
+) -> Exported:
+    """Export a module and write it; see `export`."""
+    _need("onnx", "onnxscript")
+    proto, changed = _traced(model, args, kwargs, opset, dynamic_shapes, input_names, output_names)
+    modules = name_nodes(proto.graph, {path for path, _ in model.named_modules()})
+    nodes = {node.name: node for node in proto.graph.node}
+    carried, notes = translate(policy, nodes, modules, by_node=True)
+    notes += _about_attention(proto, carried, opset)
+    if changed:
+        lost = "an ONNX model keeps no state: each run begins with the values that are exported"
+        notes.append(warn_state_changes(model, changed, lost))
+    pinned = {}
+    for name, node in nodes.items():
+        _drop(node)
+        kernel_names = None if carried is None else pinned_by_rule(carried.kernels, node.op_type, name)
+        if kernel_names is not None:
+            pinned[name] = kernel_names
+            node.metadata_props.add(key=KERNEL_KEY, value=", ".join(kernel_names))
+    lock = lock_of(
+        model,
+        (args, kwargs),
+        exporter=f"torch.onnx with onnxscript {metadata.version('onnxscript')}",
+        opset=opset,
+        weights=onnx_digest(proto.graph) or "",
+    )
+    if carried is not None:
+        proto.metadata_props.add(key=POLICY_KEY, value=carried.dumps("json"))
+    proto.metadata_props.add(key=LOCK_KEY, value=lock.to_json())
+    size = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
+    outside = size > _INSIDE if external_data is None else external_data
+    with appearing(target) as place:
+        if outside:
+            notes.append(f"weights lie in {_write_beside(proto, place, lock.weights)}")
+        else:
+            place.write_bytes(proto.SerializeToString(deterministic=True))
+    return Exported(path=target, format="onnx", policy=carried, lock=lock, pinned=pinned, notes=tuple(notes))
+
+
+def _need(*packages: str) -> None:
+    for package in packages:
+        if util.find_spec(package) is None:
+            raise UnsupportedOperationError(
+                f"export to ONNX needs the package {package}, which is not installed. Fix: pip install {package} (part "
+                "of xpuruntime[torch]), or export to .pt2, which needs PyTorch alone",
+                engine="torch",
+            )
+
+
+def _traced(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    opset: int,
+    dynamic_shapes: Any,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    what = f"<{type(model).__qualname__}>"
+    with context.thread_policy(None), quiet():
+        try:
+            program: Any = torch.onnx.export(
+                model,
+                args,
+                kwargs=kwargs or None,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                dynamic_shapes=dynamic_shapes,
+                input_names=None if input_names is None else list(input_names),
+                output_names=None if output_names is None else list(output_names),
+            )
+            proto: onnx.ModelProto = program.model_proto
+        except Exception as error:
+            raise ModelError(f"torch.onnx cannot export {what}: {_reason(error)}. Fix: {_FIX}") from error
+    for kind, names, found in (
+        ("input", input_names, proto.graph.input),
+        ("output", output_names, proto.graph.output),
+    ):
+        if names is not None and len(names) != len(found):
+            raise InputError(f"{what} has {len(found)} {kind}s, and {kind}_names has {len(names)}")
+    version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if version != opset:
+        raise ModelError(
+            f"torch.onnx wrote {what} in opset {version} where {opset} was asked for. Fix: ask for opset={version}, or "
+            "upgrade onnxscript"
+        )
+    return proto, written_state(program.exported_program)
+
+
+_FIX = "what PyTorch says of it stands above; torch.export.export(model, args) alone tells whether it can be traced"
+
+
+def _reason(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__
+
+
+def _about_attention(proto: onnx.ModelProto, policy: Policy | None, opset: int) -> list[str]:
+    if policy is None or policy.kernels.attention is None or any(n.op_type == "Attention" for n in proto.graph.node):
+        return []
+    if opset >= OPSET:
+        return ["kernels.attention: the module calls no scaled_dot_product_attention, so that no node is an attention"]
+    return [
+        f"kernels.attention: opset {opset} has no Attention, which is MatMul, Softmax and MatMul there; use opset=23"
+    ]
+
+
+def _drop(node: onnx.NodeProto) -> None:
+    kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key not in _DROPPED]
+    del node.metadata_props[:]
+    for key, value in kept:
+        node.metadata_props.add(key=key, value=value)
+
+
+def _write_beside(proto: onnx.ModelProto, place: Path, digest: str) -> str:
+    """Write the weights into another file, whose name is theirs alone: a model that is there keeps its own."""
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    name = f"{place.name}.{hashlib.sha256(digest.encode()).hexdigest()[:12]}.data"
+    offset = 0
+    with (place.parent / name).open("wb") as file:
+        for tensor in proto.graph.initializer:
+            data = tensor.raw_data
+            if len(data) < _SMALL:
+                continue
+            pad = -offset % 4096  # engines map the file
+            file.write(b"\0" * pad)
+            offset += pad
+            set_external_data(tensor, name, offset=offset, length=len(data))
+            file.write(data)
+            offset += len(data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    place.write_bytes(proto.SerializeToString(deterministic=True))
+    return name

@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: The xpuruntime developers
-"""Kernels of PyTorch's dispatcher, replaced while a policy asks for it."""

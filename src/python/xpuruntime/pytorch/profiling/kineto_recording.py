@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`KinetoRecording`: what PyTorch's profiler saw of devices and operators, as an xpuruntime recording."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.autograd import DeviceType
+
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
+from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, WorkKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.runtime.device_recording import Recording
+
+__all__ = ["KinetoRecording"]
+
+#: CUPTI's records of calls into the CUDA runtime and driver; PyTorch 2.11 gives them no type of their own.
+_API = re.compile(r"(cuda|cu|hip)[A-Z]")
+_COPY = re.compile(r"Memcpy (\w)to(\w)(?: \((\w+) -> (\w+)\))?")
+_FILL = re.compile(r"Memset(?: \((\w+)\))?")
+_WAIT = ("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event")
+_MEMORY = {"Pageable": "host (pageable)", "Pinned": "host (pinned)", "Device": "device", "Managed": "managed"}
+
+
+class KinetoRecording:
+    """Runs PyTorch's profiler.
+
+    Parameters
+    ----------
+    limit : int
+        Pieces of work, calls, and operators that are kept, of each.
+
+    Raises
+    ------
+    InputError
+        A profiler of PyTorch's runs already.
+    """
+
+    def __init__(self, limit: int) -> None:
+        refuse_a_second("a recording of devices")
+        self._limit = limit
+        self._profiler = Profiler()
+
+    def start(self) -> None:
+        """Start it; see `Profiler.start`."""
+        self._profiler.start()
+
+    def stop(self) -> None:
+        """Wait for every device that this process uses, and stop."""
+        try:
+            for index in range(torch.cuda.device_count()):
+                if _private_api.has_cuda_context(index):
+                    torch.cuda.synchronize(index)
+        finally:
+            self._profiler.stop()
+
+    def abandon(self) -> None:
+        """See `Profiler.abandon`."""
+        self._profiler.abandon()
+
+    def added_to(self, recording: Recording) -> Recording:
+        """Return a recording of ranges with the work of devices and PyTorch's operators added."""
+        work, calls, operators, dropped = read(self._profiler.events(), self._limit)
+        work = with_bytes(work, self._sizes()) if any(one.kind in ("copy", "fill") for one in work) else work
+        first = max((one.id for one in recording.ranges), default=0) + 1
+        nested = nest(operators, first)
+        ranges = [*recording.ranges, *nested]
+        placed = place(work, calls, recording.ranges)
+        notes = recording.notes
+        if dropped:
+            notes = (*notes, f"{dropped} records are lost: more came than are kept. Profile less, or raise the limit")
+        return msgspec.structs.replace(
+            recording,
+            source="kineto",
+            notes=notes,
+            ranges=tuple(sorted(ranges, key=lambda one: one.start_ns)),
+            work=tuple(placed),
+            calls=tuple(calls),
+            dropped=recording.dropped + dropped,
+        )
+
+    def _sizes(self) -> dict[int, list[tuple[float, int]]]:
+        """Return what the trace that PyTorch writes has of copies and fills, and its events have not: their bytes."""
+        with ScratchFolder("profile") as folder:
+            path = Path(folder) / "trace.json"
+            self._profiler.torch.export_chrome_trace(str(path))
+            return sizes(msgspec.json.decode(path.read_bytes(), type=_Trace).traceEvents)
+
+
+class _Trace(msgspec.Struct):
+    """The part of a trace that is read."""
+
+    traceEvents: list[dict[str, Any]]  # noqa: N815 - the format's name
+
+
+def sizes(events: Iterable[dict[str, Any]]) -> dict[int, list[tuple[float, int]]]:
+    """Return correlation number to start and bytes of the copies and fills of a trace, in their order."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for event in events:
+        if event.get("cat") in ("gpu_memcpy", "gpu_memset"):
+            args = event.get("args", {})
+            found.setdefault(int(args.get("correlation", 0)), []).append((event["ts"], int(args.get("bytes", 0))))
+    for held in found.values():
+        held.sort()
+    return found
+
+
+def with_bytes(work: Iterable[DeviceWork], known: dict[int, list[tuple[float, int]]]) -> list[DeviceWork]:
+    """Return work with the bytes of copies and fills; a call that made several has them in their order."""
+    waiting = {number: iter(held) for number, held in known.items()}
+    result = []
+    for one in work:
+        if one.kind in ("copy", "fill"):
+            _, size = next(waiting.get(one.correlation, iter(())), (0.0, one.bytes))
+            result.append(one._replace(bytes=size))
+        else:
+            result.append(one)
+    return result
+
+
+def read(events: Iterable[Any], limit: int) -> tuple[list[DeviceWork], list[HostCall], list[Range], int]:
+    """Sort events of kineto's into device work, calls of the host, and operators, which are not nested yet."""
+    work: list[DeviceWork] = []
+    calls: list[HostCall] = []
+    operators: list[Range] = []
+    dropped = 0
+    for event in events:
+        if event.is_hidden_event():
+            continue
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        if event.device_type() != DeviceType.CPU:
+            if event.is_user_annotation():
+                continue
+            if len(work) < limit:
+                work.append(_work(event, name, start, end))
+            else:
+                dropped += 1
+        elif _API.match(name):
+            if len(calls) < limit:
+                calls.append(HostCall(name, event.device_resource_id(), start, end, event.correlation_id()))
+            else:
+                dropped += 1
+        elif name != "[memory]" and not event.is_async() and event.start_thread_id() == event.end_thread_id():
+            if len(operators) < limit:
+                operators.append(Range(0, 0, name, "torch", event.device_resource_id(), start, end))
+            else:
+                dropped += 1
+    work.sort(key=lambda one: one.start_ns)
+    return work, calls, operators, dropped
+
+
+def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
+    kind: WorkKind = "kernel"
+    source = destination = ""
+    if copy := _COPY.match(name):
+        kind = "copy"
+        source, destination = (_MEMORY.get(word or "", word or "") for word in copy.group(3, 4))
+        name = "copy"
+    elif fill := _FILL.match(name):
+        kind, name = "fill", "fill"
+        destination = _MEMORY.get(fill.group(1) or "", fill.group(1) or "")
+    elif name.startswith(_WAIT):
+        kind = "wait"
+    return DeviceWork(
+        kind,
+        name,
+        event.device_index(),
+        event.device_resource_id(),
+        start,
+        end,
+        correlation=event.correlation_id(),
+        source=source,
+        destination=destination,
+    )
+
+
+def nest(operators: list[Range], first: int) -> list[Range]:
+    """Return operators with numbers, and with what each ran in."""
+    operators.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
+    found: list[Range] = []
+    open_: list[Range] = []
+    for number, one in enumerate(operators, first):
+        while open_ and (open_[-1].thread != one.thread or open_[-1].end_ns < one.end_ns):
+            open_.pop()
+        numbered = one._replace(id=number, parent=open_[-1].id if open_ else 0)
+        open_.append(numbered)
+        found.append(numbered)
+    return found
+
+
+def place(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]) -> list[DeviceWork]:
+    """Say in which range each piece of work was started: the innermost of its thread around the call."""
+    threads: dict[int, list[Range]] = {}
+    for around in ranges:
+        threads.setdefault(around.thread, []).append(around)
+    starts = {thread: [around.start_ns for around in held] for thread, held in threads.items()}
+    by_id = {around.id: around for held in threads.values() for around in held}
+    made = {call.correlation: call for call in calls}
+    placed = []
+    for one in work:
+        call = made.get(one.correlation) if one.correlation else None
+        held = threads.get(call.thread) if call is not None else None
+        if call is None or held is None:
+            placed.append(one)
+            continue
+        index = bisect_right(starts[call.thread], call.start_ns) - 1
+        found = held[index] if index >= 0 else None
+        while found is not None and found.end_ns < call.start_ns:
+            found = by_id.get(found.parent)
+        placed.append(one if found is None else one._replace(range=found.id))
+    return placed
