@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from importlib.util import find_spec
@@ -83,9 +84,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PyTorch's kernels have not been measured against ours; returns where their times are kept."""
     from xpuruntime.pytorch.dispatch import tuning
+    from xpuruntime.pytorch.dispatch.context import CONTEXT
 
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(path))
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
+    monkeypatch.setattr(CONTEXT, "times", {})
+    monkeypatch.setattr(tuning, "_open_store", functools.cache(tuning._open_store.__wrapped__))
     return path

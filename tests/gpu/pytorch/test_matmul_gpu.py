@@ -13,7 +13,7 @@ import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch.dispatch import tuning
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 if TYPE_CHECKING:
@@ -284,17 +284,17 @@ def test_the_fastest_is_measured_once_and_never_in_a_capture() -> None:
     with torch.no_grad(), xt.kernel_policy(xrt.KernelPolicy(auto_strategy="best_performance")):
         graph = torch.cuda.CUDAGraph()
         torch.mm(made(64, 64), made(64, 64))  # libraries are loaded
-        known = len(tuning._known)
+        known = len(CONTEXT.times)
         with torch.cuda.graph(graph):
             captured = torch.mm(x, weight.t())
-        assert len(tuning._known) == known  # nothing was measured
+        assert len(CONTEXT.times) == known  # nothing was measured
         graph.replay()
         assert_close(captured, exact, torch.bfloat16)
         with tuning.replayed():
             found = torch.mm(x, weight.t())
             (route,) = [one for one in routes() if one.tuned]
         assert_close(found, exact, torch.bfloat16)
-        times = [times for (_, key, eager), times in tuning._known.items() if "4096" in key and not eager]
+        times = [times for (_, key, eager), times in CONTEXT.times.items() if "4096" in key and not eager]
     assert len(times) == 1
     assert set(times[0]) == {"torch.mm", "auto"}
     assert all(1 < time < 1000 for time in times[0].values()), times

@@ -23,10 +23,7 @@ from torch.nn.modules import module as torch_module  # noqa: E402 - it needs PyT
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
-from xpuruntime.pytorch.dispatch import call_state, context  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import fast_kernels, registry  # noqa: E402
-from xpuruntime.pytorch.switches import shared_switches  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,14 +51,13 @@ class Net(torch.nn.Module):
 def _state() -> dict[str, Any]:
     return {
         "overridden": "xpuruntime" in torch._C._dispatch_dump("aten::mm"),
-        "required": {name: users for name, users in registry._users.items() if users},
+        "required": {name: users for name, users in CONTEXT.users.items() if users},
         "hooks": (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)),
-        "followed": module_paths._users,
         "running": _core.running_module(),
-        "policy": (context._global, context._local.active),
-        "fast path": (fast_kernels._routes, fast_kernels._watched, len(fast_kernels._threads)),
-        "recorder": call_state.recorder,
-        "switches": dict(shared_switches._held),
+        "policy": (CONTEXT.process_policy, CONTEXT.thread.policy),
+        "own policies": len(CONTEXT.own_policies),
+        "recorder": CONTEXT.recorder,
+        "switches": dict(CONTEXT.switch_claims),
         "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "fastpath": torch.backends.mha.get_fastpath_enabled(),
         "profiler": (torch.autograd.profiler._is_profiler_enabled, torch._C._autograd._profiler_enabled()),

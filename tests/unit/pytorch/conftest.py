@@ -52,7 +52,7 @@ def nothing_is_watched_afterwards():
     from torch.nn.modules import module as torch_module
 
     import xpuruntime.pytorch as xt
-    from xpuruntime.pytorch.dispatch import call_state
+    from xpuruntime.pytorch.dispatch.context import CONTEXT
     from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
     xt.clear_kernel_policy()
@@ -60,7 +60,7 @@ def nothing_is_watched_afterwards():
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert call_state.recorder is None
+    assert CONTEXT.recorder is None
     assert len(torch_module._global_forward_pre_hooks) == hooks
     assert not torch._C._autograd._profiler_enabled()
 

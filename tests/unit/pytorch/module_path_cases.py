@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 
 #: Sizes by which the oracle tells products, and so modules, from each other: the inner size of a layer.
 SIZES = {"encoder.layers_module.0.lin": 11, "encoder.layers_module.1.lin": 13, "head": 17}
@@ -192,11 +193,11 @@ class Served(contextlib.ContextDecorator):
         return result
 
     def __enter__(self):
-        self._before = call_state.watch(self)
+        self._before = CONTEXT.watch(self)
         return self
 
     def __exit__(self, *_):
-        call_state.watch(self._before)
+        CONTEXT.watch(self._before)
 
 
 def is_possible(wrap, call):

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.torch
 def test_a_recorded_call_without_a_route_is_bypassed(monkeypatch, match, sure):
     """A rule by architecture or by node, which the recorder once left out of the facts of a call."""
     policy = xrt.Policy(kernels=xrt.KernelPolicy(rules=[{"match": match, "use": "cudnn"}]))
-    monkeypatch.setattr(call_state, "_archs", {0: "sm90"})
+    monkeypatch.setattr(call_state, "_arch", lambda index: "sm90")
     held = CompiledPolicy(policy)
     monkeypatch.setattr(call_recorder, "active_policy", lambda: held)
     tensors = [torch.empty(2, 2, 4, 8, dtype=torch.float16, device="meta")]

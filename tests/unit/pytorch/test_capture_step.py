@@ -13,9 +13,8 @@ from trained_net import batches, loss_of, make  # noqa: E402
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.policies import KernelPolicy, Policy  # noqa: E402
-from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
-from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy  # noqa: E402
 
 
 def test_shapes_have_graphs_of_their_own_and_the_oldest_goes():
@@ -212,18 +211,18 @@ def test_what_is_tuned_is_tuned_for_replays_in_the_warmup_and_the_capture_alone(
     seen = []
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        seen.append(tuning._replays)
+        seen.append(CONTEXT.replays)
         return (net(x) - y).square().mean()
 
     step, recorder = captured(loss, optimizer=own, warmup=2)
     assert step.prepare(*batches(1)[0])
     assert recorder.records == 1
     assert seen == [1, 1, 1]
-    assert tuning._replays == 0
+    assert CONTEXT.replays == 0
     recorder.fails = RuntimeError("no")
     with pytest.warns(XpuRuntimeWarning, match="no"):
         step(*batches(1, 4)[0])
-    assert tuning._replays == 0
+    assert CONTEXT.replays == 0
 
 
 def test_all_that_a_call_does_comes_after_the_last_replay_on_another_stream(monkeypatch):

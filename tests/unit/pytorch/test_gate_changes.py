@@ -12,8 +12,7 @@ from gated_calls import call  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.dispatch import compiled_policy, context  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import fast_kernels  # noqa: E402
+from xpuruntime.pytorch.dispatch import compiled_policy, context, fast_path  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
@@ -38,7 +37,7 @@ RUNS = {"mm": product, "layer_norm": lambda: call("layer_norm"), "rms_norm": lam
 @pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.usefixtures("route")
 def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
-    monkeypatch.setattr(fast_kernels, "knows_call_context", lambda: False)  # so that a gate asks each time
+    monkeypatch.setattr(fast_path, "knows_call_context", lambda: False)  # so that a gate asks each time
     run = RUNS[form]()
     asked = []
     real = compiled_policy.CompiledPolicy.call_context

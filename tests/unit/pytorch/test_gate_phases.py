@@ -17,6 +17,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.pytorch.dispatch import call_state, tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -186,7 +187,7 @@ def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked)
 
 
 def test_attention_that_could_not_be_measured_is_measured_later(monkeypatch):
-    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(CONTEXT, "times", {})
     monkeypatch.setattr(tuning, "_stored", lambda *_: None)
     monkeypatch.setattr(tuning, "_keep", lambda *_: None)
     monkeypatch.setattr(

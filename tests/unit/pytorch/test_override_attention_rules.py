@@ -17,9 +17,8 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from attention_calls import FLASH, counts, gradients, operands, rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
-from xpuruntime.pytorch.dispatch import call_state  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
-from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]
 
@@ -136,14 +135,14 @@ def test_who_watches_sees_forward_and_backward():
             return run(*args, **kwargs)
 
     q, k, v = operands()
-    before = call_state.watch(Watch())
+    before = CONTEXT.watch(Watch())
     try:
         with xt.kernel_policy(attention="cpu.reference"):
             gradients(q, k, v)
         with xt.kernel_policy(xrt.KernelPolicy(rules=[rule("torch.math")])):
             sdpa(q, k, v)
     finally:
-        call_state.watch(before)
+        CONTEXT.watch(before)
     ours = [(f"xpuruntime::{name}", "attention", "cpu.reference") for name in ("attention", "attention_backward")]
     assert [one for one in seen if one[1] == "attention"] == [
         *ours, ("scaled_dot_product_attention", "attention", "torch.math"),

@@ -20,6 +20,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 from xpuruntime.pytorch.dispatch import context  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import fast_kernels, matmul, registry  # noqa: E402
 
 pytestmark = [
@@ -252,7 +253,7 @@ def test_what_a_policy_has_placed_is_freed_with_it():
     with xt.kernel_policy(rules=ELSEWHERE):
         for form in FORMS:
             call(form)()
-        placed = [weakref.ref(one) for group in registry._placed.values() for one in group]
+        placed = [weakref.ref(one) for group in CONTEXT.placed.values() for one in group]
     with xt.kernel_policy(rules=ELSEWHERE):
         pass  # the last gates of all stay, for threads that may be inside of them
     gc.collect()

@@ -321,7 +321,8 @@ def test_scaled_mm(case):
 
 @pytest.mark.parametrize("form", ["mm", "mm.out", "addmm", "addmm.out", "bmm", "in place"])
 def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
-    from xpuruntime.pytorch.dispatch import call_state, compiled_policy, context
+    from xpuruntime.pytorch.dispatch import compiled_policy, context
+    from xpuruntime.pytorch.dispatch.context import CONTEXT
     from xpuruntime.pytorch.dispatch.overrides import matmul
 
     a, b, c, out = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2), torch.empty(3, 2)
@@ -358,11 +359,11 @@ def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
                 assert route is not None
                 return run(*args, **kwargs)
 
-        before = call_state.watch(Watching())
+        before = CONTEXT.watch(Watching())
         try:
             assert torch.equal(run(), expected)
         finally:
-            call_state.watch(before)
+            CONTEXT.watch(before)
         assert len(asked) == 3
         run()
         assert len(asked) == 3

@@ -28,14 +28,14 @@ OURS = "xpuruntime"
 
 @pytest.fixture(autouse=True)
 def _everything_is_given_back():
-    from xpuruntime.pytorch.dispatch import call_state
+    from xpuruntime.pytorch.dispatch.context import CONTEXT
     from xpuruntime.pytorch.dispatch.overrides.registry import installed
     from xpuruntime.runtime import trace_events
 
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert call_state.recorder is None
+    assert CONTEXT.recorder is None
     assert trace_events._watching is None
     assert not torch._C._autograd._profiler_enabled()
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from xpuruntime.errors import UnsupportedOperationError
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
+CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
 
 pytestmark = pytest.mark.torch
 
@@ -33,8 +35,8 @@ def store(nothing_is_tuned):
 
 def forget(monkeypatch):
     """As a process that starts."""
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_store_is_open", False)
+    monkeypatch.setattr(CONTEXT, "times", {})
+    monkeypatch.setattr(tuning, "_open_store", functools.cache(tuning._open_store.__wrapped__))
 
 
 def takes(monkeypatch, **microseconds):
@@ -120,7 +122,7 @@ def test_nothing_is_measured_during_a_capture_and_it_is_asked_again(monkeypatch)
     a = torch.randn(4, 4)
     with xt.kernel_policy(policy()):
         with monkeypatch.context() as capturing:
-            capturing.setattr(tuning.calls, "capturing", lambda: True)
+            capturing.setattr(tuning.call_state, "capturing", lambda: True)
             a @ a
         assert routes() == asked == []
         a @ a

@@ -92,13 +92,13 @@ class SeenCalls:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the block is left."""
-        from xpuruntime.pytorch.dispatch import call_state
+        from xpuruntime.pytorch.dispatch.context import CONTEXT
 
-        self._others = call_state.watch(self)
+        self._others = CONTEXT.watch(self)
         try:
             yield
         finally:
-            call_state.watch(self._others)
+            CONTEXT.watch(self._others)
 
     def at(self, node: str) -> None:
         """Say which operator of the model runs from now on."""

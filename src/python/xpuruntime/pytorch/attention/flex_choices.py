@@ -7,6 +7,8 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+from xpuruntime.pytorch.dispatch.context import CONTEXT
+
 __all__ = ["FlexChoice", "choices", "forget", "note"]
 
 
@@ -35,7 +37,6 @@ class FlexChoice(NamedTuple):
 
 
 _lock = threading.Lock()
-_found: dict[FlexChoice, None] = {}
 #: Choices that are kept; with one more, all are forgotten.
 _MOST = 4096
 
@@ -43,15 +44,15 @@ _MOST = 4096
 def note(choice: FlexChoice) -> None:
     """Keep what was chosen for code that may run from now on."""
     with _lock:
-        if len(_found) >= _MOST:
-            _found.clear()
-        _found[choice] = None
+        if len(CONTEXT.flex_choices) >= _MOST:
+            CONTEXT.flex_choices.clear()
+        CONTEXT.flex_choices[choice] = None
 
 
 def forget() -> None:
     """Forget all, since all code is compiled again."""
     with _lock:
-        _found.clear()
+        CONTEXT.flex_choices.clear()
 
 
 def choices(module: str) -> tuple[FlexChoice, ...]:
@@ -63,6 +64,6 @@ def choices(module: str) -> tuple[FlexChoice, ...]:
         Path of the module in which compiled code runs; empty where it is not known.
     """
     with _lock:
-        every = tuple(_found)
+        every = tuple(CONTEXT.flex_choices)
     inside = tuple(one for one in every if one.module == module or one.module.startswith(f"{module}."))
     return inside if module and inside else every

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from xpuruntime.pytorch.attention.sdpa_backends import (
 )  # fmt: skip
 from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason
 
@@ -131,8 +132,7 @@ def deterministic(active: CompiledPolicy) -> bool:
     return torch.are_deterministic_algorithms_enabled() or active.policy.execution.determinism == "run_to_run"
 
 
-_pins: dict[tuple[int, str], CompiledPolicy] = {}
-_pins_lock = threading.Lock()
+_lock = threading.Lock()
 _MOST = 256
 
 
@@ -142,7 +142,7 @@ def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
     Strictly, unless there is a question mark after them: that is said where the policy itself has led to this kernel.
     """
     key = (0 if under is None else under.number, kernel)
-    found = _pins.get(key)
+    found = CONTEXT.policies_by_call.get(key)
     if found is None:
         kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
@@ -152,22 +152,17 @@ def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
             None if under is None else under.log,
             source=BY_CALL if named else "",
         )
-        with _pins_lock:
-            if len(_pins) >= _MOST:
-                _pins.clear()
-            found = _pins.setdefault(key, found)
+        with _lock:
+            if len(CONTEXT.policies_by_call) >= _MOST:
+                CONTEXT.policies_by_call.clear()
+            found = CONTEXT.policies_by_call.setdefault(key, found)
     return found
 
 
-_default: CompiledPolicy | None = None
-
-
+@functools.cache
 def default_policy() -> CompiledPolicy:
     """Return what holds for our own operators where no policy says anything of attention."""
-    global _default
-    if _default is None:
-        _default = CompiledPolicy(Policy(kernels=KernelPolicy(attention=DEFAULT_NAMES)))
-    return _default
+    return CompiledPolicy(Policy(kernels=KernelPolicy(attention=DEFAULT_NAMES)))
 
 
 def policy_for_xrt(kernel: str) -> CompiledPolicy:

@@ -14,6 +14,7 @@ import torch
 from torch.utils import checkpoint
 
 from xpuruntime import _core
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
@@ -22,27 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["release", "require"]
 
 _lock = fork_lock()
-_users = 0
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 _init: Any = None
 
 
 def require() -> None:
     """Follow the recomputations of checkpoints; each call is undone by one `release`."""
-    global _users, _init
+    global _init
     with _lock:
-        _users += 1
-        if _users == 1 and _Frame is not None:
+        CONTEXT.users["checkpoint_scopes"] += 1
+        if CONTEXT.users["checkpoint_scopes"] == 1 and _Frame is not None:
             _init = _Frame.__init__
             _Frame.__init__ = _following(_init)
 
 
 def release() -> None:
     """Undo one `require`."""
-    global _users
     with _lock:
-        _users -= 1
-        if _users == 0 and _Frame is not None:
+        CONTEXT.users["checkpoint_scopes"] -= 1
+        if CONTEXT.users["checkpoint_scopes"] == 0 and _Frame is not None:
             _Frame.__init__ = _init
 
 

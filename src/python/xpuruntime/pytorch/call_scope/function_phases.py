@@ -15,30 +15,28 @@ import torch
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 from xpuruntime.runtime.forking import fork_lock
 
 __all__ = ["release", "require"]
 
 _lock = fork_lock()
-_users = 0
 
 
 def require() -> None:
     """Follow the forwards of functions; each call is undone by one `release`."""
-    global _users
     with _lock:
-        _users += 1
-        if _users == 1:
+        CONTEXT.users["function_phases"] += 1
+        if CONTEXT.users["function_phases"] == 1:
             _private_api.SingleLevelFunction.apply = classmethod(_apply)
 
 
 def release() -> None:
     """Undo one `require`."""
-    global _users
     with _lock:
-        _users -= 1
-        if _users == 0 and "apply" in vars(_private_api.SingleLevelFunction):
+        CONTEXT.users["function_phases"] -= 1
+        if CONTEXT.users["function_phases"] == 0 and "apply" in vars(_private_api.SingleLevelFunction):
             del _private_api.SingleLevelFunction.apply
 
 

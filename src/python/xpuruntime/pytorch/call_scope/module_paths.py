@@ -18,6 +18,7 @@ from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import checkpoint_scopes, function_phases, module_names
 from xpuruntime.pytorch.compiler.strict_exports import StrictExports
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 from xpuruntime.runtime.forking import fork_lock
@@ -45,7 +46,6 @@ _ID = re.compile(r"\d+")
 _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 
 _lock = fork_lock()
-_users = 0
 _hooks: list[Any] = []
 
 
@@ -67,15 +67,14 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
         Where paths begin meanwhile, as for `module_names.name_root`; default: at the largest module that is called.
     first : bool
     """
-    global _users
     with _lock:
-        _users += 1
+        CONTEXT.users["module_paths"] += 1
         # torch.compile says at each call of a compiled module that such hooks run once more, for the module around it.
         # That is as it should be, and the last entry wins, so it is made each time.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         if root is not None:
             module_names.name_root(root, first=first)
-        if _users == 1:
+        if CONTEXT.users["module_paths"] == 1:
             fast_path()  # so that the core asks the addon, where there is one
             function_phases.require()
             checkpoint_scopes.require()
@@ -86,12 +85,11 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
 
 def release(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
     """Undo one `require`."""
-    global _users
     with _lock:
-        _users -= 1
+        CONTEXT.users["module_paths"] -= 1
         if root is not None:
             module_names.forget_root(root, first=first)
-        if _users == 0:
+        if CONTEXT.users["module_paths"] == 0:
             while _hooks:
                 _hooks.pop().remove()
             checkpoint_scopes.release()
@@ -165,7 +163,9 @@ def _by_text(stack: Mapping[str, Any]) -> str:
     levels = [(str(path), kind) for path, kind, *_ in stack.values()]
     # Of a module that is compiled itself, the record begins with what is inside of it.
     # Where hooks see no module run, it is the `self` of something else.
-    is_inside = levels[0][0].startswith(_SELF) and (_users == 0 or _core.running_module() is not None)
+    is_inside = levels[0][0].startswith(_SELF) and (
+        CONTEXT.users["module_paths"] == 0 or _core.running_module() is not None
+    )
     start = _SELF if is_inside else levels[0][0]
     parts: list[str] = []
     before = start

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 
 __all__ = ["release", "require"]
 
 _lock = threading.Lock()
-_users = 0
 _original: Any = None
 
 
@@ -25,10 +25,10 @@ def require() -> None:
     PyTorch refuses that where the warm-up ran on the default stream; see `forget_accumulators`. Captures on a stream
     that the caller names, as those of ``torch.compile``, are left alone. Each call needs one of `release`.
     """
-    global _users, _original
+    global _original
     with _lock:
-        _users += 1
-        if _users > 1:
+        CONTEXT.users["torch_graph_patch"] += 1
+        if CONTEXT.users["torch_graph_patch"] > 1:
             return
         original = _original = torch.cuda.graph.__enter__
 
@@ -43,10 +43,10 @@ def require() -> None:
 
 def release() -> None:
     """Undo one `require`; after the last, ``torch.cuda.graph`` is as it was, unless others have changed it too."""
-    global _users, _original
+    global _original
     with _lock:
-        _users -= 1
-        if _users == 0:
+        CONTEXT.users["torch_graph_patch"] -= 1
+        if CONTEXT.users["torch_graph_patch"] == 0:
             if getattr(torch.cuda.graph.__enter__, "__wrapped__", None) is _original:
                 torch.cuda.graph.__enter__ = _original
             _original = None

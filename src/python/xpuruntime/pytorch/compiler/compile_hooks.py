@@ -9,15 +9,16 @@ import functools
 import hashlib
 import json
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
-from xpuruntime.pytorch.coverage.gaps import CoverageGap, gaps_in_graph, gaps_in_package, gaps_in_settings
+from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass
+from xpuruntime.pytorch.coverage.gap_reports import report_gaps
+from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported
 from xpuruntime.runtime.forking import fork_lock
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["policy_changed", "say"]
+__all__ = ["policy_changed"]
 
 _TAG = "xpuruntime-"
 
@@ -37,10 +38,6 @@ _PASSES = "post_grad_custom_pre_pass"
 _PACKAGES = "torch.export.pt2_archive._package"
 
 _lock = fork_lock()
-#: What compiled code depends on, of the policy that held last.
-_last: tuple[Any, ...] | None = None
-_watched: list[_Watched | WhenImported] = []
-_said: set[tuple[int, CoverageGap]] = set()
 
 
 def policy_changed(active: CompiledPolicy | None) -> None:
@@ -51,17 +48,16 @@ def policy_changed(active: CompiledPolicy | None) -> None:
     rest is built into the code: that becomes part of the key under which Inductor and AOTAutograd keep it on disk, so
     that no process meets the code of another policy.
     """
-    global _last
     built_in = "" if active is None else _built_in(active.policy)
     depends = (built_in, *(() if active is None else (active.strict, active.ops, *_stated(active).items())))
     with _lock:
         if active is None:
-            while _watched:
-                _watched.pop().remove()
-            _said.clear()
-        elif not _watched:
+            while CONTEXT.compile_hooks:
+                CONTEXT.compile_hooks.pop().remove()
+            CONTEXT.reported_gaps.clear()
+        elif not CONTEXT.compile_hooks:
             _watch()
-        before, _last = _last, depends
+        before, CONTEXT.compiled_for = CONTEXT.compiled_for, depends
     if before == depends or (before is None and active is None):
         return
     config = torch.compiler.config
@@ -93,20 +89,6 @@ def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
     return {op: flags for op, flags in asked.items() if any(flags)}
 
 
-def say(gaps: list[CoverageGap], active: CompiledPolicy) -> None:
-    """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
-    fresh = [gap for gap in dict.fromkeys(gaps) if (active.number, gap) not in _said]
-    if active.strict and gaps:
-        shown = "; ".join(f"{one.what}: {one.reason}. Fix: {one.fix}" for one in dict.fromkeys(gaps))
-        msg = f"the policy is strict, and compiled code would bypass it. {shown}"
-        raise PolicyError(msg)
-    if not fresh:
-        return
-    _said.update((active.number, gap) for gap in fresh)
-    shown = "; ".join(f"{one.what}: {one.reason} ({one.fix})" for one in fresh)
-    warnings.warn(f"compiled code bypasses the policy. {shown}", XpuRuntimeWarning, stacklevel=3)
-
-
 class _Watched:
     """A function of PyTorch's, with ours around it until `remove`.
 
@@ -125,8 +107,6 @@ class _Watched:
 
         @functools.wraps(before)
         def around(*args: Any, **kwargs: Any) -> Any:
-            from xpuruntime.pytorch.dispatch.context import active_policy
-
             active = active_policy()
             first = None if active is None else check(active, *args, **kwargs)
             return before(*args, **kwargs) if first is None else before(first, *args[1:], **kwargs)
@@ -141,35 +121,33 @@ class _Watched:
 
 def _watch() -> None:
     """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
-    _watched.append(_Watched(_private_api.compile_wrapper, "__call__", _check_compile))
+    CONTEXT.compile_hooks.append(_Watched(_private_api.compile_wrapper, "__call__", _check_compile))
     for name, watch in (("torch._inductor", _watch_aot), (_PACKAGES, _watch_packages)):
         loaded = sys.modules.get(name)
         if loaded is None:
-            _watched.append(WhenImported(name, watch))
+            CONTEXT.compile_hooks.append(WhenImported(name, watch))
         else:
             watch(loaded)
 
 
 def _watch_aot(module: Any) -> None:
-    _watched.append(_Watched(module, "aot_compile", _check_aot))
+    CONTEXT.compile_hooks.append(_Watched(module, "aot_compile", _check_aot))
 
 
 def _watch_packages(module: Any) -> None:
     if hasattr(module, "AOTICompiledModel"):
-        _watched.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
+        CONTEXT.compile_hooks.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
 
 
 def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any, **more: Any) -> Any:
     """Return the compiler to take instead, whose code states what rules ask for."""
     del args
     options = {**wrapper.config, **(more.get("config_patches") or {})}
-    say([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
+    report_gaps([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
     _private_api.graph_trees()  # imported in this thread before a reset of Dynamo does so in another
     asked = _stated(active)
     if not asked:
         return None
-
-    from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass
 
     earlier = options.get(_PASSES, getattr(_private_api.inductor_config(), _PASSES))
     other = copy.copy(wrapper)
@@ -182,9 +160,9 @@ def _check_aot(
 ) -> None:
     del args, more
     whole = {**(options or {}), "aot_inductor": True}
-    say([*gaps_in_settings(active, whole), *gaps_in_graph(active, graph)], active)
+    report_gaps([*gaps_in_settings(active, whole), *gaps_in_graph(active, graph)], active)
 
 
 def _check_package(active: CompiledPolicy, *args: Any, **more: Any) -> None:
     del args, more
-    say(gaps_in_package(active), active)
+    report_gaps(gaps_in_package(active), active)

@@ -14,13 +14,14 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
 from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.policies import KernelPolicy, Policy
-    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
 __all__ = [
     "CoverageGap", "coverage_gaps", "gaps_in_graph", "gaps_in_modules", "gaps_in_package", "gaps_in_settings",
@@ -113,11 +114,7 @@ def coverage_gaps(
     >>> [one.what for one in xrt_torch.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=torch.nn.LSTM(4, 4))]
     ['LSTM']
     """
-    from xpuruntime.pytorch.dispatch import policy_scope as policies
-    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-    from xpuruntime.pytorch.dispatch.context import active_policy
-
-    active = active_policy() if policy is None else CompiledPolicy(policies.coerce(policy))
+    active = active_policy() if policy is None else CompiledPolicy(coerce_policy(policy))
     if active is None:
         return ()
     found: list[CoverageGap] = []
@@ -267,9 +264,9 @@ def _module_of(node: Any) -> str:
 
 def flex_options_overridden() -> bool:
     """Say whether a policy gives calls of flex_attention that are being compiled their option for the kernel."""
-    from xpuruntime.pytorch.dispatch.overrides.registry import installed
-
-    return any(name.endswith("._apply_kernel_options") for name in installed())
+    return any(
+        one.override.name == "_apply_kernel_options" for one in CONTEXT.placed.get("flex_options", ()) if one.title
+    )
 
 
 def gaps_in_settings(active: CompiledPolicy, options: Mapping[str, Any]) -> list[CoverageGap]:

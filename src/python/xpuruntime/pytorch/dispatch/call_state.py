@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""State of the running call besides its arguments: phase, transforms, stream capture, and the recorder of calls."""
+"""State of the running call besides its arguments: phase, transforms, stream capture."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,7 +12,6 @@ from torch.autograd import forward_ad
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch.overrides import fast_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,7 @@ __all__ = [
     "capturing",
     "has_tangent",
     "phase",
-    "recorder",
     "transforms",
-    "watch",
 ]
 
 #: Types of PyTorch by the names that policies use.
@@ -83,18 +81,16 @@ def transforms() -> list[Any]:
     return list(_private_api.transform_stack() or ())
 
 
-_archs: dict[int, str] = {}
+@functools.cache
+def _arch(index: int) -> str:
+    return "sm{}{}".format(*torch.cuda.get_device_capability(index))
 
 
 def arch_of(device: torch.device) -> str | None:
     """Return the architecture of a CUDA device, such as ``"sm90"``; ``None`` for others."""
     if device.type != "cuda":
         return None
-    index = torch.cuda.current_device() if device.index is None else device.index
-    found = _archs.get(index)
-    if found is None:
-        found = _archs[index] = "sm{}{}".format(*torch.cuda.get_device_capability(index))
-    return found
+    return _arch(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def has_tangent(x: Any) -> bool:
@@ -103,7 +99,7 @@ def has_tangent(x: Any) -> bool:
 
 
 class Recorder(Protocol):
-    """Watches calls of overridden operators; see `watch`."""
+    """Watches calls of overridden operators; see `DispatchContext.watch`."""
 
     def call(
         self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -121,15 +117,3 @@ class Recorder(Protocol):
         run : callable
             What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
         """
-
-
-#: Who watches; overrides look here at each call.
-recorder: Recorder | None = None
-
-
-def watch(who: Recorder | None) -> Recorder | None:
-    """Let `who` watch every call of every overridden operator, in all threads. Returns who did before."""
-    global recorder
-    before, recorder = recorder, who
-    fast_kernels.set_watched(who is not None)
-    return before

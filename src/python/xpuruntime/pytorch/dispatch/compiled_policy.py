@@ -14,22 +14,25 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.ambient import Place
+from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import call_state, fast_path
 from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
-from xpuruntime.pytorch.dispatch.overrides import fast_kernels
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
     import torch
 
-    from xpuruntime.policies import KernelRule, Policy
+    from xpuruntime.policies import KernelRule
     from xpuruntime.pytorch.attention.entry_points import EntryPoint
 
-__all__ = ["CompiledPolicy"]
+__all__ = ["CompiledPolicy", "coerce_policy"]
 
 _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
@@ -99,7 +102,7 @@ class CompiledPolicy:
         self.by_phase = self.names_phases()
         self.by_module = self.names_modules()
         self.by_call = self.by_phase or self.by_module
-        self.in_fast_path = not self.by_call or fast_kernels.knows_call_context()
+        self.in_fast_path = not self.by_call or fast_path.knows_call_context()
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")
@@ -292,14 +295,14 @@ class CompiledPolicy:
             if route is not None:
                 self.routes[key] = route
         if before is not None and before.place is None:
-            fast_kernels.forget()
+            _core.forget_native_calls()
 
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""
         with self._lock:
             for key in [key for key, route in self.routes.items() if route.tuned]:
                 del self.routes[key]
-        fast_kernels.forget()
+        _core.forget_native_calls()
 
     def _resolve(
         self,
@@ -338,3 +341,10 @@ class CompiledPolicy:
             f"{route.reasons}"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+
+def coerce_policy(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
+    """Return the `Policy` that any form of one means. Raises `PolicyError`."""
+    if isinstance(policy, KernelPolicy):
+        return Policy(kernels=policy)
+    return Policy.coerce(policy)

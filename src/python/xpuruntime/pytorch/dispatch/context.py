@@ -1,71 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Active policies: `active_policy` of the calling thread, `thread_policy`, `set_process_policy`."""
+"""`DispatchContext`: the state of the dispatch of PyTorch's operators in this process, and which policy is active."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch.overrides import fast_kernels
+from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
+    from xpuruntime.pytorch.attention.flex_choices import FlexChoice
+    from xpuruntime.pytorch.coverage.gaps import CoverageGap
+    from xpuruntime.pytorch.dispatch.call_state import Recorder
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.fast_path import FastPath
+    from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
 
-__all__ = ["active_policy", "forget_tuned_routes", "policy_version", "set_process_policy", "thread_policy"]
+__all__ = [
+    "CONTEXT", "DispatchContext", "PolicyFrame", "active_policy", "forget_tuned_routes", "policy_version",
+    "set_process_policy", "thread_policy", "watch",
+]  # fmt: skip
 
-
-class _Local(threading.local):
-    #: A policy for this thread, in a tuple of one; nothing: the process-wide one.
-    active: tuple[CompiledPolicy | None] | None = None
-
-
-_local = _Local()
 _tracing_state = _private_api.tracing_state
-_global: CompiledPolicy | None = None
-_version = 0
 
 
-def active_policy() -> CompiledPolicy | None:
-    """Return the policy that holds for calls in this thread. None does where ``torch.jit.trace`` writes down calls."""
-    own = _local.active
-    found = _global if own is None else own[0]
-    return found if found is None or _tracing_state() is None else None
+class _ThreadState(threading.local):
+    """State of one thread.
+
+    Attributes
+    ----------
+    policy : tuple of CompiledPolicy or None, optional
+        A policy for this thread, in a tuple of one; ``None``: the process-wide one.
+    recorded : bool
+        Whether gradients are recorded outside of the ``autograd.Function`` whose forward runs.
+    measuring : bool
+        Whether kernels are being timed.
+    """
+
+    policy: tuple[CompiledPolicy | None] | None = None
+    recorded = False
+    measuring = False
+
+
+class PolicyFrame:
+    """The policy of one block, or outside of all: what it was entered with, or what was set inside of it since."""
+
+    __slots__ = ("active",)
+
+    def __init__(self, active: CompiledPolicy | None = None) -> None:
+        self.active = active
+
+
+class DispatchContext:
+    """The state of the dispatch of PyTorch's operators. There is one in a process, `CONTEXT`.
+
+    Attributes
+    ----------
+    thread : thread-local
+    process_policy : CompiledPolicy or None
+        Active in all threads that have none of their own.
+    policy_version : int
+        Another number whenever another policy is active process-wide.
+    own_policies : set of int
+        Blocks in which a thread has a policy of its own.
+    recorder : Recorder or None
+        Watches every call of every overridden operator; overrides look here at each call.
+    installed : InstalledPolicy or None
+        What the process-wide policy has put in place.
+    frames, lost_frames : list of PolicyFrame
+        What was chosen outside of all blocks, then in each that is entered, of which the last one counts; blocks that
+        are gone and were never left.
+    changing : bool
+        Whether the process-wide policy is being changed.
+    users : Counter of str
+        How many need the overrides of an operation, or the hooks of a module, by its name.
+    placed : dict of str to list
+        Overrides in place, by operation.
+    fast_path : FastPath or None
+        The route by which PyTorch's dispatcher reaches overrides, once it is chosen.
+    compiled_for : tuple, optional
+        What compiled code depends on, of the policy that was active last.
+    compile_hooks : list
+        Functions of PyTorch's compiler that are watched.
+    reported_gaps : set of (int, CoverageGap)
+        Coverage gaps of which a policy, by its number, has been warned.
+    flex_choices : dict of FlexChoice to None
+        What was chosen for compiled calls of ``flex_attention``.
+    policies_by_call : dict
+        Policies for kernels that calls name, by the number of the policy around them and the names.
+    replays : int
+        Blocks in which what is tuned will be replayed from a CUDA graph.
+    times : dict
+        Measured times, of PyTorch's own kernel first.
+    unfused_convs : set
+        Kinds of convolutions whose bias no kernel adds on its way.
+    switch_claims : dict
+        Process-wide switches of PyTorch that sessions and policies hold.
+    """
+
+    def __init__(self) -> None:
+        self.thread = _ThreadState()
+        self.process_policy: CompiledPolicy | None = None
+        self.policy_version = 0
+        self.own_policies: set[int] = set()
+        self.recorder: Recorder | None = None
+        self.installed: InstalledPolicy | None = None
+        self.frames = [PolicyFrame()]
+        self.lost_frames: list[PolicyFrame] = []
+        self.changing = False
+        self.users: Counter[str] = Counter()
+        self.placed: dict[str, list[Any]] = {}
+        self.fast_path: FastPath | None = None
+        self.compiled_for: tuple[Any, ...] | None = None
+        self.compile_hooks: list[Any] = []
+        self.reported_gaps: set[tuple[int, CoverageGap]] = set()
+        self.flex_choices: dict[FlexChoice, None] = {}
+        self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
+        self.replays = 0
+        self.times: dict[tuple[str, str, bool], dict[str, float]] = {}
+        self.unfused_convs: set[tuple[Any, ...]] = set()
+        self.switch_claims: dict[str, Any] = {}
+        self._lock = fork_lock()
+
+    def active_policy(self) -> CompiledPolicy | None:
+        """Return the policy that decides calls of this thread. None does where ``torch.jit.trace`` records calls."""
+        own = self.thread.policy
+        found = self.process_policy if own is None else own[0]
+        return found if found is None or _tracing_state() is None else None
+
+    def set_process_policy(self, active: CompiledPolicy | None) -> CompiledPolicy | None:
+        """Make a policy active in all threads that have none of their own, autograd's included. Returns the former."""
+        with self._lock:
+            before, self.process_policy = self.process_policy, active
+            self._publish()
+            self.policy_version += 1
+        return before
+
+    def set_thread_policy(self, block: object, policy: tuple[CompiledPolicy | None] | None, *, own: bool) -> None:
+        """Set the policy of this thread for a block, or the one around it. `own` says whether the block begins."""
+        if not own:
+            self.thread.policy = policy
+        with self._lock:
+            (self.own_policies.add if own else self.own_policies.discard)(id(block))
+            self._publish()
+        if own:
+            self.thread.policy = policy
+
+    def watch(self, recorder: Recorder | None) -> Recorder | None:
+        """Let `recorder` watch every call of every overridden operator, in all threads. Returns the one before."""
+        with self._lock:
+            before, self.recorder = self.recorder, recorder
+            self._publish()
+        return before
+
+    def _publish(self) -> None:
+        """Tell fast kernels which calls they may serve without Python."""
+        active = self.process_policy
+        watched = self.recorder is not None or bool(self.own_policies)
+        if active is None:
+            _core.set_gates(None, watched, None, False, False)
+            return
+        _core.set_gates(
+            active.routes,
+            watched,
+            active.call_context if active.by_call else None,
+            active.by_phase and active.in_fast_path,
+            active.by_module and active.in_fast_path,
+        )
+
+    def forget_tuned_routes(self) -> None:
+        """Have the process-wide policy, and the one of this thread, decide tuned calls anew."""
+        for active in (self.process_policy, self.active_policy()):
+            if active is not None:
+                active.forget_tuned()
+
+
+CONTEXT = DispatchContext()
+active_policy = CONTEXT.active_policy
+forget_tuned_routes = CONTEXT.forget_tuned_routes
+set_process_policy = CONTEXT.set_process_policy
+watch = CONTEXT.watch
 
 
 def policy_version() -> int:
-    """Return a number that is another one whenever another policy holds process-wide."""
-    return _version
-
-
-def forget_tuned_routes() -> None:
-    """Have the policy that holds process-wide, and the one of this thread, decide tuned calls anew."""
-    for active in (_global, active_policy()):
-        if active is not None:
-            active.forget_tuned()
-
-
-def set_process_policy(active: CompiledPolicy | None) -> CompiledPolicy | None:
-    """Let a policy hold in all threads that have none of their own, those of autograd included. Returns the former."""
-    global _global, _version
-    before, _global = _global, active
-    if active is None:
-        fast_kernels.set_policy(None)
-    else:
-        fast_kernels.set_policy(
-            active.routes,
-            active.call_context if active.by_call else None,
-            phases=active.by_phase and active.in_fast_path,
-            modules=active.by_module and active.in_fast_path,
-        )
-    _version += 1
-    return before
+    """Return a number that is another one whenever another policy is active process-wide."""
+    return CONTEXT.policy_version
 
 
 class thread_policy:  # noqa: N801 - used like a function
-    """Let a policy hold for the calls of this thread inside a ``with`` block, whatever holds process-wide.
+    """Make a policy active for the calls of this thread inside a ``with`` block, whatever is active process-wide.
 
     Autograd's threads do not see it: for inference. The overrides that it needs must be in place; see
     `xpuruntime.pytorch.dispatch.overrides.registry.require`.
@@ -84,15 +211,13 @@ class thread_policy:  # noqa: N801 - used like a function
         self._entered = False
 
     def _enter(self) -> None:
-        self._before = _local.active
+        self._before = CONTEXT.thread.policy
         self._entered = True
-        fast_kernels.add_thread(self)
-        _local.active = self._active
+        CONTEXT.set_thread_policy(self, self._active, own=True)
 
     def _leave(self, *_: object) -> None:
         if self._entered:
-            _local.active = self._before
-            fast_kernels.drop_thread(self)
+            CONTEXT.set_thread_policy(self, self._before, own=False)
             self._entered = False
 
     __enter__ = _core.guarded(_enter, _leave)

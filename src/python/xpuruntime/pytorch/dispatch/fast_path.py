@@ -28,13 +28,17 @@ from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.folders import not_private
 from xpuruntime.pytorch import _private_api, build_addon
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.isolation import self_test
 from xpuruntime.runtime.doctor.facts import TorchFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "why_no_addon", "why_no_stable_abi"]
+__all__ = [
+    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "knows_call_context", "load_addon", "why_no_addon",
+    "why_no_stable_abi",
+]  # fmt: skip
 
 #: The environment variable that states a route.
 VARIABLE = "XPURUNTIME_TORCH_FAST_PATH"
@@ -62,9 +66,6 @@ class FastPath(NamedTuple):
         return self.route if not self.reason else f"{self.route}: {self.reason}"
 
 
-_chosen: FastPath | None = None
-
-
 def fast_path() -> FastPath:
     """Return the route of this process, chosen once.
 
@@ -73,7 +74,12 @@ def fast_path() -> FastPath:
     UnsupportedOperationError
         The environment states a route that this process cannot have, or none that there is.
     """
-    return _chosen or choose(os.environ.get(VARIABLE, ""))
+    return CONTEXT.fast_path or choose(os.environ.get(VARIABLE, ""))
+
+
+def knows_call_context() -> bool:
+    """Say whether fast kernels tell phase and module of a call without Python, as those of the addon do."""
+    return fast_path().route == "addon"
 
 
 def facts() -> TorchFacts:
@@ -95,7 +101,6 @@ def choose(stated: str) -> FastPath:
     UnsupportedOperationError
         As for `fast_path`.
     """
-    global _chosen
     stated = stated or "auto"
     if stated not in ("auto", *_ROUTES):
         known = ", ".join(("auto", *_ROUTES))
@@ -103,7 +108,7 @@ def choose(stated: str) -> FastPath:
     found = _find(stated)
     # What PyTorch knows of a call comes from the addon, or from Python.
     _core.use_torch_addon(load_addon().functions if found.route == "addon" else None)
-    _chosen = found
+    CONTEXT.fast_path = found
     return found
 
 

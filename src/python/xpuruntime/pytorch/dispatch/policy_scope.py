@@ -19,10 +19,12 @@ from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.capture import torch_graph_patch
-from xpuruntime.pytorch.dispatch import context
-from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
+from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import report
+from xpuruntime.pytorch.switches.policy_switches import set_switches
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ class InstalledPolicy:
     """
 
     def __init__(self, active: CompiledPolicy, *, again: bool = False) -> None:
-        from xpuruntime.pytorch.switches.policy_switches import set_switches
-
         self.active = active
         self._ops: tuple[str, ...] = ()
         self._follows = False
@@ -92,25 +92,9 @@ class InstalledPolicy:
         self._switches.release()
 
 
-class _Choice:
-    """What holds in one block, or outside of all: what it was entered with, or what was set inside of it since."""
-
-    __slots__ = ("active",)
-
-    def __init__(self, active: CompiledPolicy | None = None) -> None:
-        self.active = active
-
-
 class _Entered(NamedTuple):
-    choice: _Choice
+    frame: PolicyFrame
     loss: _core.OnLoss
-
-
-_in_force: InstalledPolicy | None = None
-#: What was chosen outside of all blocks, then in each that is entered. The last one holds.
-_chosen: list[_Choice] = [_Choice()]
-#: Of blocks that are gone and were never left: an interruption came before Python called `__exit__`.
-_lost: list[_Choice] = []
 
 
 # All below that changes what is active runs by `_core.call_aside`: it is done as a whole, whatever interrupts the
@@ -118,9 +102,9 @@ _lost: list[_Choice] = []
 def _change(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> CompiledPolicy | None:
     with _lock, _busy():
         _forget_lost()
-        before = _chosen[-1].active
+        before = CONTEXT.frames[-1].active
         install_policy(policy, root)
-        _chosen[-1].active = None if _in_force is None else _in_force.active
+        CONTEXT.frames[-1].active = None if CONTEXT.installed is None else CONTEXT.installed.active
         return before
 
 
@@ -128,43 +112,43 @@ def _enter(policy: Policy | None, root: torch.nn.Module | None) -> _Entered:
     with _lock, _busy():
         _forget_lost()
         install_policy(policy, root)
-        choice = _Choice(None if _in_force is None else _in_force.active)
-        _chosen.append(choice)
-        return _Entered(choice, _core.OnLoss(functools.partial(_lose, choice)))
+        frame = PolicyFrame(None if CONTEXT.installed is None else CONTEXT.installed.active)
+        CONTEXT.frames.append(frame)
+        return _Entered(frame, _core.OnLoss(functools.partial(_lose, frame)))
 
 
 def _leave(entered: _Entered) -> None:
     entered.loss.disarm()
-    choice = entered.choice
+    frame = entered.frame
     with _lock, _busy():
         _forget_lost()
-        if choice is not _chosen[-1]:  # others that were entered later go on holding
-            _chosen.remove(choice)
+        if frame is not CONTEXT.frames[-1]:  # others that were entered later go on holding
+            CONTEXT.frames.remove(frame)
             return
-        _chosen.pop()
-        _hold_last()
+        CONTEXT.frames.pop()
+        _install_last()
 
 
 def _forget_lost() -> None:
     """End blocks that nobody can leave any more."""
-    last = _chosen[-1]
-    while _lost:
-        _chosen.remove(_lost.pop())
-    if last is not _chosen[-1]:
-        _hold_last()
+    last = CONTEXT.frames[-1]
+    while CONTEXT.lost_frames:
+        CONTEXT.frames.remove(CONTEXT.lost_frames.pop())
+    if last is not CONTEXT.frames[-1]:
+        _install_last()
 
 
-def _hold_last() -> None:
+def _install_last() -> None:
     try:
-        install_policy(_chosen[-1].active)
+        install_policy(CONTEXT.frames[-1].active)
     except BaseException:
         install_policy(None)
         raise
 
 
-def _lose(choice: _Choice) -> None:
-    if choice not in _lost:
-        _lost.append(choice)
+def _lose(frame: PolicyFrame) -> None:
+    if frame not in CONTEXT.lost_frames:
+        CONTEXT.lost_frames.append(frame)
     _core.call_aside(_repair)
 
 
@@ -173,14 +157,11 @@ def _repair() -> None:
     if not _lock.acquire(blocking=False):
         return
     try:
-        if not _changing:
+        if not CONTEXT.changing:
             with _busy():
                 _forget_lost()
     finally:
         _lock.release()
-
-
-_changing = False
 
 
 def install_policy(
@@ -191,11 +172,8 @@ def install_policy(
     Its `CompiledPolicy` can be given here later, to have it back with the routes that it has found. `root` is that of a
     `Policy`.
     """
-    global _in_force
-    from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
-
     with _lock:
-        before = _in_force
+        before = CONTEXT.installed
         # What both need stays in place, since PyTorch replaces no kernel safely while another thread is inside of it,
         # and code that Dynamo has compiled is compiled again for other hooks of modules.
         kept = () if before is None else registry.require(before.active.overrides)
@@ -203,38 +181,37 @@ def install_policy(
             module_paths.require()
         if before is not None:
             # PyTorch's switches go back to the caller's before others are set, so that they are what is restored later.
-            context.set_process_policy(None)
+            CONTEXT.set_process_policy(None)
             before.release()
-            _in_force = None
+            CONTEXT.installed = None
         try:
             if policy is not None:
                 again = isinstance(policy, CompiledPolicy)
-                _in_force = InstalledPolicy(
+                CONTEXT.installed = InstalledPolicy(
                     policy if isinstance(policy, CompiledPolicy) else CompiledPolicy(policy, root=root), again=again
                 )
         except BaseException:
             if before is not None:
-                _in_force = InstalledPolicy(before.active, again=True)
-                context.set_process_policy(before.active)
+                CONTEXT.installed = InstalledPolicy(before.active, again=True)
+                CONTEXT.set_process_policy(before.active)
             raise
         finally:
             registry.release(kept)
             if follows:
                 module_paths.release()
-        context.set_process_policy(None if _in_force is None else _in_force.active)
-        policy_changed(None if _in_force is None else _in_force.active)
+        CONTEXT.set_process_policy(None if CONTEXT.installed is None else CONTEXT.installed.active)
+        policy_changed(None if CONTEXT.installed is None else CONTEXT.installed.active)
         return before
 
 
 @contextlib.contextmanager
 def _busy() -> Iterator[None]:
     """Keep the garbage collector from changing what is being changed."""
-    global _changing
-    before, _changing = _changing, True
+    before, CONTEXT.changing = CONTEXT.changing, True
     try:
         yield
     finally:
-        _changing = before
+        CONTEXT.changing = before
 
 
 def set_kernel_policy(
@@ -243,7 +220,7 @@ def set_kernel_policy(
     root: torch.nn.Module | None = None,
     **kernels: Any,
 ) -> None:
-    """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another choice.
+    """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another frame.
 
     Parameters
     ----------
@@ -308,7 +285,7 @@ def clear_kernel_policy() -> None:
 
 def get_kernel_policy() -> KernelPolicy | None:
     """Return the kernels of the policy that `set_kernel_policy` or `kernel_policy` has activated, or ``None``."""
-    found = _in_force
+    found = CONTEXT.installed
     return None if found is None else found.active.policy.kernels
 
 
@@ -362,7 +339,7 @@ class kernel_policy:  # noqa: N801 - used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         entered = self._entered.pop()
-        active = entered.choice.active
+        active = entered.frame.active
         _leave(entered)
         if kind is None:
             report(active)
@@ -379,11 +356,4 @@ def _policy_of(policy: Any, kernels: dict[str, Any], root: Any) -> Policy | None
         raise PolicyError(msg)
     if kernels:
         return Policy(kernels=KernelPolicy(**kernels))
-    return None if policy is None else coerce(policy)
-
-
-def coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
-    """Return the `Policy` that any form of one means. Raises `PolicyError`."""
-    if isinstance(policy, KernelPolicy):
-        return Policy(kernels=policy)
-    return Policy.coerce(policy)
+    return None if policy is None else coerce_policy(policy)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
 import time
@@ -19,6 +20,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.runtime import trace_events
 
@@ -50,23 +52,11 @@ _ROUNDS = 3
 
 _lock = threading.RLock()
 _measuring = threading.RLock()
-#: Operation, key and whether the host's time counts, to the times in microseconds, of PyTorch's own kernel first.
-_known: dict[tuple[str, str, bool], dict[str, float]] = {}
-_replays = 0
-_store: TuningCache | None = None
-_store_is_open = False
-
-
-class _Here(threading.local):
-    measuring = False
-
-
-_here = _Here()
 
 
 def measuring() -> bool:
     """Say whether kernels are being measured in this thread: what is called then is no call of the program's."""
-    return _here.measuring
+    return CONTEXT.thread.measuring
 
 
 def may_measure() -> bool:
@@ -91,11 +81,8 @@ class replayed:  # noqa: N801 - used like a function
         self._count(-1)
 
     def _count(self, step: int) -> None:
-        global _replays
-        from xpuruntime.pytorch.dispatch.context import forget_tuned_routes
-
         with _lock:
-            _replays += step
+            CONTEXT.replays += step
         forget_tuned_routes()
 
 
@@ -205,7 +192,7 @@ def pick(
     libraries and this one.
     """
     mark = _mark(op, key, device)
-    times = _known.get(mark)
+    times = CONTEXT.times.get(mark)
     if times is None:
         times = _stored(mark, [name for name, _ in candidates])
     if times is None:
@@ -220,7 +207,7 @@ def pick(
         finally:
             if here:
                 _measuring.release()
-    _known[mark] = times
+    CONTEXT.times[mark] = times
     can = {name for name, _ in candidates}  # another process may have had more
     return _best({name: time for name, time in times.items() if name in can}, candidates[0][0])
 
@@ -233,10 +220,10 @@ def _measured_once(
     passes: Mapping[str, int],
 ) -> dict[str, float]:
     with _measuring:  # one at a time, so that none meets the load of another
-        times = _known.get(mark)
+        times = CONTEXT.times.get(mark)
         if times is None:
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
-                times = _known[mark] = _measure(candidates, device, mark[2], passes)
+                times = CONTEXT.times[mark] = _measure(candidates, device, mark[2], passes)
             _keep(mark, times)
     return times
 
@@ -244,21 +231,21 @@ def _measured_once(
 @contextmanager
 def _as_tuning() -> Iterator[None]:
     """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
-    _here.measuring = True
+    CONTEXT.thread.measuring = True
     try:
         with torch.profiler.record_function(trace_events.TUNING):
             yield
     finally:
-        _here.measuring = False
+        CONTEXT.thread.measuring = False
 
 
 def measured(op: str, key: str, device: Any) -> tuple[tuple[str, float], ...]:
     """Return the ids and the microseconds that `pick` chooses by, as far as they are known; its arguments."""
-    return tuple(_known.get(_mark(op, key, device), {}).items())
+    return tuple(CONTEXT.times.get(_mark(op, key, device), {}).items())
 
 
 def _mark(op: str, key: str, device: Any) -> tuple[str, str, bool]:
-    return op, f"{key};{_device_name(device)}", device.type != "cuda" or _replays == 0
+    return op, f"{key};{_device_name(device)}", device.type != "cuda" or CONTEXT.replays == 0
 
 
 def _best(times: dict[str, float], native: str) -> str:
@@ -363,20 +350,16 @@ def _validators() -> dict[str, str]:
     }
 
 
+@functools.cache
 def _open_store() -> TuningCache | None:
-    global _store, _store_is_open
-    with _lock:
-        if not _store_is_open:
-            from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
+    from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
 
-            _store_is_open = True
-            try:
-                path = tuning_path()
-            except InputError as error:
-                path = None
-                warnings.warn(f"measured times are not kept: {error}", XpuRuntimeWarning, stacklevel=2)
-            _store = None if path is None else TuningCache(path)
-        return _store
+    try:
+        path = tuning_path()
+    except InputError as error:
+        warnings.warn(f"measured times are not kept: {error}", XpuRuntimeWarning, stacklevel=2)
+        return None
+    return None if path is None else TuningCache(path)
 
 
 def _stored(mark: tuple[str, str, bool], names: list[str]) -> dict[str, float] | None:

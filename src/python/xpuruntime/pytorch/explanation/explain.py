@@ -16,8 +16,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.ops.decision_log import Decision, decisions
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
@@ -202,8 +201,8 @@ class Watch:
             undo += [handle.remove for handle in _module_ranges(self._ranges)]
 
     def _record(self) -> None:
-        before = call_state.watch(self._recorder)
-        self._undo.append(lambda: call_state.watch(before))
+        before = CONTEXT.watch(self._recorder)
+        self._undo.append(lambda: CONTEXT.watch(before))
 
     def _uninstall(self) -> None:
         while self._undo:

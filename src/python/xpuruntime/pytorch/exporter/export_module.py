@@ -4,71 +4,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.errors import InputError, ModelError, PolicyError
-from xpuruntime.evidence.model_metadata.export_lock import ExportLock
 from xpuruntime.files.conflicts import refuse_overwriting
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.printable import printable
+from xpuruntime.pytorch.exporter.exported import OPSET, Exported
+from xpuruntime.pytorch.exporter.onnx_program import write_onnx
 from xpuruntime.pytorch.exporter.policy_metadata import in_force, training_mode
+from xpuruntime.pytorch.exporter.torch_program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
 __all__ = ["Exported", "export"]
-
-#: The first opset in which attention is one operator.
-OPSET = 23
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written.
-
-    Attributes
-    ----------
-    path : Path
-    format : {"onnx", "pt2"}
-    policy : Policy or None
-        The policy that the file carries, as it was translated for inference.
-    lock : ExportLock
-    pinned : dict of str to tuple of str
-        Node to the kernels that a rule of the policy asks for it; of ONNX files.
-    notes : tuple of str
-        What was changed or left out on the way, each with its reason.
-    """
-
-    path: Path
-    format: Literal["onnx", "pt2"]
-    policy: Policy | None
-    lock: ExportLock
-    pinned: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Return it as plain text."""
-        lock = self.lock
-        lines = [
-            f"{self.path}: {lock.exporter}" + (f", opset {lock.opset}" if lock.opset else ""),
-            f"  policy: {'none' if self.policy is None else json.dumps(self.policy.to_dict())}",
-        ]
-        lines += [f"  {node}: {', '.join(kernels)}" for node, kernels in self.pinned.items()]
-        return printable("\n".join([*lines, *(f"  note: {note}" for note in self.notes)]))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import fragment, fragment_lines
-
-        return fragment((fragment_lines(str(self).splitlines()),))
 
 
 def export(
@@ -152,12 +108,9 @@ def export(
     args, kwargs = _arguments(example_inputs)
     _check_names(input_names, output_names)
     if target.suffix == ".pt2":
-        from xpuruntime.pytorch.exporter.torch_program import write_program
-
         _refuse_for_pt2(opset=opset, input_names=input_names, output_names=output_names, external_data=external_data)
         with training_mode(model):
             return write_program(model, args, kwargs, target, stated, dynamic_shapes)
-    from xpuruntime.pytorch.exporter.onnx_program import write_onnx
 
     with training_mode(model):
         return write_onnx(

@@ -15,7 +15,7 @@ from xpuruntime.evidence.model_metadata.export_lock import onnx_digest
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.atomic_files import appearing
-from xpuruntime.pytorch.exporter.export_module import OPSET, Exported
+from xpuruntime.pytorch.exporter.exported import OPSET, Exported
 from xpuruntime.pytorch.exporter.mutable_state import warn_state_changes, written_state
 from xpuruntime.pytorch.exporter.node_names import name_nodes
 from xpuruntime.pytorch.exporter.policy_metadata import lock_of, quiet, translate

@@ -14,7 +14,7 @@ from xpuruntime.evidence.model_metadata.export_lock import digest_tensors
 from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.atomic_files import appearing
-from xpuruntime.pytorch.exporter.export_module import Exported
+from xpuruntime.pytorch.exporter.exported import Exported
 from xpuruntime.pytorch.exporter.mutable_state import warn_state_changes, written_state
 from xpuruntime.pytorch.exporter.policy_metadata import lock_of, plain_path, quiet, translate
 

@@ -18,10 +18,9 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.request import AttentionCall, deterministic, find_route, policy_for_xrt, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
-from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,8 +221,8 @@ def _dense(grad_out: Tensor) -> Tensor:
 
 
 def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if call_state.recorder is not None:
-        return call_state.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
+    if CONTEXT.recorder is not None:
+        return CONTEXT.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
     return run(*args)
 
 

@@ -16,8 +16,7 @@ from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import place as place_of
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
 from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, Route
@@ -265,9 +264,9 @@ def _run(
         return native(*args)
     place = place_of(None, kernel or None, op)
     try:
-        if call_state.recorder is not None:
+        if CONTEXT.recorder is not None:
             route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
-            return call_state.recorder.call(name, op, route, xrt_kernel, (place, "", *args), {})
+            return CONTEXT.recorder.call(name, op, route, xrt_kernel, (place, "", *args), {})
         return xrt_kernel(place, "", *args)
     except UnsupportedOperationError:
         if kernel and kernel != "auto":

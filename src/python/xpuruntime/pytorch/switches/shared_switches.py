@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.switches import fp32_precision
 from xpuruntime.runtime.forking import fork_lock
 
@@ -87,9 +88,6 @@ class _Claim(NamedTuple):
     users: int
 
 
-_held: dict[str, _Claim] = {}
-
-
 def claim(wanted: Mapping[str, Any]) -> SwitchClaim:
     """Set switches, by their names in `SWITCHES`. All or none.
 
@@ -104,15 +102,15 @@ def claim(wanted: Mapping[str, Any]) -> SwitchClaim:
     with _lock:
         try:
             for name, value in wanted.items():
-                held = _held.get(name)
+                held = CONTEXT.switch_claims.get(name)
                 if held is None:
                     switch = SWITCHES[name]
                     before = switch.save()
                     if switch.read() != value:
                         switch.write(value)
-                    _held[name] = _Claim(value, before, switch.save(), 1)
+                    CONTEXT.switch_claims[name] = _Claim(value, before, switch.save(), 1)
                 elif held.value == value:
-                    _held[name] = held._replace(users=held.users + 1)
+                    CONTEXT.switch_claims[name] = held._replace(users=held.users + 1)
                 else:
                     raise SwitchTakenError(name, held.value, value)
                 taken.append(name)
@@ -124,9 +122,9 @@ def claim(wanted: Mapping[str, Any]) -> SwitchClaim:
 
 
 def _restore(name: str) -> None:
-    held = _held.pop(name)
+    held = CONTEXT.switch_claims.pop(name)
     if held.users > 1:
-        _held[name] = held._replace(users=held.users - 1)
+        CONTEXT.switch_claims[name] = held._replace(users=held.users - 1)
     else:
         SWITCHES[name].restore(held.before, held.ours)
 

@@ -26,7 +26,7 @@ from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
 from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
@@ -205,9 +205,9 @@ def _natively(
         with by_backend(pinned, only_if_enabled=tuned):
             return natively()
 
-    if call_state.recorder is None or not plain:  # of what is traced, nothing is computed now
+    if CONTEXT.recorder is None or not plain:  # of what is traced, nothing is computed now
         return run()
-    found: Tensor = call_state.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
+    found: Tensor = CONTEXT.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
     return found
 
 

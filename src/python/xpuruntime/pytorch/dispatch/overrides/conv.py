@@ -12,7 +12,7 @@ from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.conv_arguments import (
     fits,
     is_fixed,
@@ -21,7 +21,6 @@ from xpuruntime.pytorch.dispatch.overrides.conv_arguments import (
     unsupported_reason,
     window_of,
 )
-from xpuruntime.pytorch.dispatch.overrides.conv_gradients import OVERRIDES as GRADIENTS
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, invoke, is_native
 from xpuruntime.pytorch.dispatch.overrides.native import Override
 
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES"]
 
 _op_conv2d = _core.op_conv2d
-#: Calls whose bias no kernel that they may have adds on its way; with one more than `_MOST`, all are forgotten.
-_unfused: set[tuple[Any, ...]] = set()
+#: Kinds of calls whose bias no kernel adds that are kept; with one more, all are forgotten.
 _MOST = 4096
 
 
@@ -100,7 +98,7 @@ def _our_convolution(
     )  # fmt: skip
     rest = (out, *window, None, phase or None, None)
     kind = (place.site, x.shape, weight.shape, x.stride(), x.dtype, *window)
-    if bias is None or kind in _unfused:
+    if bias is None or kind in CONTEXT.unfused_convs:
         _op_conv2d(place, x, weight, None, *rest)
     else:
         try:
@@ -108,15 +106,12 @@ def _our_convolution(
         except UnsupportedOperationError:
             # cuDNN fuses the bias of some convolutions only. PyTorch never does: it adds it afterwards.
             _op_conv2d(place, x, weight, None, *rest)
-            if len(_unfused) >= _MOST:
-                _unfused.clear()
-            _unfused.add(kind)
-    if bias is not None and kind in _unfused:
+            if len(CONTEXT.unfused_convs) >= _MOST:
+                CONTEXT.unfused_convs.clear()
+            CONTEXT.unfused_convs.add(kind)
+    if bias is not None and kind in CONTEXT.unfused_convs:
         out.add_(bias.view(-1, 1, 1))
     return out if two else out.squeeze(2)
 
 
-OVERRIDES = (
-    Override("convolution", "conv", ("CPU", "CUDA"), _convolution),
-    *GRADIENTS,
-)
+OVERRIDES = (Override("convolution", "conv", ("CPU", "CUDA"), _convolution),)

@@ -19,34 +19,13 @@ from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.fast_path import fast_path, load_addon
 from xpuruntime.pytorch.dispatch.overrides.native import ALIASES
-from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
-__all__ = [
-    "FastKernel",
-    "add_thread",
-    "drop_thread",
-    "fast_kernel",
-    "fast_operator_kernel",
-    "forget",
-    "is_pytorch_kernel",
-    "keyset_of",
-    "knows_call_context",
-    "set_policy",
-    "set_watched",
-]
-
-_lock = fork_lock()
-_routes: dict[Any, Any] | None = None
-_circumstances: Callable[[], tuple[str, str]] | None = None
-_phases = False
-_modules = False
-_threads: set[int] = set()
-_watched = False
+__all__ = ["FastKernel", "fast_kernel", "fast_operator_kernel", "is_pytorch_kernel", "keyset_of"]
 
 
 class FastKernel:
@@ -116,62 +95,3 @@ def is_pytorch_kernel(native: Native) -> bool:
     own = rf"Register({native.key}|CompositeImplicitAutograd)(_\d+)?\.cpp:"
     line = re.compile(rf"^{ALIASES.get(native.key, native.key)}: registered at .*/{own}", re.MULTILINE)
     return line.search(_private_api.dispatch_table(f"aten::{native.name}")) is not None
-
-
-def knows_call_context() -> bool:
-    """Say whether gates tell phase and module of a call without Python, as those of the addon do."""
-    return fast_path().route == "addon"
-
-
-def forget() -> None:
-    """Have all gates look anew which calls are native, since a route that was kept is another one now."""
-    _core.forget_native_calls()
-
-
-def set_policy(
-    routes: dict[Any, Any] | None,
-    call_context: Callable[[], tuple[str, str]] | None = None,
-    *,
-    phases: bool = False,
-    modules: bool = False,
-) -> None:
-    """Say what routes the policy of the process has, under which keys. ``None``: no policy.
-
-    Parameters
-    ----------
-    routes : dict, optional
-    call_context : callable, optional
-        Gives phase and module of the call that runs, where they are parts of the keys.
-    phases, modules : bool
-        Which of these are, where gates tell them by themselves; see `knows_call_context`.
-    """
-    global _routes, _circumstances, _phases, _modules
-    with _lock:
-        _routes, _circumstances, _phases, _modules = routes, call_context, phases, modules
-        _tell()
-
-
-def add_thread(who: object) -> None:
-    """Say that a thread has a policy of its own, until `drop_thread` with the same object. Idempotent, as that."""
-    with _lock:
-        _threads.add(id(who))
-        _tell()
-
-
-def drop_thread(who: object) -> None:
-    """Undo `add_thread`."""
-    with _lock:
-        _threads.discard(id(who))
-        _tell()
-
-
-def set_watched(watched: bool) -> None:
-    """Say whether every call is watched."""
-    global _watched
-    with _lock:
-        _watched = watched
-        _tell()
-
-
-def _tell() -> None:
-    _core.set_gates(_routes, _watched or bool(_threads), _circumstances, _phases, _modules)

@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime.pytorch.attention.entry_points import FLEX, left
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import Override
 
@@ -52,11 +52,11 @@ def _decided(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             route = None
             if active is not None and "flex_attention" in active.overrides:
                 route = _route(active, query, backward=backward)
-            if call_state.recorder is None:
+            if CONTEXT.recorder is None:
                 return native(query, *args, **kwargs)
             route = left(FLEX, _UNFUSED) if route is None else route
             name_ = f"higher_order::{name}"
-            return call_state.recorder.call(name_, "attention", route, native, (query, *args), kwargs)
+            return CONTEXT.recorder.call(name_, "attention", route, native, (query, *args), kwargs)
 
         return flex_attention
 

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,19 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["call_context", "track_grad_mode"]
 
 
-class _Forward(threading.local):
-    recorded = False
-
-
-_forward = _Forward()
-
-
 def call_context(active: CompiledPolicy) -> tuple[str, str]:
     """Return phase and module of the call that runs in this thread, each empty where no rule asks for it."""
     phase = call_state.phase() if active.by_phase else ""
-    if phase == "infer" and _forward.recorded:
+    if phase == "infer" and CONTEXT.thread.recorded:
         phase = "train"
-    module = module_paths.current(recorded=_forward.recorded or None) if active.by_module else ""
+    module = module_paths.current(recorded=CONTEXT.thread.recorded or None) if active.by_module else ""
     return phase, module
 
 
@@ -44,11 +36,11 @@ def track_grad_mode(native: Callable[..., Any]) -> Callable[..., Any]:
         active = active_policy()
         if active is None or not active.by_call or not torch.is_grad_enabled() or not _needs_grad(args):
             return native(*args, **kwargs)
-        before, _forward.recorded = _forward.recorded, True
+        before, CONTEXT.thread.recorded = CONTEXT.thread.recorded, True
         try:
             return native(*args, **kwargs)
         finally:
-            _forward.recorded = before
+            CONTEXT.thread.recorded = before
 
     return autograd
 

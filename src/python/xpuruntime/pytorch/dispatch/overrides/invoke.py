@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
 from xpuruntime.pytorch.dispatch.tuning import settle
 
@@ -25,7 +26,7 @@ __all__ = ["call_native", "invoke", "is_native", "prefer_native_error"]
 
 def is_native(route: Route | None) -> bool:
     """Say whether a route is known to lead to PyTorch's own kernel, and nobody watches: then `invoke` is not needed."""
-    return route is not None and route.place is None and not route.open and call_state.recorder is None
+    return route is not None and route.place is None and not route.open and CONTEXT.recorder is None
 
 
 #: How PyTorch begins where none of the backends of attention that are enabled can serve.
@@ -56,8 +57,8 @@ def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
 
 def call_native(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Serve a call that no policy decides by PyTorch's own kernel."""
-    if call_state.recorder is not None:
-        return call_state.recorder.call(name, op, None, native, args, {})
+    if CONTEXT.recorder is not None:
+        return CONTEXT.recorder.call(name, op, None, native, args, {})
     return native(*args)
 
 
@@ -132,12 +133,12 @@ def invoke(
             )  # fmt: skip
             _set_quick(active, route, quick)
         if route.place is None:
-            if call_state.recorder is not None:
-                return call_state.recorder.call(name, op, route, native, args, {})
+            if CONTEXT.recorder is not None:
+                return CONTEXT.recorder.call(name, op, route, native, args, {})
             return native(*args)
         try:
-            if call_state.recorder is not None:
-                return call_state.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
+            if CONTEXT.recorder is not None:
+                return CONTEXT.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
             return xrt_kernel(route.place, phase, *args[1:])
         except UnsupportedOperationError as error:
             skip = active.refused(route, error)

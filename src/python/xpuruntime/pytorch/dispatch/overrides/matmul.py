@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.dispatch import call_state, context
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 from xpuruntime.pytorch.dispatch.overrides.product import Product
 from xpuruntime.pytorch.dispatch.overrides.product_route import compute, find_route
-from xpuruntime.pytorch.dispatch.overrides.recurrent import OVERRIDES as RECURRENT
-from xpuruntime.pytorch.dispatch.overrides.scaled_mm import OVERRIDES as SCALED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +104,8 @@ def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str
 
 
 def _call_native(native: Native, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    if call_state.recorder is not None:
-        return call_state.recorder.call(native.name, "matmul", None, native, args, more)
+    if CONTEXT.recorder is not None:
+        return CONTEXT.recorder.call(native.name, "matmul", None, native, args, more)
     return native(*args, **more)
 
 
@@ -124,13 +123,13 @@ def _run(
         if route is None:
             route = find_route(native, active, key, product, args, more, phase, module, skip)
         if route.place is None:
-            if call_state.recorder is not None:
-                return call_state.recorder.call(native.name, "matmul", route, native, args, more)
+            if CONTEXT.recorder is not None:
+                return CONTEXT.recorder.call(native.name, "matmul", route, native, args, more)
             return native(*args, **more)
         try:
-            if call_state.recorder is None:
+            if CONTEXT.recorder is None:
                 return compute(active, route, product, phase)
-            return call_state.recorder.call(
+            return CONTEXT.recorder.call(
                 native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
             )
         except (UnsupportedOperationError, InputError) as error:
@@ -171,6 +170,4 @@ OVERRIDES = (
         for form in ("dtype", "dtype_out")
     ),
     *(Override(f"_addmm_activation{form}", "matmul", _KEYS, _activated) for form in ("", ".out")),
-    *SCALED,
-    *RECURRENT,
 )

@@ -20,7 +20,7 @@ from xpuruntime.pytorch.attention.entry_points import FAST_PATH, WITH_WEIGHTS
 from xpuruntime.pytorch.attention.request import sizes_of
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON, Override
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def _with_weights(native: Callable[..., Any]) -> Callable[..., Any]:
             # What wraps it comes here again.
             if not torch.overrides.has_torch_function((query,)):
                 route = _say(active, WITH_WEIGHTS, query, width // heads)
-                if call_state.recorder is not None and route.status == "substituted":
+                if CONTEXT.recorder is not None and route.status == "substituted":
                     # A row without time: that is in the rows of the products.
-                    call_state.recorder.call(f"nn::{_NAME}", "attention", route, _nothing, (query,), {})
+                    CONTEXT.recorder.call(f"nn::{_NAME}", "attention", route, _nothing, (query,), {})
         return native(*args, **more)
 
     # As torch.jit.script_if_tracing does: what TorchScript and Dynamo look at is PyTorch's own.

@@ -13,7 +13,6 @@ from xpuruntime import _core
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
 from xpuruntime.pytorch.dispatch.overrides.native import Override
 from xpuruntime.pytorch.dispatch.overrides.norm_routes import run_norm
-from xpuruntime.pytorch.dispatch.overrides.traced_norms import OVERRIDES as TRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -297,5 +296,4 @@ OVERRIDES = (
     Override("native_layer_norm_backward", "layer_norm", _KEYS, _layer_norm_backward),
     Override("_fused_rms_norm", "rms_norm", _KEYS, _rms_norm),
     Override("_fused_rms_norm_backward", "rms_norm", _KEYS, _rms_norm_backward),
-    *TRACED,
 )

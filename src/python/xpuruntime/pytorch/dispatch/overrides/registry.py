@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -15,6 +16,7 @@ import torch
 
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
 from xpuruntime.pytorch.dispatch.overrides.native import (
     HIGHER_ORDER,
@@ -35,27 +37,24 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNNING", "installed", "overrides_of", "quiet_override_warning", "release", "require"]
 
-#: What can be required, each with the module here that has its overrides: operations of a KernelPolicy, and beside
+#: What can be required, each with the modules here that have its overrides: operations of a KernelPolicy, and beside
 #: `scaled_dot_product_attention` the other functions for attention.
 _MODULES = {
-    "matmul": "matmul",
-    "attention": "attention",
-    "layer_norm": "norms",
-    "rms_norm": "norms",
-    "conv": "conv",
-    "varlen_attn": "varlen",
-    "flex_attention": "flex",
-    "flex_options": "flex_options",
-    "multi_head_attention": "multi_head",
+    "matmul": ("matmul", "scaled_mm", "recurrent"),
+    "attention": ("attention",),
+    "layer_norm": ("norms", "traced_norms"),
+    "rms_norm": ("norms", "traced_norms"),
+    "conv": ("conv", "conv_gradients"),
+    "varlen_attn": ("varlen",),
+    "flex_attention": ("flex",),
+    "flex_options": ("flex_options",),
+    "multi_head_attention": ("multi_head",),
 }
 #: All that sees what runs. The rest only says what a policy does not reach, or is in the way of code that is being
 #: compiled alone, which would be compiled anew for it.
 RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention"))
 
 _lock = fork_lock(threading.RLock)
-_users: dict[str, int] = {}
-_placed: dict[str, list[InPlace]] = {}
-_quiet = False
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 
 
@@ -142,9 +141,9 @@ class _Traced:
 
 def overrides_of(op: str) -> tuple[Override, ...]:
     """Return the overrides of one thing that can be required; those that this PyTorch knows."""
-    module = importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{_MODULES[op]}")
+    modules = (importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{name}") for name in _MODULES[op])
     meant = op if op in OPS else "attention"
-    return tuple(one for one in module.OVERRIDES if one.op == meant and _exists(one))
+    return tuple(one for module in modules for one in module.OVERRIDES if one.op == meant and _exists(one))
 
 
 def require(ops: Iterable[str]) -> tuple[str, ...]:
@@ -161,9 +160,9 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
         done: list[str] = []
         try:
             for op in wanted:
-                if not _users.get(op):
-                    _placed[op] = _place_all(op)
-                _users[op] = _users.get(op, 0) + 1
+                if not CONTEXT.users[op]:
+                    CONTEXT.placed[op] = _place_all(op)
+                CONTEXT.users[op] += 1
                 done.append(op)
         except BaseException:
             release(done)
@@ -179,16 +178,16 @@ def release(ops: Iterable[str]) -> None:
     """Undo one `require`. The native kernels are back when nobody else needs ours."""
     with _lock:
         for op in ops:
-            _users[op] -= 1
-            if _users[op] == 0:
-                for placed in reversed(_placed.pop(op)):
+            CONTEXT.users[op] -= 1
+            if CONTEXT.users[op] == 0:
+                for placed in reversed(CONTEXT.placed.pop(op)):
                     placed.remove()
 
 
 def installed() -> tuple[str, ...]:
     """Return the operators that are replaced now, such as ``"aten::mm [CPU]"``."""
     with _lock:
-        return tuple(p.title for group in _placed.values() for p in group if p.title)
+        return tuple(p.title for group in CONTEXT.placed.values() for p in group if p.title)
 
 
 def _place_all(op: str) -> list[InPlace]:
@@ -240,24 +239,17 @@ def _has_kernel(name: str, key: str) -> bool:
     return True
 
 
-def quiet_override_warning() -> None:
-    """Have PyTorch say its one warning about overridden kernels now, about an xpuruntime operator that nobody calls."""
-    global _quiet
-    if _quiet:
-        return
-    _quiet = True
+@functools.cache
+def quiet_override_warning() -> tuple[torch.library.Library, ...]:
+    """Have PyTorch say its one warning about overridden kernels now, about an operator that nobody calls."""
     library = torch.library.Library("_xpuruntime_quiet", "DEF")
     library.define("nothing(Tensor x) -> Tensor")
+    over = [torch.library.Library("_xpuruntime_quiet", "IMPL") for _ in range(2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(2):
-            second = torch.library.Library("_xpuruntime_quiet", "IMPL")
-            second.impl("nothing", _identity, "CPU", allow_override=True)
-            _kept.append(second)
-    _kept.append(library)
-
-
-_kept: list[Any] = []
+        for one in over:
+            one.impl("nothing", _identity, "CPU", allow_override=True)
+    return library, *over
 
 
 def _identity(x: Any) -> Any:

@@ -12,6 +12,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state, context
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 
@@ -100,8 +101,8 @@ def _scaled(native: Native) -> Callable[..., Any]:
     def scaled_mm(keyset: Any, *args: Any, **more: Any) -> Any:
         active = _current()
         if active is None:
-            if call_state.recorder is not None:
-                return call_state.recorder.call(name, "matmul", None, native, (keyset, *args), more)
+            if CONTEXT.recorder is not None:
+                return CONTEXT.recorder.call(name, "matmul", None, native, (keyset, *args), more)
             return native(keyset, *args, **more)
         product = _ScaledProduct(*args, **more)
         phase = call_state.phase() if active.by_phase else ""
@@ -116,13 +117,13 @@ def _scaled(native: Native) -> Callable[..., Any]:
                 with prefer_native_error(lambda: native(keyset, *args, **more)):
                     route = _find_route(name, active, key, product, phase, module, skip)
             if route.place is None:
-                if call_state.recorder is not None:
-                    return call_state.recorder.call(name, "matmul", route, native, (keyset, *args), more)
+                if CONTEXT.recorder is not None:
+                    return CONTEXT.recorder.call(name, "matmul", route, native, (keyset, *args), more)
                 return native(keyset, *args, **more)
             try:
-                if call_state.recorder is None:
+                if CONTEXT.recorder is None:
                     return product.compute(route, phase)
-                return call_state.recorder.call(
+                return CONTEXT.recorder.call(
                     name, "matmul", route, lambda *_, at=route, **__: product.compute(at, phase), args, more
                 )
             except (UnsupportedOperationError, InputError) as error:

@@ -10,6 +10,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
+from xpuruntime.pytorch.coverage.gap_reports import report_gaps
 from xpuruntime.pytorch.coverage.gaps import CoverageGap
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
@@ -80,9 +81,7 @@ def _takes_xrt_kernel(op: str, x: Tensor) -> bool:
         return False
     if not _is_differentiated_by_func():
         return True
-    from xpuruntime.pytorch.compiler.compile_hooks import say
-
-    say([CoverageGap(op, f"{op} in a gradient of torch.func", _FUSED, _FIX)], active)
+    report_gaps([CoverageGap(op, f"{op} in a gradient of torch.func", _FUSED, _FIX)], active)
     return False
 
 

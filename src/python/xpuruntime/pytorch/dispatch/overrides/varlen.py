@@ -15,7 +15,7 @@ from torch.nn import attention as torch_attention
 
 from xpuruntime.pytorch.attention.entry_points import VARLEN, left
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import Override
 
@@ -54,10 +54,10 @@ def _decided(name: str, query_at: int) -> Callable[[Native], Callable[..., Any]]
             route = None
             if active is not None and "varlen_attn" in active.overrides:
                 route = _route(active, args[query_at], backward=backward)
-            if call_state.recorder is None:
+            if CONTEXT.recorder is None:
                 return native(keyset, *args, **kwargs)
             route = left(VARLEN) if route is None else route
-            return call_state.recorder.call(name, "attention", route, native, (keyset, *args), kwargs)
+            return CONTEXT.recorder.call(name, "attention", route, native, (keyset, *args), kwargs)
 
         return varlen
 
