@@ -60,8 +60,9 @@ py::object make_gate(const py::str& name, const py::object& slow, const py::obje
 }  // namespace
 
 void bind_gate(py::module_& module) {
-  module.def("make_gate", make_gate, py::arg("name"), py::arg("slow"), py::arg("native"),
-             "What stands for an operator; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
+  module.def(
+      "make_gate", make_gate, py::arg("name"), py::arg("slow"), py::arg("native"),
+      "What stands for an operator; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
   module.def("set_gates", set_gate_state, py::arg("routes"), py::arg("slow"),
              py::arg("circumstances") = py::none(), py::arg("phases") = false,
              py::arg("modules") = false, "Say what holds for all gates.");

@@ -8,7 +8,8 @@
 
 namespace xpuruntime::bindings {
 
-/// What the call that runs in a thread is part of, as xpuruntime.pytorch.dispatch.call_state.phase says it.
+/// What the call that runs in a thread is part of, as xpuruntime.pytorch.dispatch.call_state.phase
+/// says it.
 enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
 
 /// The stated phase, else what the addon tells; unknown without one. Needs no GIL.
