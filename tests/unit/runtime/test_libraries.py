@@ -236,7 +236,7 @@ class TestPreload:
     CODE = """
 import json
 from xpuruntime.runtime.libraries import LibraryIndex, loaded_libraries, preload
-from xpuruntime.runtime.places import Place
+from xpuruntime.runtime.library_search import Place
 index = LibraryIndex([Place(path=p, origin="wheel") for p in {places!r}], ())
 first = preload({names!r}, index=index)
 again = preload({names!r}, index=index)
