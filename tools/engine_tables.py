@@ -131,6 +131,7 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ("`shapes`, ranges", "execution.shapes.ids", "encoder.onnx", {"shapes": RANGES["encoder.onnx"]}, {}, {}),
     ("`artifacts.cache`", "execution.artifacts.cache", "encoder.onnx", {"artifacts": {"cache": "default"}}, {}, {}),
     ("`determinism: run_to_run`", "execution.determinism", "encoder.onnx", {"determinism": "run_to_run"}, {}, {}),
+    ("`determinism: concurrency`", "execution.determinism", "encoder.onnx", {"determinism": "concurrency"}, {}, {}),
     ("`cuda_graph: require`", "execution.cuda_graph", "encoder.onnx", {"cuda_graph": "require"}, {}, {}),
     ("`memory.pool: caching`", "execution.memory.pool", "encoder.onnx", {"memory": {"pool": "caching"}}, {}, {}),
     ("`memory.limit`", "execution.memory.limit", "encoder.onnx", {"memory": {"limit": "1GiB"}}, {}, {}),

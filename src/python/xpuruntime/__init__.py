@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.profile import Profile
     from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan, profile
     from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
@@ -115,6 +116,7 @@ __all__ = [
     "decisions",
     "demo_images",
     "demo_model_path",
+    "determinism",
     "get_all_devices",
     "get_current_device",
     "get_device_count",
@@ -162,6 +164,7 @@ _LAZY = {
     "decisions": "ops",
     "demo_images": "demo",
     "demo_model_path": "demo",
+    "determinism": "locks.determinism",
     "get_all_devices": "runtime.device",
     "get_current_device": "runtime.device",
     "get_device_count": "runtime.device",

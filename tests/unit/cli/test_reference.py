@@ -40,6 +40,7 @@ def test_every_exit_code_is_described() -> None:
         "compile",
         "compare",
         "explain",
+        "determinism",
         "verify",
         "kernels",
         "policy",

@@ -20,6 +20,7 @@ from xpuruntime.policies import (
     VerifyPolicy,
     VerifySpeed,
 )
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS, OPS
 
 # Anything printable, and what trips YAML readers of some version.
@@ -168,7 +169,7 @@ def execution_policies(draw):
             cache=draw(st.one_of(st.sampled_from(["off", "default", "C:\\cache"]), text.map("./{}".format))),
             stale=draw(st.sampled_from(["error", "rebuild"])),
         ),
-        determinism=draw(st.sampled_from(["none", "run_to_run"])),
+        determinism=draw(st.sampled_from(DETERMINISM_GRADES)),
         tf32=draw(st.sampled_from([value for value in (None, True, False) if value is None or value != contradicting])),
         layout=draw(st.sampled_from(["auto", "nchw", "nhwc"])),
         threads=draw(optional(st.integers(1, 4096))),

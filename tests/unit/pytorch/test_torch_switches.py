@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import xpuruntime as xrt
@@ -89,6 +91,25 @@ def test_determinism(mode, warns):
         assert not torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
+
+
+def _entered(asked):
+    block = contextlib.ExitStack()
+    block.enter_context(xt.kernel_policy(asked))
+    return block
+
+
+def test_a_grade_of_determinism_above_run_to_run_is_not_promised():
+    with pytest.warns(XpuRuntimeWarning, match="batch_invariant is more than run_to_run"):
+        block = _entered(policy(determinism="batch_invariant"))
+    with block:
+        assert torch.are_deterministic_algorithms_enabled()
+    with (
+        pytest.raises(PolicyError, match="state run_to_run here"),
+        xt.kernel_policy(policy("strict", determinism="restart")),
+    ):
+        pass
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_blocks_nest():

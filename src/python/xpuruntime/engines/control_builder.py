@@ -88,6 +88,25 @@ class ControlBuilder:
             self.add(f"execution.shapes.{name}", show(sizes), "enforced", f"{reason}, and every call is checked")
         self.add("execution.static_shape", "all sizes are fixed", "enforced", "the plan refuses a model with open ones")
 
+    def determinism(self, request: Request, resolved: str, level: Enforceability, reason: str) -> None:
+        """Add the grade of determinism.
+
+        Parameters
+        ----------
+        request : Request
+        resolved : str
+        level : str
+            How far ``run_to_run`` can be enforced. Grades above it are advisory at best: they can be tested, and no
+            engine promises them.
+        reason : str
+            Why, as a half sentence.
+        """
+        grade = request.policy.execution.determinism
+        if grade != "run_to_run":
+            level = "advisory" if level == "enforced" else level
+            reason = f"{reason}; that covers run_to_run, and {grade} is not promised: test it with `xrt determinism`"
+        self.add("execution.determinism", resolved, level, reason)
+
     def options(self, where: str, names: tuple[str, ...], handed: str) -> None:
         """Add the provider options: those of this engine, and those a portable policy holds for others.
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Intermediate tensors of a model, as the engine of a session computes them (`tap`)."""
+"""Intermediate tensors of a model, as the engine of a session computes them (`tap` and `tapped`)."""
 
 from __future__ import annotations
 
 import difflib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,13 +13,13 @@ import msgspec
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.base import Engine, LoadedModel, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["tap"]
+__all__ = ["tap", "tapped"]
 
 
 def tap(
@@ -30,16 +31,62 @@ def tap(
     names: Sequence[str],
 ) -> dict[str, Any]:
     """Return tensors inside of a model; see `InferenceSession.intermediates`."""
-    info = request.model
+    _check(request.model, names)
+    found = loaded.intermediates(inputs, names)
+    if found is not None:
+        return found
+    with _copy(engine, request, machine, names) as run:
+        results = run(inputs)
+    return {name: results[name] for name in names}
+
+
+@contextmanager
+def tapped(
+    engine: Engine,
+    request: Request,
+    machine: Machine,
+    loaded: LoadedModel,
+    inputs: Mapping[str, Any],
+    names: Sequence[str],
+) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """Yield a call that runs the model as often as needed and returns tensors inside of it, and maybe its outputs.
+
+    Parameters
+    ----------
+    engine, request, machine, loaded
+        Of the session.
+    inputs : mapping of str to array
+        As for a run.
+    names : sequence of str
+
+    Raises
+    ------
+    XpuRuntimeError
+        As `InferenceSession.intermediates`.
+    """
+    _check(request.model, names)
+    if loaded.intermediates(inputs, names) is not None:
+        yield lambda feeds: loaded.intermediates(feeds, names) or {}
+        return
+    with _copy(engine, request, machine, names) as run:
+        yield run
+
+
+def _check(info: ModelInfo, names: Sequence[str]) -> None:
     made = {name for node in info.nodes for name in node.outputs if name and not node.graph}
     for name in names:
         if name not in made:
             near = difflib.get_close_matches(name, made, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}")
-    found = loaded.intermediates(inputs, names)
-    if found is not None:
-        return found
+
+
+@contextmanager
+def _copy(
+    engine: Engine, request: Request, machine: Machine, names: Sequence[str]
+) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """Load the model once more with these tensors as outputs."""
+    info = request.model
     if request.artifact is not None:
         msg = f"{request.artifact.folder} is compiled, and gives no tensors inside of it; open the model {info.path}"
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
@@ -50,8 +97,7 @@ def tap(
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
     copy = engine.load(more, judgement, machine)
     try:
-        results = copy.run(inputs)
-        return {name: results[name] for name in names}
+        yield copy.run
     finally:
         copy.close()
 

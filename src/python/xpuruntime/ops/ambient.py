@@ -105,7 +105,7 @@ def _compile(policy: Policy, pin: tuple[str, ...]) -> Place:
     return Place(
         site=_core.CallSite(compile_rules(policy), pin=pin),
         allow_tf32=execution.tf32 is True or execution.precision == "tf32",
-        deterministic=execution.determinism == "run_to_run",
+        deterministic=execution.deterministic,
         policy=policy,
     )
 

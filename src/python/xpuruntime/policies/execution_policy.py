@@ -23,12 +23,22 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.device_spec import DeviceSpec
 
-__all__ = ["CudaGraph", "Determinism", "ExecutionPolicy", "Layout", "Precision"]
+__all__ = ["DETERMINISM_GRADES", "CudaGraph", "Determinism", "ExecutionPolicy", "Layout", "Precision"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "model"]
 CudaGraph = Literal["off", "prefer", "require"]
-Determinism = Literal["none", "run_to_run"]
+Determinism = Literal["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]
 Layout = Literal["auto", "nchw", "nhwc"]
+
+#: Grades of determinism, each of which includes those before it.
+DETERMINISM_GRADES: tuple[Determinism, ...] = (
+    "none",
+    "run_to_run",
+    "concurrency",
+    "restart",
+    "batch_position",
+    "batch_invariant",
+)
 
 _OP = re.compile("[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?")
 _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
@@ -79,8 +89,11 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     memory : MemoryPolicy
     artifacts : ArtifactPolicy
         Where compiled models are kept.
-    determinism : {"none", "run_to_run"}
-        ``run_to_run``: the same inputs give the same bits in every run on the same machine.
+    determinism : {"none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"}
+        Each grade includes those before it. ``run_to_run``: the same inputs give the same bits in every run of a
+        session. ``concurrency``: also while other runs are in flight. ``restart``: also in another process on the same
+        machine. ``batch_position``: a row gives the same bits at every place of a batch, whatever the other rows are.
+        ``batch_invariant``: and in a batch of every size. `xpuruntime.determinism` tests them.
     tf32 : bool or None
         Whether fp32 matmul and convolution may use TF32; ``None`` leaves it to `precision` and the engine.
     layout : {"auto", "nchw", "nhwc"}
@@ -130,7 +143,11 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         "artifacts": Nested(
             ArtifactPolicy, "Where compiled models are kept, and what happens to one that does not fit."
         ),
-        "determinism": Choice(("none", "run_to_run"), "Whether results must repeat bit for bit."),
+        "determinism": Choice(
+            DETERMINISM_GRADES,
+            "How far results must repeat bit for bit; each grade includes those before.",
+            what="grades",
+        ),
         "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
         "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
         "threads": Integer(1, 4096, "CPU threads inside one operator.", optional=True),
@@ -174,6 +191,11 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             threads: int | None = None,
             provider_options: Mapping[str, Mapping[str, str | int | bool | float]] = ...,
         ) -> None: ...
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must repeat bit for bit, in any grade."""
+        return self.determinism != "none"
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other."""

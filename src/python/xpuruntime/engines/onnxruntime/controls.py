@@ -236,12 +236,12 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
     execution = request.policy.execution
     settings.threads = execution.threads
     book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
-    settings.deterministic = execution.determinism == "run_to_run"
+    settings.deterministic = execution.deterministic
     if settings.deterministic and cuda:
         settings.options["cudnn_conv_algo_search"] = "HEURISTIC"
         settings.options["tunable_op_enable"] = "0"
-        book.add(
-            "execution.determinism",
+        book.determinism(
+            request,
             "use_deterministic_compute, cudnn_conv_algo_search=HEURISTIC",
             "advisory",
             (
@@ -250,14 +250,12 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
             ),
         )
     elif settings.deterministic:
-        book.add(
-            "execution.determinism",
+        book.determinism(
+            request,
             "use_deterministic_compute",
             "advisory",
             "deterministic kernels are asked for; ONNX Runtime does not promise it for every op",
         )
-    else:
-        book.add("execution.determinism", "-", "enforced", "nothing asked")
     if execution.layout == "nhwc":
         settings.options.update({"prefer_nhwc": "1"} if cuda else {})
         book.add(

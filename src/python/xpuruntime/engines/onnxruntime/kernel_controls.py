@@ -289,7 +289,7 @@ class KernelKeys:
                 key,
                 "cudnn_conv_algo_search=HEURISTIC",
                 "unsupported",
-                "exhaustive search picks by timing, which determinism: run_to_run forbids",
+                "exhaustive search picks by timing, which execution.determinism forbids",
                 "drop one of the two keys",
             )
             return

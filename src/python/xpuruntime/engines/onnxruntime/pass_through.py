@@ -164,9 +164,9 @@ def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]
     _precision(request, known, settings, book)
     settings.threads = execution.threads
     book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
-    settings.deterministic = execution.determinism == "run_to_run"
+    settings.deterministic = execution.deterministic
     asked = f"deterministic kernels are asked for; {known.vendor} has no setting for it"
-    book.add("execution.determinism", "use_deterministic_compute", "advisory", asked)
+    book.determinism(request, "use_deterministic_compute", "advisory", asked)
     book.shapes(request, f"nothing is built for a range: {known.vendor} is given the open size")
     if known.limit is not None and execution.memory.limit is not None:
         settings.options[known.limit] = str(execution.memory.limit)

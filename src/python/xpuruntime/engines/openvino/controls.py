@@ -135,11 +135,8 @@ def _rest(request: Request, book: ControlBuilder, kind: str) -> None:
     execution = request.policy.execution
     whole = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
     book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole)
-    if execution.determinism == "run_to_run":
-        reason = "streams and threads are fixed when the model is compiled; OpenVINO makes no promise about bits"
-        book.add("execution.determinism", "-", "advisory", reason)
-    else:
-        book.add("execution.determinism", "-", "enforced", "nothing asked")
+    reason = "streams and threads are fixed when the model is compiled; OpenVINO makes no promise about bits"
+    book.determinism(request, "-", "advisory", reason)
     if execution.layout == "auto":
         book.add("execution.layout", "-", "enforced", "left to the engine")
     else:

@@ -165,15 +165,8 @@ def _rules(request: Request, settings: Settings, book: ControlBuilder) -> None:
 
 def _execution(request: Request, book: ControlBuilder) -> None:
     execution = request.policy.execution
-    if execution.determinism == "run_to_run":
-        book.add(
-            "execution.determinism",
-            "one compiled graph",
-            "advisory",
-            "a session compiles its graph once and repeats it; QNN promises nothing about its bits",
-        )
-    else:
-        book.add("execution.determinism", "-", "enforced", "nothing asked")
+    reason = "a session compiles its graph once and repeats it; QNN promises nothing about its bits"
+    book.determinism(request, "one compiled graph", "advisory", reason)
     book.shapes(request, "QNN takes no ranges")
     layouts = {
         "nhwc": ("nhwc", "enforced", "QNN's spatial operators are defined in NHWC"),

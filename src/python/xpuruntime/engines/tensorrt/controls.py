@@ -169,9 +169,7 @@ def _execution(
 def _determinism(
     request: Request, flavour: Flavour, facts: EngineFacts, book: ControlBuilder, options: dict[str, str]
 ) -> None:
-    key = "execution.determinism"
-    if request.policy.execution.determinism != "run_to_run":
-        book.add(key, "-", "enforced", "nothing asked")
+    if not request.policy.execution.deterministic:
         return
     resolved, how = "-", "one built engine runs the same kernels each time"
     if has(facts, "kernel_specialization"):
@@ -179,12 +177,12 @@ def _determinism(
         if asked not in _AT_ONCE:
             msg = (
                 f"execution.provider_options.{flavour.name}.kernel_specialization: {asked} replaces kernels while the "
-                "engine runs, which determinism: run_to_run forbids; state eager or none, or leave the option out"
+                "engine runs, which execution.determinism forbids; state eager or none, or leave the option out"
             )
             raise PolicyError(msg, engine=flavour.name)
         resolved, how = f"kernel_specialization={asked}", "kernels are not replaced while the engine runs"
     reason = f"{how}; the vendor does not promise that each of them adds in the same order every time"
-    book.add(key, resolved, "advisory", reason)
+    book.determinism(request, resolved, "advisory", reason)
 
 
 def _memory(request: Request, book: ControlBuilder) -> dict[str, Any]:

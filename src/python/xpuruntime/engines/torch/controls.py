@@ -86,10 +86,10 @@ def _precision(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[st
 def _execution(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     fields: dict[str, Any] = {}
-    if execution.determinism == "run_to_run":
+    if execution.deterministic:
         fields["deterministic"] = True
         reason = "operators that have no deterministic form raise"
-        book.add("execution.determinism", "torch.use_deterministic_algorithms, for the process", "enforced", reason)
+        book.determinism(request, "torch.use_deterministic_algorithms, for the process", "enforced", reason)
     if execution.threads is not None:
         if cuda:
             book.add("execution.threads", "-", "unsupported", "the model runs on the GPU", "remove the key")

@@ -38,7 +38,7 @@ def hold(settings: Settings, request: Request) -> SwitchClaim:
     if settings.deterministic:
         if "CUBLAS_WORKSPACE_CONFIG" not in os.environ and _cuda_started():
             msg = (
-                "execution.determinism: run_to_run on CUDA needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment "
+                "execution.determinism on CUDA needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment "
                 "before the first CUDA call of the process; set it and start again"
             )
             raise EngineError(msg, engine="torch")

@@ -118,6 +118,7 @@ class _Comparison:
             "execution.precision": self._precision,
             "execution.layout": self._layout,
             "execution.tf32": self._tf32,
+            "execution.determinism": self._determinism,
             "execution.fallback": self._fallback,
             "execution.allow_cpu_ops": self._allowed_ops,
         }
@@ -239,6 +240,13 @@ class _Comparison:
         if self.device == "cpu" and control.requested.lower() in _FALSE:
             return "no TF32", "honoured", "a CPU has none"
         return "-", "unobservable", "the setting was given; whether kernels used TF32 inside cannot be seen"
+
+    def _determinism(self, control: Control) -> tuple[str, Status, str]:
+        seen, status, reason = self._read_back(control)
+        if status == "honoured" and control.requested not in ("none", "run_to_run"):
+            reason = f"the setting is for run_to_run; {control.requested} shows only in a test: `xrt determinism`"
+            return seen, "unobservable", reason
+        return seen, status, reason
 
     def _fallback(self, control: Control) -> tuple[str, Status, str]:
         engine = self._engine(

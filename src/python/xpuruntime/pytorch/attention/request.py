@@ -129,7 +129,7 @@ def _sizes(sizes: Any) -> Any:
 
 def deterministic(active: CompiledPolicy) -> bool:
     """Say whether kernels have to give the same bits in each run, by PyTorch's switch or by the policy."""
-    return torch.are_deterministic_algorithms_enabled() or active.policy.execution.determinism == "run_to_run"
+    return torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
 
 
 _lock = threading.Lock()

@@ -176,13 +176,20 @@ def _precision(policy: Policy) -> dict[str, Any]:
 
 
 def _determinism(policy: Policy) -> dict[str, Any]:
-    if policy.execution.determinism != "run_to_run":
+    if not policy.execution.deterministic:
         return {}
+    grade = policy.execution.determinism
+    if grade != "run_to_run":
+        _cannot(
+            policy,
+            f"execution.determinism: {grade} is more than run_to_run, which PyTorch's deterministic algorithms promise",
+            "state run_to_run here, and test the exported model with `xrt determinism`",
+        )
     if torch.backends.cuda.is_built() and _WORKSPACE not in os.environ:
         if torch.cuda.is_initialized():
             _cannot(
                 policy,
-                f"execution.determinism: run_to_run on CUDA needs {_WORKSPACE}=:4096:8 in the environment before the "
+                f"execution.determinism on CUDA needs {_WORKSPACE}=:4096:8 in the environment before the "
                 "first CUDA call of the process, so that products repeat",
                 "set it and start again",
             )

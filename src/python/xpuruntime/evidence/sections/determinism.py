@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`DeterminismTests`: the grades of determinism that were tested, and the highest that passed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["DeterminismTests", "FirstDifference", "GradeTest", "GradeVerdict"]
+
+SCHEMA = "xpuruntime.determinism/1"
+
+GradeVerdict = Literal["passed", "failed", "not_applicable", "not_tested"]
+
+_STYLE = {"passed": "green", "failed": "bold red", "not_applicable": "", "not_tested": "yellow"}
+
+
+class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results first differ, in the order of the model's nodes.
+
+    Attributes
+    ----------
+    unit : str or None
+        The first node of which a tensor differs; ``None`` where the difference was not seen inside of the model.
+    op : str or None
+        Operator of that node.
+    tensor : str
+        The tensor that differs: of that node, else an output of the model.
+    ulp_max : int or None
+        Largest distance between two elements in units in the last place, for integers in steps of one; ``None`` where
+        elements are no numbers, or only one of them is finite.
+    note : str
+        What limits the finding; empty where nothing does.
+    """
+
+    unit: str | None
+    op: str | None = None
+    tensor: str
+    ulp_max: int | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return it as half a sentence."""
+        where = f"output {self.tensor!r}" if self.unit is None else f"{self.unit} ({self.op}), tensor {self.tensor!r}"
+        far = "" if self.ulp_max is None else f", by up to {self.ulp_max} ulp"
+        return f"{where}{far}{f'; {self.note}' if self.note else ''}"
+
+
+class GradeTest(msgspec.Struct, frozen=True, kw_only=True):
+    """The test of one grade.
+
+    Attributes
+    ----------
+    grade : str
+    trials : int
+        Results that were compared; 0 where nothing was tested.
+    verdict : {"passed", "failed", "not_applicable", "not_tested"}
+        ``not_applicable``: the model has nothing that the grade speaks of, such as a batch dimension.
+    reason : str
+        What was compared, what differed, or why nothing was tested.
+    first_difference : FirstDifference or None
+        Where `verdict` is ``"failed"``.
+    """
+
+    grade: str
+    trials: int = 0
+    verdict: GradeVerdict
+    reason: str
+    first_difference: FirstDifference | None = None
+
+
+class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
+    """The grades of determinism of one session, as tested.
+
+    Attributes
+    ----------
+    schema : str
+        ``"xpuruntime.determinism/1"``.
+    model, engine, device, precision : str
+        What ran.
+    plan : str
+        Fingerprint of the plan.
+    requested : str
+        The grade asked for, by the call or by the policy; ``"none"`` where none was.
+    observed : str
+        The highest grade that passed together with all below it; ``"none"`` where none did.
+    inputs : str
+        Where the inputs come from.
+    batch_dimension : str or None
+        The dimension along which rows were permuted and batches were cut; ``None`` where the model has none.
+    batch_sizes : tuple of int
+        Sizes of the batches that were compared with rows alone.
+    tests : tuple of GradeTest
+        In the order of the grades.
+    """
+
+    schema: str = SCHEMA
+    model: str
+    engine: str
+    device: str
+    precision: str
+    plan: str
+    requested: str
+    observed: str
+    inputs: str
+    batch_dimension: str | None = None
+    batch_sizes: tuple[int, ...] = ()
+    tests: tuple[GradeTest, ...]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the grade that was asked for passed, and all below it."""
+        if self.requested == "none":
+            return True
+        passed = {test.grade for test in self.tests if test.verdict == "passed"}
+        asked = [test.grade for test in self.tests]
+        return self.requested in asked and passed.issuperset(asked[: asked.index(self.requested) + 1])
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        asked = "" if self.requested == "none" else f", asked for {self.requested}"
+        return f"determinism: {self.observed}{asked}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, with `reached` in it."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": plain.pop("schema"), "reached": self.reached, **plain}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return JSON text; `indent` ``None`` gives one line."""
+        raw = json_bytes(self.to_dict())
+        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+
+    def __str__(self) -> str:
+        """Return it as plain text, one grade a line."""
+        lines = [f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision})"]
+        lines += [f"  {test.grade}: {verdict_text(test)}: {story(test)}" for test in self.tests]
+        return printable("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
+    def __rich__(self) -> RenderableType:
+        """Return it as a table."""
+        from rich.console import Group
+        from rich.text import Text
+
+        head = f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision}, {self.inputs})"
+        return Group(Text(head, style="green" if self.reached else "bold red"), *grade_tables(self))
+
+
+def verdict_text(test: GradeTest) -> str:
+    """Return a verdict in words."""
+    return test.verdict.replace("_", " ")
+
+
+def story(test: GradeTest) -> str:
+    """Return why a grade has its verdict, and where results differ."""
+    return test.reason if test.first_difference is None else f"{test.reason}; first at {test.first_difference}"
+
+
+def grade_rows(tests: DeterminismTests) -> list[tuple[str, ...]]:
+    """Return a row for each grade: its name, verdict, trials, and why."""
+    return [(one.grade, verdict_text(one), str(one.trials), story(one)) for one in tests.tests]
+
+
+def grade_tables(tests: DeterminismTests | None) -> list[RenderableType]:
+    """Return the grades as a table; none where nothing was tested."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    if tests is None:
+        return []
+    made = Table(box=SIMPLE_HEAD, title=f"determinism, tested: {tests.observed}", title_justify="left")
+    for column in ("grade", "verdict", "trials", "why"):
+        made.add_column(column, overflow="fold", justify="right" if column == "trials" else "left")
+    for (grade, verdict, trials, why), one in zip(grade_rows(tests), tests.tests, strict=True):
+        made.add_row(Text(grade), Text(verdict, _STYLE[one.verdict]), trials, Text(why))
+    return [made]

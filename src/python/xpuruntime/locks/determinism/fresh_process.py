@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Runs of a session in a fresh process, which has another hash seed and another environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.measuring.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["run_fresh", "run_job"]
+
+#: A variable of no meaning, whose length moves the stack of the process.
+_PADDING = "XPURUNTIME_RESTART_PADDING"
+#: Seconds that one process may take.
+_LIMIT = 1800.0
+
+
+def run_fresh(job: Mapping[str, Any], feeds: Mapping[str, Array], number: int, folder: Path) -> dict[str, Array]:
+    """Open the session in a fresh process and run it.
+
+    Parameters
+    ----------
+    job : mapping
+        ``model``, ``policy``, ``trust``, ``calibration``, and ``names`` of tensors inside to return as well.
+    feeds : mapping of str to array
+    number : int
+        Of the process, from 1: its hash seed and its environment follow from it.
+    folder : Path
+        An empty folder for what goes in and out.
+
+    Raises
+    ------
+    WorkerFailure
+        The process crashed or gave no result in time; or, of the kind ``exception``, the session cannot be opened or
+        run there.
+    """
+    _write(folder / "inputs", feeds)
+    environment = {"PYTHONHASHSEED": str(number), _PADDING: "x" * (1021 * number)}
+    with Worker(environment=environment, timeout=_LIMIT) as worker:
+        worker.call(f"{__name__}:run_job", folder=str(folder), **job)
+    return _read(folder / "outputs")
+
+
+def run_job(
+    folder: str, model: str, policy: dict[str, Any], names: list[str], calibration: str | None, *, trust: bool
+) -> None:
+    """Run a session on the inputs in a folder, and write its outputs there: what the fresh process does."""
+    import warnings
+
+    from xpuruntime.errors import XpuRuntimeWarning
+    from xpuruntime.inference import InferenceSession
+
+    room = Path(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        with InferenceSession(model, policy=policy, trust=trust, calibration=calibration) as session:
+            feeds = _read(room / "inputs")
+            outputs = dict(session.run(feeds))
+            if names:
+                outputs |= session.intermediates(feeds, names)
+    _write(room / "outputs", {name: np.asarray(value) for name, value in outputs.items()})
+
+
+def _write(folder: Path, arrays: Mapping[str, Array]) -> None:
+    folder.mkdir()
+    for index, (name, array) in enumerate(arrays.items()):
+        plain = np.asarray(array, order="C")
+        np.save(folder / f"{index}.npy", plain.astype(np.str_) if plain.dtype == object else plain, allow_pickle=False)
+        (folder / f"{index}.json").write_text(json.dumps({"name": name, "dtype": plain.dtype.name}), encoding="utf-8")
+
+
+def _read(folder: Path) -> dict[str, Array]:
+    found = {}
+    for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem)):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        array = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        if array.dtype.kind == "V" and facts["dtype"] != array.dtype.name:  # a type of ml_dtypes: its name is lost
+            import ml_dtypes
+
+            array = array.view(getattr(ml_dtypes, facts["dtype"]))
+        found[facts["name"]] = array.astype(object) if facts["dtype"] == "object" else array
+    return found

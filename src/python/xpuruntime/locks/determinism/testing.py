@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`determinism`: tests the grades of determinism of a session, one after the other, on the engine that runs it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
+from xpuruntime.locks.determinism import grades
+from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
+from xpuruntime.locks.determinism.bits import differing, kept
+from xpuruntime.locks.determinism.fresh_process import run_fresh
+from xpuruntime.locks.determinism.locating import locate
+from xpuruntime.measuring.worker import FailureKind, WorkerFailure
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference import InferenceSession
+    from xpuruntime.inference.plan_request import ModelLike, PolicyLike
+    from xpuruntime.locks.determinism.grades import Found, Mismatch, Run
+    from xpuruntime.policies import ExecutionPolicy
+    from xpuruntime.policies.execution_policy import Determinism
+    from xpuruntime.runtime.machine import Machine
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["determinism", "session_determinism"]
+
+_GRADES = DETERMINISM_GRADES[1:]
+
+
+def determinism(
+    model: ModelLike,
+    grade: Determinism | None = None,
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
+    exec_policy: ExecutionPolicy | None = None,
+    policy: PolicyLike | None = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    trials: int = 20,
+    processes: int = 3,
+    batch_sizes: Sequence[int] | None = None,
+    batch_dimension: str | None = None,
+    calibration: Any = None,
+    precision: Any = None,
+    trust: bool = False,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+) -> DeterminismTests:
+    """Test how far the results of a model repeat bit for bit.
+
+    Parameters
+    ----------
+    model : str, path or torch.nn.Module
+        As for `InferenceSession`, as are `device`, `engine`, `exec_policy`, `policy`, `calibration`, `precision`,
+        `trust`, `registry` and `machine`.
+    grade : str, optional
+        The highest grade to test; default: the one that the policy states, else all. It is what is asked for.
+    inputs : mapping of str to array, optional
+        As for a run; the rows of batches are made of them. Left out, probe inputs are made.
+    trials : int
+        Runs that are compared in each test.
+    processes : int
+        Fresh processes that are started for ``restart``.
+    batch_sizes : sequence of int, optional
+        Sizes of batches whose rows are compared with rows alone; default: 2, 3, 4, 8 and 16, as far as the policy
+        allows them.
+    batch_dimension : str, optional
+        Name of the batch dimension; default: the first dimension of the inputs, where that is open.
+
+    Returns
+    -------
+    DeterminismTests
+        A grade is not tested where one below it failed.
+
+    Raises
+    ------
+    XpuRuntimeError
+        As `InferenceSession` and its `run`.
+
+    Examples
+    --------
+    >>> import xpuruntime as xrt
+    >>> found = xrt.determinism(xrt.demo_model_path(), grade="concurrency", device="cpu")
+    >>> found.observed
+    'concurrency'
+    """
+    from xpuruntime.inference import InferenceSession
+
+    with InferenceSession(
+        model,
+        device,
+        engine,
+        None,
+        exec_policy,
+        policy,
+        precision=precision,
+        calibration=calibration,
+        trust=trust,
+        registry=registry,
+        machine=machine,
+    ) as session:
+        return session_determinism(
+            session,
+            grade,
+            inputs=inputs,
+            trials=trials,
+            processes=processes,
+            batch_sizes=batch_sizes,
+            batch_dimension=batch_dimension,
+            trust=trust,
+        )
+
+
+def session_determinism(
+    session: InferenceSession,
+    grade: Determinism | None = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    trials: int = 20,
+    processes: int = 3,
+    batch_sizes: Sequence[int] | None = None,
+    batch_dimension: str | None = None,
+    trust: bool = False,
+) -> DeterminismTests:
+    """Test an open session; parameters, result and errors are those of `determinism`."""
+    if trials < 1:
+        raise InputError(f"trials must be at least 1, got {trials}")
+    if processes < 1:
+        raise InputError(f"processes must be at least 1, got {processes}")
+    asked = grade if grade is not None else session.policy.execution.determinism
+    if asked not in DETERMINISM_GRADES:
+        raise InputError(f"{asked!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
+    last = _GRADES[-1] if asked == "none" else asked
+    return _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust).run(asked, last)
+
+
+class _Testing:
+    def __init__(
+        self,
+        session: InferenceSession,
+        inputs: Mapping[str, Any] | None,
+        counts: tuple[int, int],
+        sizes: Sequence[int] | None,
+        dimension: str | None,
+        *,
+        trust: bool,
+    ) -> None:
+        from xpuruntime.engines.precision import probe_feeds
+
+        self.session, self.trust = session, trust
+        self.trials, self.processes = counts
+        made = probe_feeds(session.model) if inputs is None else inputs
+        self.feeds = {name: np.asarray(array) for name, array in made.items()}
+        self.origin = "probe inputs, seed 0" if inputs is None else "inputs that were given"
+        self.batch = find_batch(session.inputs, self.feeds, sizes, dimension)
+        if isinstance(self.batch, Batch) and inputs is None and self.batch.sizes:
+            dims = {self.batch.dimension: self.batch.total}
+            wide = {name: np.asarray(array) for name, array in probe_feeds(session.model, dims=dims).items()}
+            self.batch = find_batch(session.inputs, wide, sizes, dimension)
+        self.others = other_inputs(self.feeds, self.batch)
+        self.axes = self._output_axes()
+
+    def run(self, asked: str, last: str) -> DeterminismTests:
+        tests: list[GradeTest] = []
+        for name in _GRADES[: _GRADES.index(last) + 1]:
+            failed = next((test.grade for test in tests if test.verdict == "failed"), None)
+            if failed is not None:
+                reason = f"{failed} failed, which this grade includes"
+                tests.append(GradeTest(grade=name, verdict="not_tested", reason=reason))
+            else:
+                tests.append(getattr(self, f"_{name}")())
+        passed = [test.grade for test in tests if test.verdict == "passed"]
+        observed = "none"
+        for test in tests:
+            if test.grade not in passed:
+                break
+            observed = test.grade
+        plan, batch = self.session.plan, self.batch
+        return DeterminismTests(
+            model=str(self.session.model.path),
+            engine=plan.engine,
+            device=plan.device,
+            precision=plan.precision,
+            plan=plan.fingerprint,
+            requested=asked,
+            observed=observed,
+            inputs=self.origin,
+            batch_dimension=batch.dimension if isinstance(batch, Batch) else None,
+            batch_sizes=batch.sizes if isinstance(batch, Batch) else (),
+            tests=tuple(tests),
+        )
+
+    def _run_to_run(self) -> GradeTest:
+        def test(run: Run) -> Found:
+            return grades.run_to_run(run, self.feeds, self.others, self.trials)
+
+        count, wrong = test(self.session.run)
+        if wrong is not None:
+            return self._failed("run_to_run", count, wrong, test)
+        note = ""
+        try:
+            bound, wrong = self._poisoned()
+            count += bound
+        except XpuRuntimeError as error:
+            note = f"; outputs filled with NaN were not tested: {str(error).splitlines()[0]}"
+        if wrong is not None:
+            return self._failed("run_to_run", count, wrong, test)
+        told = "" if note else ", with outputs filled with NaN too"
+        reason = f"the same bits with other inputs in between{told}{note}"
+        return GradeTest(grade="run_to_run", trials=count, verdict="passed", reason=reason)
+
+    def _poisoned(self) -> Found:
+        """Run in buffers on the host that hold NaN before each run."""
+        if not self.session.plan.device.startswith("cpu") and self.session.plan.device != "npu":
+            raise UnsupportedOperationError("outputs are on the device", device=self.session.plan.device)
+        want = kept(self.session.run(self.feeds))
+        if any(array.dtype.kind in "OSU" for array in (*want.values(), *self.feeds.values())):
+            raise UnsupportedOperationError("text has no NaN")
+        same = [one for one in self.others if all(one[name].shape == self.feeds[name].shape for name in one)]
+        binding = self.session.bind(kept(self.feeds), {name: np.empty_like(array) for name, array in want.items()})
+        try:
+            return grades.poisoned(binding, self.feeds, same, want, self.trials)
+        finally:
+            binding.close()
+
+    def _concurrency(self) -> GradeTest:
+        def test(run: Run) -> Found:
+            return grades.concurrency(run, self.feeds, self.others, self.trials)
+
+        count, wrong = test(self.session.run)
+        if wrong is not None:
+            return self._failed("concurrency", count, wrong, test)
+        reason = f"the same bits with {grades.IN_FLIGHT} runs in flight"
+        return GradeTest(grade="concurrency", trials=count, verdict="passed", reason=reason)
+
+    def _restart(self) -> GradeTest:
+        reason = self._why_no_process()
+        if reason is not None:
+            return GradeTest(grade="restart", verdict="not_tested", reason=reason)
+        session, folder = self.session, tempfile.TemporaryDirectory(prefix="xpuruntime-restart-")
+        with folder as name:
+            room = Path(name)
+            job = self._job(room)
+
+            def test(inside: Sequence[str], run: Run) -> Found:
+                want = kept(run(self.feeds))
+                for number in range(1, self.processes + 1):
+                    place = Path(tempfile.mkdtemp(dir=room))
+                    got = run_fresh({**job, "names": list(inside)}, self.feeds, number, place)
+                    if differing(want, got):
+                        what = f"this process and fresh process {number} differ"
+                        return number, grades.Mismatch(want, got, what)
+                return self.processes, None
+
+            def repeat(names: Sequence[str]) -> Mismatch | None:
+                with self._tapped(names) as run:
+                    return test(names, lambda feeds: {**session.run(feeds), **run(feeds)})[1]
+
+            try:
+                count, wrong = test((), session.run)
+            except WorkerFailure as failure:
+                opened = failure.kind is not FailureKind.EXCEPTION
+                reason = failure.reason if opened else f"the session does not run in a fresh process: {failure.reason}"
+                return GradeTest(grade="restart", verdict="failed" if opened else "not_tested", reason=reason)
+            if wrong is not None:
+                return self._located("restart", count, wrong, repeat)
+        reason = f"the same bits in {self.processes} fresh processes with other hash seeds and environments"
+        return GradeTest(grade="restart", trials=count, verdict="passed", reason=reason)
+
+    def _why_no_process(self) -> str | None:
+        """Return why the session cannot be opened in a fresh process."""
+        from xpuruntime.engines.registry import default_registry
+
+        session = self.session
+        engine = session._engine
+        if session.model.source is not None and not Path(session.model.path).exists():
+            return "the model is a module of this process; export it to a file to test a restart"
+        known = default_registry()
+        if engine.name not in known or type(known.get(engine.name)) is not type(engine):
+            return f"the engine {engine.name} is known to this process alone; install it as a plugin"
+        return None
+
+    def _job(self, room: Path) -> dict[str, Any]:
+        session, artifact = self.session, self.session._artifact
+        execution = session.policy.execution.replace(
+            engine=session.plan.engine, device=session.plan.device, fallback="error"
+        )
+        calibration = None
+        if session._request.calibration is not None:
+            folder = room / "calibration"
+            folder.mkdir()
+            for index, sample in enumerate(session._request.calibration):
+                np.savez(folder / f"{index:08}.npz", **sample)
+            calibration = str(folder)
+        stated = artifact is not None and session.policy.execution.artifacts.cache == "off"
+        return {
+            "model": str(artifact.folder if stated and artifact is not None else session.model.path),
+            "policy": session.policy.replace(execution=execution).to_dict(),
+            "trust": self.trust,
+            "calibration": calibration,
+        }
+
+    def _batch_position(self) -> GradeTest:
+        batch, reason = self.batch, self._why_no_rows()
+        if reason is not None or not isinstance(batch, Batch):
+            return GradeTest(grade="batch_position", verdict="not_applicable", reason=reason or "")
+
+        def test(run: Run) -> Found:
+            return grades.batch_position(run, batch, self.axes, self.trials)
+
+        count, wrong = test(self.session.run)
+        if wrong is not None:
+            return self._failed("batch_position", count, wrong, test, rows=True)
+        reason = self._rows_missing()
+        if reason is not None:
+            return GradeTest(grade="batch_position", trials=count, verdict="not_applicable", reason=reason)
+        reason = f"rows of a batch of {batch.permuted} keep their bits at every place, among equal and other rows"
+        return GradeTest(grade="batch_position", trials=count, verdict="passed", reason=reason)
+
+    def _batch_invariant(self) -> GradeTest:
+        batch, reason = self.batch, self._why_no_rows()
+        if reason is None and isinstance(batch, Batch) and not batch.sizes:
+            reason = f"the dimension {batch.dimension!r} is fixed at {batch.permuted}: no row can be run alone"
+        if reason is not None or not isinstance(batch, Batch):
+            return GradeTest(grade="batch_invariant", verdict="not_applicable", reason=reason or "")
+
+        def test(run: Run) -> Found:
+            return grades.batch_invariant(run, batch, self.axes)
+
+        count, wrong = test(self.session.run)
+        if wrong is not None:
+            return self._failed("batch_invariant", count, wrong, test, rows=True)
+        reason = self._rows_missing()
+        if reason is not None:
+            return GradeTest(grade="batch_invariant", trials=count, verdict="not_applicable", reason=reason)
+        sizes = ", ".join(map(str, batch.sizes))
+        reason = f"rows of batches of {sizes} have the bits of the rows alone"
+        return GradeTest(grade="batch_invariant", trials=count, verdict="passed", reason=reason)
+
+    def _output_axes(self) -> dict[str, int]:
+        """Return the axis of the batch in the outputs that say so."""
+        if not isinstance(self.batch, Batch):
+            return {}
+        name = self.batch.dimension
+        return {one.name: one.shape.index(name) for one in self.session.outputs if one.shape and name in one.shape}
+
+    def _why_no_rows(self) -> str | None:
+        """Return why the rows of a batch cannot be compared at all."""
+        if not isinstance(self.batch, Batch):
+            return f"the model has no batch dimension: {self.batch.reason}"
+        without = self._without_rows()
+        if len(without) == len(self.session.outputs):
+            return f"no output has the batch dimension {self.batch.dimension!r}: {', '.join(without)}"
+        return None
+
+    def _rows_missing(self) -> str | None:
+        """Return why the comparison does not speak for the whole model, though no row differs."""
+        without = self._without_rows()
+        if not without or not isinstance(self.batch, Batch):
+            return None
+        return f"the rows that could be compared are the same; no batch dimension: output {', '.join(without)}"
+
+    def _without_rows(self) -> list[str]:
+        batch = self.batch
+        assert isinstance(batch, Batch)
+        sizes = (batch.permuted, 1) if batch.sizes else (batch.permuted,)
+        runs = [(size, kept(self.session.run(batch.take(range(size))))) for size in sizes]
+        names = [output.name for output in self.session.outputs]
+        return [
+            name
+            for name in names
+            if any(grades.rows_of(name, outputs[name], size, self.axes) is None for size, outputs in runs)
+        ]
+
+    def _failed(
+        self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], Found], *, rows: bool = False
+    ) -> GradeTest:
+        """Return the failed test with the first tensor that differs."""
+        seen: set[str] = set()
+
+        def repeat(names: Sequence[str]) -> Mismatch | None:
+            with self._tapped(names) as run:
+                if not rows:
+                    return test(run)[1]
+                shown = self._batched(run, names)
+                seen.update(shown)
+                return test(lambda feeds: {name: array for name, array in run(feeds).items() if name in shown})[1]
+
+        def compared() -> set[str]:
+            return seen | (set(self.batch.axes) if isinstance(self.batch, Batch) else set())
+
+        return self._located(grade, count, wrong, repeat, compared if rows else None)
+
+    def _batched(self, run: Run, names: Sequence[str]) -> set[str]:
+        """Return the tensors whose first dimension follows the size of the batch."""
+        batch = self.batch
+        assert isinstance(batch, Batch)
+        sizes = (batch.permuted, 1) if batch.sizes else (batch.permuted,)
+        runs = [(size, run(batch.take(range(size)))) for size in sizes]
+        return {
+            name
+            for name in names
+            if all(
+                name in found and grades.rows_of(name, np.asarray(found[name]), size, self.axes) is not None
+                for size, found in runs
+            )
+        }
+
+    def _located(
+        self,
+        grade: str,
+        count: int,
+        wrong: Mismatch,
+        repeat: Callable[[Sequence[str]], Mismatch | None],
+        compared: Callable[[], set[str]] | None = None,
+    ) -> GradeTest:
+        first = locate(self.session.model, wrong, repeat, compared)
+        return GradeTest(grade=grade, trials=count, verdict="failed", reason=wrong.what, first_difference=first)
+
+    def _tapped(self, names: Sequence[str]) -> Any:
+        from xpuruntime.inference.intermediates import tapped
+
+        session = self.session
+        feeds = self.feeds
+        return tapped(session._engine, session._request, session._machine, session._open(), feeds, names)
