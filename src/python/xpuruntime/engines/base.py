@@ -196,6 +196,8 @@ class LoadedModel(ABC):
             try:
                 done.set_result(instrumented_method(self, "run")(feeds, stream))
             except Exception as error:
+                if self._threads is not None and self._threads.closed:
+                    closed()
                 done.set_exception(error)
             return done
         threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
@@ -210,11 +212,15 @@ class LoadedModel(ABC):
         """Return why the model cannot run in a child of the process that loaded it, and what to do, or ``None``."""
         return None
 
-    def stop_async(self) -> None:
-        """Cancel the asynchronous runs that have not begun. Called before `close`; those that have begun finish."""
-        threads = self.__dict__.pop("_threads", None)
-        if threads is not None:
-            threads.close()
+    def stop_async(self, caller: int | None = None) -> None:
+        """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`.
+
+        Parameters
+        ----------
+        caller : int, optional
+            The thread that closes the model, whose own run is not waited for; default: the one that calls this.
+        """
+        self.run_threads(1).close(caller)  # also where there are none yet, so that none are made any more
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from concurrent.futures import Future, TimeoutError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.runtime.exiting import interpreter_ends
-from xpuruntime.runtime.forking import reset_in_child
+from xpuruntime.runtime.forking import reset_in_child, rest_for_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,10 @@ class RunThreads:
     Threads start when there is work and end soon after there is none, so that nothing has to be stopped, and nothing
     but the work keeps the model alive. Unlike the executors of the standard library, what `close` cancels is also
     reported to those who wait for it with `concurrent.futures.wait`, and an interruption of whoever submits or waits
-    leaves the queue as it was. In a child of a fork it begins anew: jobs of before fail there.
+    leaves the queue as it was.
+
+    A fork waits for the calls that have begun, and none begins meanwhile: an engine's locks are free in the child then.
+    There it begins anew: calls that were accepted before fail.
 
     Parameters
     ----------
@@ -118,15 +122,26 @@ class RunThreads:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._running: set[_Job] = set()
         self._open = True
+        #: Of all calls that were accepted and that somebody still asks for.
+        self._futures: weakref.WeakSet[RunFuture] = weakref.WeakSet()
         self._begin()
         reset_in_child(self)
+        rest_for_fork(self)
 
     def _begin(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0
+        #: Threads that are inside of a call; how many forks are on the way; notified when either becomes less.
+        self._calling: set[int] = set()
+        self._forks = 0
+        self._less = threading.Condition(self._lock)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is accepted any more."""
+        return not self._open
 
     def submit(self, call: Callable[..., dict[str, Any]], *arguments: Any) -> Future[dict[str, Any]]:
         """Call ``call(*arguments)`` in one of the threads.
@@ -141,32 +156,61 @@ class RunThreads:
         if interpreter_ends():
             raise XpuRuntimeError("the interpreter ends, so no run is started any more; wait for runs before it does")
         job = _Job(call, arguments)
+        self._futures.add(job.future)
         self._jobs.put(job)
         if self._lacks_threads():
             from xpuruntime import _core  # planning and the doctor import this module without the core
 
             _core.call_aside(self._grow)
         if not self._open:  # closed meanwhile
-            self.close()
+            self._cancel_waiting_aside()
         return job.future
 
-    def close(self) -> None:
-        """Cancel what has not begun. What runs finishes."""
-        self._open = False
-        from xpuruntime import _core  # planning and the doctor import this module without the core
+    def close(self, caller: int | None = None) -> None:
+        """Cancel what has not begun, and wait for what has.
 
-        _core.call_aside(self._cancel_waiting)
+        Parameters
+        ----------
+        caller : int, optional
+            A thread whose own call is not waited for; default: the one that calls this.
+        """
+        self._open = False
+        self._cancel_waiting_aside()
+        from xpuruntime import _core
+
+        _core.call_aside(self._wait_for_calls, threading.get_ident() if caller is None else caller)
+
+    def before_fork(self) -> None:
+        """Let no call begin, and wait for those that have; see `xpuruntime.runtime.forking`."""
+        from xpuruntime import _core
+
+        _core.call_aside(self._stop_calls, threading.get_ident())
+
+    def in_parent(self) -> None:
+        """Let calls begin again."""
+        from xpuruntime import _core
+
+        _core.call_aside(self._resume_calls)
 
     def in_child(self) -> None:
         """Fail what the threads had to do; see `xpuruntime.runtime.forking`."""
-        lost = [*self._running]
-        while self._jobs.qsize():
-            job = self._jobs.get_nowait()
-            lost += [] if job is None else [job]
-        self._running = set()
         self._begin()
-        for one in lost:
-            one.future.lose()
+        for future in list(self._futures):
+            future.lose()
+
+    def _stop_calls(self, caller: int) -> None:
+        with self._lock:
+            self._forks += 1
+        self._wait_for_calls(caller)
+
+    def _resume_calls(self) -> None:
+        with self._lock:
+            self._forks -= 1
+            self._less.notify_all()
+
+    def _wait_for_calls(self, caller: int) -> None:
+        with self._lock:
+            self._less.wait_for(lambda: not self._calling - {caller})
 
     def _lacks_threads(self) -> bool:
         # Without the lock: a thread that ends says so before it looks for jobs a last time.
@@ -184,6 +228,11 @@ class RunThreads:
             with self._lock:
                 self._threads -= 1
             raise
+
+    def _cancel_waiting_aside(self) -> None:
+        from xpuruntime import _core  # planning and the doctor import this module without the core
+
+        _core.call_aside(self._cancel_waiting)
 
     def _cancel_waiting(self) -> None:
         while True:
@@ -226,16 +275,33 @@ class RunThreads:
                 self._idle -= 1
 
     def _work(self) -> None:
+        me = threading.get_ident()
         while (job := self._next()) is not None:
-            self._running.add(job)
-            if job.future.set_running_or_notify_cancel():
+            if self._may_begin(job, me):
+                answer: dict[str, Any] | None = None
+                failure: BaseException | None = None
                 try:
                     answer = job.call(*job.arguments)
                 except BaseException as error:
-                    job.future.set_exception(error)
-                    del error
+                    failure = error
+                with self._lock:  # before the future is done, whose callbacks may close or fork
+                    self._calling.discard(me)
+                    self._less.notify_all()
+                if failure is None:
+                    job.future.set_result(cast("dict[str, Any]", answer))
                 else:
-                    job.future.set_result(answer)
-                    del answer
-            self._running.discard(job)
+                    job.future.set_exception(failure)
+                del answer, failure
             del job
+
+    def _may_begin(self, job: _Job, me: int) -> bool:
+        """Say whether a call is to be made, which `close` and a fork wait for from then on; or cancel it."""
+        with self._lock:
+            self._less.wait_for(lambda: not self._forks)
+            if self._open:
+                if not job.future.set_running_or_notify_cancel():
+                    return False
+                self._calling.add(me)
+                return True
+        cancel(job.future)  # whose callbacks may do anything
+        return False

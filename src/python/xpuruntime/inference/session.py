@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -190,7 +191,7 @@ class InferenceSession:
         concurrent.futures.Future
             ``.result()`` is what `run` returns, or raises what it raises. ``.cancel()`` works until the run begins. As
             many runs go on side by side as the engine does well; others wait, however many there are. `close` cancels
-            those that wait and lets the others finish.
+            those that wait, so that ``.result()`` raises `concurrent.futures.CancelledError`, and waits for the others.
 
         Raises
         ------
@@ -340,19 +341,22 @@ class InferenceSession:
         return self._open().memory()
 
     def close(self) -> None:
-        """Release the model. Idempotent; running afterwards raises."""
+        """Release the model. Idempotent; running afterwards raises.
+
+        Asynchronous runs that have begun finish first; those that wait are cancelled.
+        """
         loaded = self._loaded
         try:
-            _core.call_aside(self._close)
+            _core.call_aside(self._close, threading.get_ident())
         finally:
             if loaded is not None:
                 loaded.restore_thread()
 
-    def _close(self) -> None:
+    def _close(self, caller: int) -> None:
         loaded, self._loaded = self._loaded, None
         self.run = closed
         if loaded is not None:
-            loaded.stop_async()
+            loaded.stop_async(caller)
             if not loaded.forked:
                 loaded.close()
 

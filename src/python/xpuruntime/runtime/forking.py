@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Forks", "fork_lock", "keep_in_child", "reset_in_child"]
+__all__ = ["Forks", "Rests", "fork_lock", "keep_in_child", "reset_in_child", "rest_for_fork"]
 
 
 class Forks(Protocol):
@@ -27,8 +27,19 @@ class Forks(Protocol):
         """Begin anew, in the child, before anything else runs there."""
 
 
+class Rests(Protocol):
+    """What a fork has to wait for."""
+
+    def before_fork(self) -> None:
+        """Come to rest, in the thread that forks."""
+
+    def in_parent(self) -> None:
+        """Go on, in the thread that has forked."""
+
+
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _reset: weakref.WeakSet[Forks] = weakref.WeakSet()
+_rest: weakref.WeakSet[Rests] = weakref.WeakSet()
 _locks: list[Any] = []
 
 
@@ -42,6 +53,11 @@ def reset_in_child(one: Forks) -> None:
     _reset.add(one)
 
 
+def rest_for_fork(one: Rests) -> None:
+    """Have `before_fork` and `in_parent` called around a fork."""
+    _rest.add(one)
+
+
 def fork_lock(make: Callable[[], Any] = threading.Lock) -> Any:
     """Return a lock of a module that is free in a child, whoever held it when the process was forked."""
     lock = make()
@@ -49,7 +65,24 @@ def fork_lock(make: Callable[[], Any] = threading.Lock) -> Any:
     return lock
 
 
+#: What came to rest for the fork that this thread is about to make.
+_resting = threading.local()
+
+
+def _before_fork() -> None:
+    _resting.those = []
+    for one in list(_rest):
+        _resting.those.append(one)
+        one.before_fork()
+
+
+def _in_parent() -> None:
+    for one in _resting.__dict__.pop("those", ()):
+        one.in_parent()
+
+
 def _in_child() -> None:
+    _resting.__dict__.pop("those", None)
     for lock in _locks:
         lock._at_fork_reinit()
     models = list(_kept)
@@ -65,4 +98,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
