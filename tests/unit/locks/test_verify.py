@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -19,6 +20,9 @@ from xpuruntime.evidence import Report
 from xpuruntime.evidence.records import Observation
 from xpuruntime.inference import InferenceSession
 from xpuruntime.locks.verifying.metrics import Metric
+from xpuruntime.locks.verifying.speed import Finding, decide
+from xpuruntime.measuring.statistics import Comparison, Verdict
+from xpuruntime.policies import VerifySpeed
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
 
@@ -289,6 +293,135 @@ class TestAudit:
 
         claim = only_claim(planted(digits, lazy, only=["audit"]), "audit.same_work")
         assert (claim.verdict, claim.code) == ("fail", "other_work")
+
+    def test_a_cache_of_results(self, digits):
+        cache = {}
+
+        def cached(run, feeds):
+            key = feeds["image"].tobytes()
+            if key not in cache:
+                time.sleep(0.001)  # a model that takes as long as a cache is worth
+                cache[key] = run(feeds)
+            return dict(cache[key])
+
+        claim = only_claim(planted(digits, cached, only=["audit"]), "audit.no_cache")
+        assert (claim.verdict, claim.code) == ("fail", "cached")
+
+    def test_a_cache_of_the_last_result_alone(self, digits):
+        last = {}
+
+        def cached(run, feeds):
+            key = feeds["image"].tobytes()
+            if last.get("key") != key:
+                time.sleep(0.001)
+                last.update(key=key, value=run(feeds))
+            return dict(last["value"])
+
+        claim = only_claim(planted(digits, cached, only=["audit"]), "audit.no_cache")
+        assert (claim.verdict, claim.code) == ("fail", "cached")
+
+    def test_work_that_depends_on_the_values_is_no_cache(self, digits):
+        def waits(run, feeds):
+            time.sleep(0.001 * (1 + int(feeds["image"].flat[0] * 1000) % 3))
+            return run(feeds)
+
+        claim = only_claim(planted(digits, waits, only=["audit"]), "audit.no_cache")
+        assert claim.verdict in ("pass", "inconclusive")
+
+    def test_inputs_of_one_value_cannot_be_varied(self, digits):
+        zeros = {"image": np.zeros((1, 1, 8, 8), np.float32)}
+        claim = only_claim(xrt.verify(digits, CPU, inputs=zeros, only=["audit"]), "audit.no_cache")
+        assert (claim.verdict, claim.code) == ("skipped", "not_applicable")
+
+
+SPEED = {"speed": {"max_slowdown": "25%", "budget": "8s"}}
+
+
+class TestSpeed:
+    def test_a_session_that_is_its_own_control_is_not_slower(self, digits):
+        result = xrt.verify(digits, {**CPU, "verify": SPEED}, only=["speed"])
+        claim = only_claim(result, "speed.latency.p50")
+        assert claim.verdict in ("pass", "inconclusive"), str(result)
+        assert claim.figures["rounds"] >= 9
+
+    def test_a_slowed_session_is_found(self, digits):
+        def slowed(run, feeds):
+            until = time.perf_counter() + 100e-6
+            while time.perf_counter() < until:
+                pass
+            return run(feeds)
+
+        result = planted(digits, slowed, only=["speed"], verify=SPEED)
+        claim = only_claim(result, "speed.latency.p50")
+        assert (claim.verdict, claim.code, result.exit_code) == ("fail", "slower", 1), str(result)
+        assert claim.figures["low"] > 1 + claim.figures["margin"]
+
+    def test_too_few_runs_for_a_percentile(self, digits):
+        def slow(run, feeds):
+            time.sleep(0.005)
+            return run(feeds)
+
+        speed = {"metric": ["latency.p99"], "budget": "1s", "inconclusive": "warn"}
+        result = planted(digits, slow, only=["speed"], verify={"speed": speed})
+        claim = only_claim(result, "speed.latency.p99")
+        assert (claim.verdict, claim.code) == ("inconclusive", "undecided")
+        assert "p99 takes 662 runs of each side" in claim.reason
+        assert (result.verdict, result.exit_code) == ("warn", 0)
+
+    def test_an_anchor_needs_a_lock(self, digits):
+        policy = {**CPU, "verify": {"speed": {"control": "anchor"}}}
+        claim = only_claim(xrt.verify(digits, policy, only=["speed"]), "speed.latency.p50")
+        assert (claim.verdict, claim.code) == ("inconclusive", "no_control")
+
+    def test_another_interpreter(self, digits, tmp_path):
+        """This one under another name: two workers, and no difference between them."""
+        policy = {**CPU, "verify": SPEED}
+        result = xrt.verify(digits, policy, only=["speed"], against=sys.executable)
+        claim = only_claim(result, "speed.latency.p50")
+        assert claim.verdict in ("pass", "inconclusive"), str(result)
+        assert f"{sys.executable} (onnxruntime " in claim.requested
+
+    def test_an_interpreter_without_the_package_decides_nothing(self, digits, tmp_path):
+        import venv
+
+        venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+        result = xrt.verify(digits, CPU, only=["speed"], against=tmp_path / "bare" / "bin" / "python")
+        claim = only_claim(result, "speed.latency.p50")
+        assert (claim.verdict, claim.code, result.exit_code) == ("inconclusive", "worker_failed", 4)
+        assert "No module named" in claim.reason
+        assert claim.fix
+
+    def test_an_interpreter_that_there_is_not(self, digits, tmp_path):
+        with pytest.raises(InputError, match="is not an executable file"):
+            xrt.verify(digits, CPU, against=tmp_path / "nowhere")
+
+    @pytest.mark.parametrize(
+        ("p_slower", "p_within", "interval", "noisy", "verdict"),
+        [
+            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.08, 1.12), False, "fail"),
+            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.04, 1.12), False, "inconclusive"),
+            ((8e-3, 9e-3), (1.0, 1.0), (1.10, 1.08, 1.12), False, "inconclusive"),  # of two, by Holm
+            ((4e-3, 9e-3), (1.0, 1.0), (1.10, 1.08, 1.12), False, "fail"),
+            ((1.0, 1.0), (1e-6, 1.0), (1.01, 1.00, 1.02), False, "pass"),
+            ((1.0, 1.0), (1e-6, 1.0), (1.01, 1.00, 1.06), False, "inconclusive"),
+            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.08, 1.12), True, "inconclusive"),
+        ],
+    )
+    def test_verdicts_of_comparisons(self, p_slower, p_within, interval, noisy, verdict):
+        def comparison(place):
+            ratio, low, high = interval
+            return Comparison(
+                ratio=ratio, low=low, high=high, confidence=0.99, margin=0.05, rounds=20, looks=3, family=2,
+                verdict=Verdict.INCONCLUSIVE, within_limit=False, too_noisy=noisy, control_split=None,
+                p_slower=p_slower[place], p_within_limit=p_within[place],
+            )  # fmt: skip
+
+        findings = [
+            Finding(name, comparison(place), {}, ()) for place, name in enumerate(("latency.p50", "latency.p99"))
+        ]
+        first, second = decide(findings, VerifySpeed(metric=["latency.p50", "latency.p99"]), "control")
+        assert first.verdict == verdict
+        assert second.verdict == ("fail" if verdict == "fail" and p_slower[1] < 1 else "inconclusive")
 
 
 class TestFailures:

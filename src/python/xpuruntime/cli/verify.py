@@ -26,6 +26,15 @@ OnlyOption = Annotated[
     str | None,
     typer.Option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy.", show_default=False),
 ]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="PYTHON",
+        help="Interpreter of another environment; the session is timed beside one there.",
+        show_default=False,
+    ),
+]
 MetricOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,7 +64,7 @@ GitLabOption = Annotated[
 ]
 BudgetOption = Annotated[
     str | None,
-    typer.Option("--budget", metavar="TIME", help="Time for measurements, such as 60s.", show_default=False),
+    typer.Option("--budget", metavar="TIME", help="Time for measurements of speed, such as 60s.", show_default=False),
 ]
 InconclusiveOption = Annotated[
     str | None,
@@ -77,6 +86,7 @@ def verify(
     dim: DimOption = None,
     only: OnlyOption = None,
     metric: MetricOption = None,
+    against: AgainstOption = None,
     out: OutOption = None,
     github: GitHubOption = False,
     gitlab: GitLabOption = False,
@@ -115,6 +125,7 @@ def verify(
             inputs=feeds.arrays,
             only=None if only is None else [one.strip() for one in only.split(",")],
             metrics=metric or (),
+            against=against,
             budget=seconds,
             inconclusive=inconclusive,  # type: ignore[arg-type]
             **choice.arguments(),

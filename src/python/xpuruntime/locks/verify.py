@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,7 @@ from xpuruntime.locks.verifying.audit import audit_claims
 from xpuruntime.locks.verifying.evidence import evidence_claims
 from xpuruntime.locks.verifying.memory import memory_claims, start_claims
 from xpuruntime.locks.verifying.metrics import Metric, read_metric
+from xpuruntime.locks.verifying.speed import speed_claims
 from xpuruntime.locks.verifying.subject import Subject
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.refusal import did_you_mean
@@ -53,6 +55,7 @@ _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "memory": memory_claims,
     "start": start_claims,
     "audit": audit_claims,
+    "speed": speed_claims,
 }
 #: Seconds for what is measured, where the policy states none.
 _BUDGET = 120.0
@@ -67,6 +70,7 @@ def verify(
     inputs: Mapping[str, Any] | None = None,
     only: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = (),
+    against: str | os.PathLike[str] | None = None,
     budget: float | None = None,
     inconclusive: Inconclusive | None = None,
     device: str | None = None,
@@ -92,8 +96,11 @@ def verify(
     metrics : sequence of str or Metric
         ``"FILE.py:FUNCTION"``, with the floor in ``verify.metrics`` of the policy, or ``"FILE.py:FUNCTION=FLOOR"``. The
         function gets `run`, which maps inputs to outputs, and returns a number.
+    against : path, optional
+        The interpreter of another environment, such as ``"old/bin/python"``: the session is timed beside one of the
+        same model and policy there, each in a process of its own.
     budget : float, optional
-        Seconds for all that is measured; default: that of ``verify.speed``.
+        Seconds for measurements of speed; default: that of ``verify.speed``.
     inconclusive : {"fail", "warn", "pass"}, optional
         What inconclusive claims do to the exit code; overrides the policy.
     device, engine, precision, calibration, trust, registry, machine
@@ -131,6 +138,8 @@ def verify(
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
     limits = Policy.coerce(stated).verify or VerifyPolicy()
+    if against is not None:
+        _check_interpreter(os.fspath(against))
     read = tuple(one if isinstance(one, Metric) else read_metric(one, limits.metrics) for one in metrics)
     options = {"device": device, "engine": engine, "policy": stated, "precision": precision, "calibration": calibration}
     options |= {"trust": trust, "registry": registry, "machine": machine}
@@ -159,6 +168,8 @@ def verify(
         seconds = budget if budget is not None else settled.speed.budget if settled.speed is not None else _BUDGET
         subject = Subject(
             session=session,
+            model=model,
+            trust=trust,
             policy=session.policy,
             document=document,
             feeds=feeds,
@@ -167,7 +178,8 @@ def verify(
             opened_s=opened_s,
             metrics=read,
             asked=asked,
-            ends=time.monotonic() + seconds,
+            budget=seconds,
+            against=None if against is None else os.fspath(against),
         )
         claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
         return msgspec.structs.replace(
@@ -192,6 +204,11 @@ def _sections(only: Sequence[str] | None) -> frozenset[str]:
                 f"{one!r} is not a section of a verification{did_you_mean(str(one), SECTIONS, 'sections')}"
             )
     return frozenset(only)
+
+
+def _check_interpreter(python: str) -> None:
+    if not (Path(python).is_file() and os.access(python, os.X_OK)):
+        raise InputError(f"against: {python!r} is not an executable file; give an interpreter, such as VENV/bin/python")
 
 
 def _document(policy: object) -> files.Document | None:

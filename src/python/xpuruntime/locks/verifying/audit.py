@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Claims of audits: timed runs do the same work as untimed ones."""
+"""Claims of audits: timed runs do the same work as untimed ones, and results are not cached."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from xpuruntime.engines.precision import compare_within
+from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import tolerance_of
 from xpuruntime.locks.claims import Claim
+from xpuruntime.measuring.statistics import Margin, Verdict, compare
+from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.measuring.statistics import Comparison
 
 __all__ = ["audit_claims"]
 
+#: Pairs of new and repeated inputs after which the times are compared, seconds for them, and what counts.
+_PAIRS, _CACHE_SECONDS = (40, 80, 160, 320), 6.0
+_FASTER = Margin(0.10, 5e-6)
 #: Timed runs, as far as they take no longer than this, and how many of their outputs are kept.
 _RUNS, _SECONDS, _KEPT = 200, 1.0, 8
 
 
 def audit_claims(subject: Subject) -> Iterator[Claim]:
-    """Yield ``audit.same_work``: outputs of runs in a timed loop are those of a run outside of it."""
+    """Yield ``audit.same_work`` and ``audit.no_cache``.
+
+    The first compares outputs of runs in a timed loop with a run outside of it, the second times inputs that were run
+    before beside the same inputs when they were new.
+    """
     yield _same_work(subject)
+    yield _no_cache(subject)
 
 
 def _same_work(subject: Subject) -> Claim:
@@ -65,3 +79,95 @@ def _timed_outputs(subject: Subject) -> tuple[dict[int, dict[str, Any]], int]:
             kept[done] = outputs
         done += 1
     return kept, done
+
+
+def _no_cache(subject: Subject) -> Claim:
+    claim = Claim(
+        id="audit.no_cache",
+        section="audit",
+        requested=f"repeated inputs at most {share_text(_FASTER.relative)} faster than new ones",
+        observed="not tested",
+        verdict="skipped",
+        code="not_applicable",
+        reason="no other inputs can be made of these: they are no NumPy arrays of numbers with several values",
+        fix="give inputs with other values",
+    )
+    if not _differ(subject.feeds, _varied(subject.feeds, 1)):
+        return claim
+    times: dict[str, list[float]] = {"new": [], "later": [], "at once": []}
+    ends = time.monotonic() + _CACHE_SECONDS
+    worst: tuple[str, Comparison] | None = None
+    for pairs in _PAIRS:
+        while len(times["new"]) < pairs and (time.monotonic() < ends or len(times["new"]) < _PAIRS[0]):
+            try:
+                _time_once(subject, len(times["new"]), times)
+            except XpuRuntimeError as error:
+                reason = f"the model refuses inputs that were made of these: {error}"
+                return msgspec.structs.replace(claim, reason=reason)
+        found = {
+            when: compare(times["new"], times[when], margin=_FASTER, looks=len(_PAIRS), family=2)
+            for when in ("later", "at once")
+        }
+        worst = max(found.items(), key=lambda one: one[1].ratio)
+        cached = [one for one in found.values() if one.verdict is Verdict.SLOWER]
+        if cached or all(one.within_limit for one in found.values()) or time.monotonic() >= ends:
+            break
+    assert worst is not None
+    return _decided(claim, found, worst, len(times["new"]))
+
+
+def _decided(claim: Claim, found: dict[str, Comparison], worst: tuple[str, Comparison], pairs: int) -> Claim:
+    when, one = worst
+    figures = {"pairs": float(pairs), "ratio": one.ratio, "low": one.low, "high": one.high}
+    observed = f"new inputs take {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}] of the time of repeated ones"
+    claim = msgspec.structs.replace(claim, observed=observed, figures=figures, fix=None)
+    if any(each.verdict is Verdict.SLOWER for each in found.values()):
+        reason = f"inputs that were run before are faster ({when}), beyond {share_text(one.margin)}: results are cached"
+        fix = "turn the cache off, and time with inputs that differ"
+        return msgspec.structs.replace(claim, verdict="fail", code="cached", reason=reason, fix=fix)
+    if all(each.within_limit for each in found.values()):
+        reason = f"{pairs} new inputs took as long as the same inputs again"
+        return msgspec.structs.replace(claim, verdict="pass", code="ok", reason=reason)
+    reason = f"after {pairs} pairs the times of new and repeated inputs are too noisy to tell apart"
+    fix = "run on a quieter machine, or leave audit out with --only"
+    return msgspec.structs.replace(claim, verdict="inconclusive", code="cache_undecided", reason=reason, fix=fix)
+
+
+def _time_once(subject: Subject, number: int, times: dict[str, list[float]]) -> None:
+    """Time new inputs, the same after others, and the same at once. Each timed run follows one of the same kind."""
+    run, clock = subject.session.run, time.perf_counter
+    tested, before, after = (_varied(subject.feeds, 3 * number + place + 1) for place in range(3))
+    run(before)
+    start = clock()
+    run(tested)
+    new = clock()
+    run(after)
+    again = clock()
+    run(tested)
+    later = clock()
+    run(tested)
+    times["new"].append(new - start)
+    times["later"].append(later - again)
+    times["at once"].append(clock() - later)
+
+
+def _varied(feeds: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return inputs with the same shapes and, as far as that goes, the same values, in an order of their own.
+
+    Floats are made a little smaller, too, so that no two numbers give equal inputs.
+    """
+    import numpy as np
+
+    made = {}
+    for name, array in feeds.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            made[name] = array
+            continue
+        moved = np.roll(array.reshape(-1), number).reshape(array.shape)
+        made[name] = (moved * (1 - number / 65536)).astype(array.dtype) if array.dtype.kind == "f" else moved
+    return made
+
+
+def _differ(feeds: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether any of the arrays that `_varied` made is another."""
+    return any(array is not feeds[name] and array.tobytes() != feeds[name].tobytes() for name, array in others.items())

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -31,6 +30,9 @@ class Subject(NamedTuple):
     ----------
     session : InferenceSession
         Open.
+    model : object
+        As the caller named it.
+    trust : bool
     policy : Policy
         That of the session; `document` is the file that it was read from, if any.
     feeds : dict of str to array
@@ -43,11 +45,15 @@ class Subject(NamedTuple):
     metrics : tuple of Metric
     asked : frozenset of str
         Sections that the caller named; empty where none.
-    ends : float
-        `time.monotonic` when the budget is used up.
+    budget : float
+        Seconds for measurements of speed.
+    against : str or None
+        Another interpreter to compare speed with.
     """
 
     session: InferenceSession
+    model: Any
+    trust: bool
     policy: Policy
     document: Document | None
     feeds: dict[str, Any]
@@ -56,16 +62,13 @@ class Subject(NamedTuple):
     opened_s: float
     metrics: tuple[Metric, ...]
     asked: frozenset[str]
-    ends: float
+    budget: float
+    against: str | None
 
     @property
     def limits(self) -> VerifyPolicy:
         """The policy's section ``verify``, or its defaults."""
         return self.policy.verify or VerifyPolicy()
-
-    def left(self, least: float = 0.0) -> float:
-        """Return the seconds that are left of the budget, `least` at least."""
-        return max(self.ends - time.monotonic(), least)
 
     def placed(self, claim: Claim, key: str) -> Claim:
         """Return a claim with the policy key that states it, and where the policy file does so."""
