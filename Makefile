@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -104,6 +104,13 @@ $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
 FUZZ_SECONDS ?= 300
 fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files and calls for FUZZ_SECONDS each; make test does so for 2 s
 	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
+
+# TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
+TORCH_INSTALL ?= $(PIP) install
+test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with the version TORCH, its addon built for it
+	$(if $(TORCH),$(TORCH_INSTALL) '$(TORCH)')
+	$(PY) -m xpuruntime.pytorch.build_addon
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/unit/pytorch $(PYTEST)
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)
