@@ -24,6 +24,7 @@ from xpuruntime.errors import (
     LockError,
     ModelError,
     OutOfMemoryError,
+    PlanError,
     PolicyError,
     UnsupportedOperationError,
     XpuRuntimeError,
@@ -49,7 +50,15 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.evidence import Report, ReportComparison, compare_reports
     from xpuruntime.evidence.profile import Profile
-    from xpuruntime.inference import Comparison, InferenceSession, compare_engines, compile_model, plan, profile
+    from xpuruntime.inference import (
+        Comparison,
+        InferenceSession,
+        SessionSpec,
+        compare_engines,
+        compile_model,
+        plan,
+        profile,
+    )
     from xpuruntime.locks.claims import Claim, VerificationResult
     from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.verify import verify
@@ -96,11 +105,13 @@ __all__ = [
     "ModelError",
     "OutOfMemoryError",
     "Plan",
+    "PlanError",
     "Policy",
     "PolicyError",
     "Profile",
     "Report",
     "ReportComparison",
+    "SessionSpec",
     "Stream",
     "StreamManager",
     "Tensor",
@@ -153,6 +164,7 @@ _LAZY = {
     "Profile": "evidence.profile",
     "Report": "evidence",
     "ReportComparison": "evidence",
+    "SessionSpec": "inference",
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",

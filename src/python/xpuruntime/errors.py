@@ -13,6 +13,7 @@ Every message names the thing, the reason and the fix, with control characters a
      ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
      ├── EngineError                       an engine or its device is missing, or it failed while loading or running
      │    └── AccuracyError                results are out of tolerance, so the model is not used
+     ├── PlanError                         a plan does not fit the model, policy, machine or engine it is opened with
      └── LockError                         a lock cannot be read, or does not match what is here
 
     XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
@@ -32,6 +33,7 @@ __all__ = [
     "LockError",
     "ModelError",
     "OutOfMemoryError",
+    "PlanError",
     "PolicyError",
     "UnsupportedOperationError",
     "XpuRuntimeError",
@@ -98,6 +100,10 @@ class EngineError(XpuRuntimeError):
 
 class AccuracyError(EngineError):
     """Results are out of tolerance, so the model is not used."""
+
+
+class PlanError(XpuRuntimeError):
+    """A plan does not fit the model, policy, machine or engine that it is opened with."""
 
 
 class LockError(XpuRuntimeError):

@@ -44,6 +44,7 @@ FIELDS: dict[tuple[type, str], tuple[Any, tuple[str, ...]]] = {
     (Plan, "warnings"): (("late",), NEITHER),
     (Plan, "notes"): (("so",), NEITHER),
     (Plan, "engine_version"): ("2.1", EXECUTION),
+    (Plan, "calibration"): ("3" * 64, REQUEST),
     (Plan, "policy_source"): ("default", NEITHER),
     (ModelFacts, "path"): ("elsewhere.onnx", NEITHER),
     (ModelFacts, "sha256"): ("1" * 64, NEITHER),  # `digest` has it, and the external data with it
@@ -219,7 +220,7 @@ def test_a_json_round_trip_and_an_older_plan(recwarn: pytest.WarningsRecorder) -
     assert again == plan
     assert hashes(again) == hashes(plan)
     older = json.loads(plan.to_json())
-    del older["execution"], older["model"]["digest"]
+    del older["execution"], older["model"]["digest"], older["request_hash"], older["execution_hash"]
     read = Plan.from_json(json.dumps(older))
     assert changed(plan, read) == EXECUTION
     assert not recwarn.list

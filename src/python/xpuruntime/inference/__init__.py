@@ -10,5 +10,6 @@ from xpuruntime.inference.compiling import compile_model
 from xpuruntime.inference.plan_request import plan
 from xpuruntime.inference.profiling import profile
 from xpuruntime.inference.session import InferenceSession
+from xpuruntime.inference.session_spec import SessionSpec
 
-__all__ = ["Comparison", "InferenceSession", "compare_engines", "compile_model", "plan", "profile"]
+__all__ = ["Comparison", "InferenceSession", "SessionSpec", "compare_engines", "compile_model", "plan", "profile"]

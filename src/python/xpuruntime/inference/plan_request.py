@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
     Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
 
-__all__ = ["Asked", "artifact_of", "merge_policy", "plan", "plan_asked", "plan_model", "plan_request", "warn_of"]
+__all__ = [
+    "Asked",
+    "artifact_of",
+    "merge_policy",
+    "plan",
+    "plan_asked",
+    "plan_model",
+    "plan_request",
+    "reopen_plan",
+    "warn_of",
+]
 
 
 def plan(
@@ -136,6 +146,48 @@ def plan_asked(
     return request, held_against_lock(info, plan), here, stated
 
 
+def reopen_plan(
+    model: ModelLike,
+    plan: Plan,
+    asked: Asked,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    *,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+) -> tuple[PlanRequest, Plan, Machine, Policy]:
+    """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked.
+
+    Returns
+    -------
+    tuple of (PlanRequest, Plan, Machine, Policy)
+        As `plan_asked`, with the plan itself.
+
+    Raises
+    ------
+    InputError
+        `plan` is no `Plan`.
+    PlanError
+        As `check_plan`.
+    """
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.planning import Plan
+    from xpuruntime.planning.reopening import check_plan
+
+    if not isinstance(plan, Plan):
+        msg = f"plan is an object of type {type(plan).__name__}, not a Plan. Fix: read it with Plan.from_json"
+        raise InputError(msg)
+    stated = asked.merged(plan.policy if asked.policy is None else asked.policy)
+    artifact, _ = artifact_of(model, stated)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
+    request = _request(info, stated, calibration, artifact, "run")
+    engines = registry.engines()
+    if machine is None:
+        machine = _machine_of(registry, (plan.engine,) if plan.engine in engines else ())
+    check_plan(plan, request, stated, machine, engines)
+    return request, plan, machine, stated
+
+
 def merge_policy(
     device: str | None,
     engine: str | Sequence[str] | None,
@@ -202,15 +254,13 @@ def plan_model(
     return _plan(info, policy, registry, machine, calibration, artifact, purpose)
 
 
-def _plan(
+def _request(
     info: ModelInfo,
     policy: Policy,
-    registry: EngineRegistry,
-    machine: Machine | None,
     calibration: Any,
     artifact: Artifact | None,
     purpose: Literal["run", "compile"],
-) -> tuple[PlanRequest, Plan, Machine]:
+) -> PlanRequest:
     from xpuruntime.engines.model import with_shapes
     from xpuruntime.planning import PlanRequest
 
@@ -220,7 +270,19 @@ def _plan(
         from xpuruntime.engines.quantisation import Calibration
 
         calibration = Calibration.of(calibration, info)
-    request = PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
+    return PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
+
+
+def _plan(
+    info: ModelInfo,
+    policy: Policy,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    calibration: Any,
+    artifact: Artifact | None,
+    purpose: Literal["run", "compile"],
+) -> tuple[PlanRequest, Plan, Machine]:
+    request = _request(info, policy, calibration, artifact, purpose)
     return request, *plan_request(request, policy, registry, machine)
 
 

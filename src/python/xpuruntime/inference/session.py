@@ -14,7 +14,7 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_mapping
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
-from xpuruntime.inference.plan_request import Asked, plan_asked, warn_of
+from xpuruntime.inference.plan_request import Asked, plan_asked, reopen_plan, warn_of
 from xpuruntime.runtime.forking import reset_in_child
 from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
+    from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine
 
@@ -65,6 +66,10 @@ class InferenceSession:
         `Calibration`.
     trust : bool
         Load a ``.pt2`` file although that can run code of the file. Without, such a file is refused.
+    plan : Plan, optional
+        Open exactly this plan, such as `Plan.from_json` reads: nothing is chosen again. Its policy holds.
+        Arguments that would change it, and another model, engine, library, device, driver or setting are refused
+        with `PlanError`.
     registry : EngineRegistry, optional
         Engines to choose from; default: all of this package.
     machine : Machine, optional
@@ -85,6 +90,8 @@ class InferenceSession:
         The file is missing, corrupt, or refers to data outside its folder; or the policy that it carries is none.
     LockError
         Under ``mode: strict``, the model is not the one that the lock in it was written for.
+    PlanError
+        `plan` does not fit the model, policy, machine or engine.
     PolicyError
         The policy has an unknown key or a bad value, or two arguments contradict each other.
     CudaError
@@ -118,6 +125,7 @@ class InferenceSession:
         example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
         calibration: Any = None,
         trust: bool = False,
+        plan: Plan | None = None,
         registry: EngineRegistry | None = None,
         machine: Machine | None = None,
     ) -> None:
@@ -127,9 +135,11 @@ class InferenceSession:
         self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
         told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
-        asked, self.plan, self._machine, stated = plan_asked(
-            model, told, engines, machine, example_inputs=example_inputs, calibration=calibration
-        )
+        given = {"example_inputs": example_inputs, "calibration": calibration}
+        if plan is None:
+            asked, self.plan, self._machine, stated = plan_asked(model, told, engines, machine, **given)
+        else:
+            asked, self.plan, self._machine, stated = reopen_plan(model, plan, told, engines, machine, **given)
         self._model = asked.model
         self.policy = stated
         warn_of(self.plan, stacklevel=3)

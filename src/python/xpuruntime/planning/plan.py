@@ -150,6 +150,8 @@ class Plan(_Value, frozen=True, kw_only=True):
         Why this candidate was chosen.
     policy_source : {"stated", "default", "model metadata", "artifact"}
         Where the policy comes from: the caller, nobody, the model itself, or the artifact.
+    calibration : str or None
+        Digest of the inputs that it is quantised with.
     execution : ExecutionFacts or None
         The device, driver and libraries; ``None`` in a plan of a version that did not note them.
     """
@@ -167,6 +169,7 @@ class Plan(_Value, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     engine_version: str | None = None
     policy_source: str = "stated"
+    calibration: str | None = None
     execution: ExecutionFacts | None = None
     schema: str = SCHEMA
 
@@ -187,11 +190,11 @@ class Plan(_Value, frozen=True, kw_only=True):
 
     @property
     def request_hash(self) -> str:
-        """A hash of what was asked: the model's contents, not its path, and the whole policy.
+        """A hash of what was asked: the model's contents, not its path, the whole policy, and calibration inputs.
 
         Equal in every process and on every machine, whatever engine or device is chosen there.
         """
-        return _hash("request", self.model.digest or self.model.sha256, self.policy)
+        return _hash("request", self.model.digest or self.model.sha256, self.policy, self.calibration)
 
     @property
     def execution_hash(self) -> str:
@@ -248,16 +251,21 @@ class Plan(_Value, frozen=True, kw_only=True):
         Raises
         ------
         InputError
-            The text is not a plan of this schema.
+            The text is not a plan of this schema, or was changed after it was written.
         """
         try:
-            plan = decode_json(text, cls)
+            plain = decode_json(text)
+            plan = msgspec.convert(plain, cls)
         except msgspec.MsgspecError as error:
             raise InputError(f"this is not a plan: {error}. Write one with `xrt plan MODEL --json`") from error
         if plan.schema != SCHEMA:
             raise InputError(
                 f"this plan has schema {plan.schema!r}, this version reads {SCHEMA!r}: make the plan again"
             )
+        for name in ("request_hash", "execution_hash"):
+            if plain.get(name, getattr(plan, name)) != getattr(plan, name):
+                msg = f"this plan was changed after it was written: its {name} is of other contents. Make it again"
+                raise InputError(msg)
         return plan
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["resolve"]
+__all__ = ["judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is mended.
@@ -89,7 +90,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         if not candidate.known:
             verdicts.append(_unknown(candidate, engines))
             continue
-        judgement = _judge(candidate, request, policy, machine, engines)
+        judgement = judge_candidate(candidate, request, policy, machine, engines)
         if judgement.verdict.code == "option_invalid":  # a mistake in the policy: no other engine runs in spite of it
             raise refusal([candidate], [judgement.verdict], {}, str(request.model.path))
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
@@ -103,6 +104,19 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
+    return plan_of(request, policy, machine, engines, winner, judgement, verdicts)
+
+
+def plan_of(
+    request: PlanRequest,
+    policy: Policy,
+    machine: Machine,
+    engines: Mapping[str, Engine],
+    winner: Candidate,
+    judgement: Judgement,
+    verdicts: Sequence[Verdict],
+) -> Plan:
+    """Return the plan of a candidate that was accepted."""
     facts = machine.engines.get(winner.engine)
     return Plan(
         mode=policy.mode,
@@ -114,16 +128,18 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
         policy=policy.replace(verify=None).to_dict(),  # which asks nothing of a run
         verdicts=tuple(verdicts),
         controls=judgement.controls,
-        settings=judgement.settings,
+        settings=msgspec.json.decode(json_bytes(judgement.settings, enc_hook=str)),  # as it is read back
+        calibration=calibration_digest(request.on(winner.device, policy)),
         warnings=tuple(_warnings(policy, winner, judgement, verdicts)),
         notes=tuple(_notes(request, policy, winner, judgement, verdicts)),
         execution=execution_facts(engines[winner.engine], winner.device, machine),
     )
 
 
-def _judge(
+def judge_candidate(
     candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> Judgement:
+    """Return what an engine says of one candidate, with a control for every key that the policy states. Pure."""
     engine = engines[candidate.engine]
     if request.model.format not in engine.formats:
         takes = " and ".join(engine.formats)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`SessionSpec`: what a session is opened from, as a value that another process can be given."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import user_path
+from xpuruntime.planning.plan import Plan
+from xpuruntime.policies import Policy
+
+if TYPE_CHECKING:
+    from xpuruntime.inference.session import InferenceSession
+
+__all__ = ["SessionSpec"]
+
+
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of an `InferenceSession`, frozen: pickle it, send it, and open it in another process.
+
+    A session itself cannot be pickled, since it holds an engine's memory and threads.
+
+    Parameters
+    ----------
+    model : str or path
+        A model file or a compiled artifact. Kept as an absolute path; the file is read by `open`.
+    policy : Policy, path, mapping, or ``"auto"``, optional
+        Read now: a policy file that changes later does not change the spec. Left out, that of the model or the plan.
+    device : str, optional
+    engine : str or tuple of str, optional
+    plan : Plan, optional
+        Open exactly this plan; see `InferenceSession`.
+    trust : bool
+        As for `InferenceSession`.
+
+    Examples
+    --------
+    >>> import pickle, xpuruntime as xrt
+    >>> spec = xrt.SessionSpec(model=xrt.demo_model_path(), device="cpu")
+    >>> with pickle.loads(pickle.dumps(spec)).open() as session:
+    ...     session.plan.engine
+    'onnxruntime'
+    """
+
+    model: Any
+    policy: Any = None
+    device: str | None = None
+    engine: str | tuple[str, ...] | None = None
+    plan: Plan | None = None
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        """Make the paths absolute and read the policy. Raises InputError, PolicyError or TypeError."""
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise TypeError(
+                f"the model of a SessionSpec is a path, not an object of type {type(self.model).__name__}: export a "
+                "module first, for example with torch.export.save"
+            )
+        if self.plan is not None and not isinstance(self.plan, Plan):
+            raise InputError(f"plan is an object of type {type(self.plan).__name__}. Fix: read it with Plan.from_json")
+        put = msgspec.structs.force_setattr
+        put(self, "model", os.path.abspath(user_path(self.model, "the model")))  # noqa: PTH100 - keeps links
+        if self.policy is not None:
+            put(self, "policy", Policy.coerce(self.policy))
+        if isinstance(self.engine, list):
+            put(self, "engine", tuple(self.engine))
+
+    def open(self) -> InferenceSession:
+        """Open a session.
+
+        Raises
+        ------
+        XpuRuntimeError
+            As `InferenceSession`.
+        """
+        from xpuruntime.inference.session import InferenceSession
+
+        return InferenceSession(
+            self.model,
+            device=self.device,
+            engine=self.engine,
+            policy=self.policy,
+            plan=self.plan,
+            trust=self.trust,
+        )
