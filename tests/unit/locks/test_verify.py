@@ -232,6 +232,41 @@ class TestAccuracy:
             xrt.verify(digits, CPU, metrics=[text.format(tmp_path)])
 
 
+class TestDeterminism:
+    def test_grades_up_to_the_one_that_is_stated_pass(self, digits):
+        result = xrt.verify(digits, {**CPU, "verify": {"determinism": "concurrency"}}, only=["determinism"])
+        assert [(one.id, one.verdict) for one in result.claims] == [
+            ("determinism.run_to_run", "pass"),
+            ("determinism.concurrency", "pass"),
+        ]
+
+    def test_the_grade_of_a_session_is_tested_and_named(self, digits, tmp_path):
+        path = tmp_path / "policy.yaml"
+        path.write_text("execution: {engine: onnxruntime, device: cpu}\nverify:\n  determinism: run_to_run\n")
+        [claim] = xrt.verify(digits, path, only=["determinism"]).claims
+        assert (claim.key, claim.line, claim.column) == ("verify.determinism", 3, 3)
+        policy = {"execution": {**CPU["execution"], "determinism": "run_to_run"}}
+        [claim] = xrt.verify(digits, policy, only=["determinism"]).claims
+        assert (claim.key, claim.verdict) == ("execution.determinism", "pass")
+
+    def test_results_that_do_not_repeat(self, digits):
+        draw = np.random.default_rng(0)
+
+        def shaken(run, feeds):
+            return {name: np.nextafter(v, v + draw.choice([-1, 1])) for name, v in run(feeds).items()}
+
+        policy = {"determinism": "concurrency"}
+        result = planted(digits, shaken, only=["determinism"], verify=policy)
+        found = {one.id: (one.verdict, one.code) for one in result.claims}
+        assert found["determinism.run_to_run"] == ("fail", "nondeterministic")
+        assert found["determinism.concurrency"][0] == "skipped"
+        assert result.exit_code == 1
+
+    def test_no_grade_is_skipped(self, digits):
+        result = xrt.verify(digits, CPU, only=["determinism"])
+        assert [(one.id, one.verdict) for one in result.claims] == [("determinism", "skipped")]
+
+
 class TestMemory:
     def test_a_leak_is_found(self, digits):
         leaked = []
@@ -500,7 +535,7 @@ def test_a_plan_pays_no_attention_to_what_is_verified(digits):
         xrt.plan(digits, policy={**CPU, **({"verify": {"start": "1s", "memory": {}}} if stated else {})})
         for stated in (False, True)
     ]
-    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].request_hash == plans[1].request_hash
     assert plans[0].to_dict() == plans[1].to_dict()
 
 

@@ -30,6 +30,7 @@ from xpuruntime.locks.claims import SECTIONS, Claim, Section, VerificationResult
 from xpuruntime.locks.conditions import machine_conditions
 from xpuruntime.locks.verifying.accuracy import accuracy_claims
 from xpuruntime.locks.verifying.audit import audit_claims
+from xpuruntime.locks.verifying.determinism import determinism_claims
 from xpuruntime.locks.verifying.evidence import evidence_claims
 from xpuruntime.locks.verifying.memory import memory_claims, start_claims
 from xpuruntime.locks.verifying.metrics import Metric, read_metric
@@ -52,6 +53,7 @@ __all__ = ["verify"]
 _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "evidence": evidence_claims,
     "accuracy": accuracy_claims,
+    "determinism": determinism_claims,
     "memory": memory_claims,
     "start": start_claims,
     "audit": audit_claims,
@@ -273,9 +275,6 @@ def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
     """Yield the claims of a section. What fails in it, an engine above all, is a claim that failed."""
     if subject.asked and section not in subject.asked:
         return
-    if section not in _CHECKS:
-        yield from _without_a_check(section, subject)
-        return
     found = 0
     try:
         for claim in _CHECKS[section](subject):
@@ -295,23 +294,6 @@ def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
             reason=f"the policy states no verify.{section}",
             fix=f"state verify.{section} in the policy",
         )
-
-
-def _without_a_check(section: Section, subject: Subject) -> Iterator[Claim]:
-    """Yield a claim for what the policy asks for and this version does not test."""
-    stated = subject.limits.stated_fields().get(section)
-    if stated is not None or subject.asked:
-        claim = Claim(
-            id=section,
-            section=section,
-            requested="-" if stated is None else str(stated),
-            observed="not tested",
-            verdict="inconclusive",
-            code="not_tested",
-            reason=f"this version does not test {section}",
-            fix=f"leave verify.{section} out of the policy",
-        )
-        yield subject.placed(claim, f"verify.{section}")
 
 
 def _raised(section: Section, error: Exception) -> Claim:

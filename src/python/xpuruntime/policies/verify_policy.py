@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.document import Mapping, Node, describe, describe_value, from_python
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Kind, Number, Text, refuse_control_characters
 from xpuruntime.policies.memory_policy import ByteSize
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Control",
-    "Grade",
     "Inconclusive",
     "Required",
     "SpeedMetric",
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 Required = Literal["engine", "device", "precision", "placement", "kernels"]
-Grade = Literal["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]
 SpeedMetric = Literal["latency.p50", "latency.p99"]
 Control = Literal["reference", "anchor"]
 Inconclusive = Literal["fail", "warn", "pass"]
@@ -216,7 +215,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "evidence": Nested(VerifyEvidence, "What must be observed, and what may deviate."),
-        "determinism": Choice(get_args(Grade), "Grade of determinism that is tested.", what="grades"),
+        "determinism": Choice(DETERMINISM_GRADES, "Grade of determinism that is tested.", what="grades"),
         "metrics": Floors("Least values of metrics that are given with --metric."),
         "speed": Nested(VerifySpeed, "How much slower than a control the session may be.", optional=True),
         "memory": Nested(VerifyMemory, "How much memory the session may take."),
@@ -224,7 +223,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
     }
 
     evidence: VerifyEvidence = VerifyEvidence()
-    determinism: Grade = "none"
+    determinism: Determinism = "none"
     metrics: dict[str, float] = FrozenDict()
     speed: VerifySpeed | None = None
     memory: VerifyMemory = VerifyMemory()
@@ -236,7 +235,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
             self,
             *,
             evidence: VerifyEvidence | dict[str, Any] = ...,
-            determinism: Grade = "none",
+            determinism: Determinism = "none",
             metrics: MappingABC[str, float] = ...,
             speed: VerifySpeed | dict[str, Any] | None = None,
             memory: VerifyMemory | dict[str, Any] = ...,

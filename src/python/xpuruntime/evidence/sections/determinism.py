@@ -87,7 +87,7 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
     model, engine, device, precision : str
         What ran.
     plan : str
-        Fingerprint of the plan.
+        `Plan.request_hash`.
     requested : str
         The grade asked for, by the call or by the policy; ``"none"`` where none was.
     observed : str

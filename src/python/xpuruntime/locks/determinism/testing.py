@@ -192,7 +192,7 @@ class _Testing:
             engine=plan.engine,
             device=plan.device,
             precision=plan.precision,
-            plan=plan.fingerprint,
+            plan=plan.request_hash,
             requested=asked,
             observed=observed,
             inputs=self.origin,
