@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     )
     from xpuruntime.locks.claims import Claim, VerificationResult
     from xpuruntime.locks.determinism import determinism
+    from xpuruntime.locks.diff.diffing import compare_environments
+    from xpuruntime.locks.diff.result import Diff
     from xpuruntime.locks.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
@@ -90,6 +92,7 @@ __all__ = [
     "CudaError",
     "Device",
     "DeviceManager",
+    "Diff",
     "EngineError",
     "Event",
     "ExecutionPolicy",
@@ -122,6 +125,7 @@ __all__ = [
     "__version__",
     "clear_decisions",
     "compare_engines",
+    "compare_environments",
     "compare_reports",
     "compile_model",
     "decisions",
@@ -150,6 +154,7 @@ _LAZY = {
     "Comparison": "inference",
     "Device": "runtime.device",
     "DeviceManager": "_core",
+    "Diff": "locks.diff.result",
     "Event": "runtime.stream",
     "ExecutionPolicy": "policies",
     "Graph": "runtime.stream",
@@ -171,6 +176,7 @@ _LAZY = {
     "VerificationResult": "locks.claims",
     "clear_decisions": "ops",
     "compare_engines": "inference",
+    "compare_environments": "locks.diff.diffing",
     "compare_reports": "evidence",
     "compile_model": "inference",
     "decisions": "ops",

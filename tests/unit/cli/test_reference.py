@@ -41,6 +41,7 @@ def test_every_exit_code_is_described() -> None:
         "compare",
         "explain",
         "determinism",
+        "diff",
         "verify",
         "kernels",
         "policy",

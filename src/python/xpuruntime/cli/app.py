@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, compare, demo, determinism, kernels, machine, plan, policy, profile, run, verify
+from xpuruntime.cli import bench, compare, demo, determinism, diff, kernels, machine, plan, policy, profile, run, verify
 from xpuruntime.cli import compile as compiling
 
 __all__ = ["app"]
@@ -60,6 +60,7 @@ app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
+app.command("diff", epilog=EXIT_CODES)(diff.diff)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
 app.command("demo", epilog=EXIT_CODES)(demo.demo)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["compare_engines"]
+__all__ = ["answers_of", "compare_engines"]
 
 
 def compare_engines(
@@ -138,6 +138,40 @@ def compare_engines(
     )
 
 
+def answers_of(
+    request: Any,
+    plan: Plan,
+    policy: Policy,
+    machine: Machine,
+    feeds: Mapping[str, Any],
+    registry: EngineRegistry | None = None,
+) -> Callable[[ModelInfo], Mapping[str, Any]]:
+    """Return what runs a model on the engine of a plan, and raises `XpuRuntimeError` alone.
+
+    `request` is a `PlanRequest`; the model takes the place of its own.
+    """
+    engine = (registry if registry is not None else default_registry()).get(plan.engine)
+
+    def answer(model: ModelInfo) -> Mapping[str, Any]:
+        asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)
+        judgement = engine.judge(asked, machine)
+        if not judgement.verdict.accepted:
+            raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
+        try:
+            loaded = engine.load(asked, judgement, machine)
+            try:
+                return dict(loaded.run(feeds))
+            finally:
+                loaded.close()
+        except XpuRuntimeError:
+            raise
+        except Exception as error:  # an engine of someone else's may raise anything
+            msg = f"{type(error).__name__}: {error}"
+            raise XpuRuntimeError(msg, engine=engine.name, device=plan.device) from error
+
+    return answer
+
+
 def _split(name: str) -> tuple[str, str | None]:
     engine, at, device = name.strip().partition("@")
     if not engine or (at and not device):
@@ -227,27 +261,7 @@ class _Bench(NamedTuple):
         return measure_drift(self.request.model, self.reference.feeds, result.tolerance, answer, agreed=result.passed)
 
     def _answers(self, plan: Plan, policy: Policy, machine: Machine) -> Callable[[ModelInfo], Mapping[str, Any]]:
-        """Return what runs a model on the engine, and raises `XpuRuntimeError` alone."""
-        engine = self.registry.get(plan.engine)
-
-        def answer(model: ModelInfo) -> Mapping[str, Any]:
-            asked = msgspec.structs.replace(self.request, model=model).on(plan.device, policy)
-            judgement = engine.judge(asked, machine)
-            if not judgement.verdict.accepted:
-                raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
-            try:
-                loaded = engine.load(asked, judgement, machine)
-                try:
-                    return dict(loaded.run(self.reference.feeds))
-                finally:
-                    loaded.close()
-            except XpuRuntimeError:
-                raise
-            except Exception as error:  # an engine of someone else's may raise anything
-                msg = f"{type(error).__name__}: {error}"
-                raise XpuRuntimeError(msg, engine=engine.name, device=plan.device) from error
-
-        return answer
+        return answers_of(self.request, plan, policy, machine, self.reference.feeds, self.registry)
 
 
 def _measured_instead(drift: Drift | None, precision: str) -> str:

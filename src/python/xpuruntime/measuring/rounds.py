@@ -109,7 +109,7 @@ def measure(
     control: str,
     margin: Margin | None = None,
     confidence: float = 0.99,
-    rounds: tuple[int, int] = (9, 121),
+    rounds: tuple[int, int] = (9, 1000),
     budget: float = 120.0,
     block: float = 0.02,
     warm: float = 0.1,

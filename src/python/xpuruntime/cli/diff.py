@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt diff``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption
+
+__all__ = ["diff"]
+
+_SIDE = "A report, `here`, or py:PATH with the path of a Python interpreter."
+BeforeArgument = Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)]
+AfterArgument = Annotated[str, typer.Argument(metavar="B", help=_SIDE, show_default=False)]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="What interpreters run.", show_default=False)
+]
+BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for interleaved rounds.")]
+MarginOption = Annotated[
+    float, typer.Option("--margin", min=0.0, max=10.0, metavar="SHARE", help="Difference of times that counts.")
+]
+OutputOption = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Save it as JSON, too.", show_default=False)
+]
+
+
+@choosing
+def diff(
+    before: BeforeArgument,
+    after: AfterArgument,
+    model: ModelArgument = None,
+    *,
+    input: InputOption = None,
+    choice: Choice,
+    dim: DimOption = None,
+    budget: BudgetOption = "60s",
+    margin: MarginOption = 0.05,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Show what differs between two environments: packages, plan, placement, kernels, numbers and time.
+
+    Interpreters run the model as workers, in rounds that alternate. Exits with 1 when something from plan to numbers
+    differs, and with 4 when only time does, or could not be decided.
+    """
+    from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.session_options import prepare, say_made_up
+    from xpuruntime.locks.diff.diffing import compare_environments
+    from xpuruntime.policies.quantities import read_duration
+
+    check_target("--output", output)
+    seconds = read_duration(budget, "--budget")
+    feeds = None
+    if model is not None:
+        check_outputs({"--output": output}, model, choice, input)
+        feeds = prepare(model, input, dim, trust=choice.trust)[1]
+        say_made_up(feeds)
+    with working("comparing two environments", as_json=json):
+        found = compare_environments(
+            before,
+            after,
+            model,
+            inputs=None if feeds is None else feeds.arrays,
+            budget=seconds,
+            margin=margin,
+            **choice.arguments(),
+        )
+    print_and_save(found, {found.save: output}, as_json=json)
+    return found.exit_code

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`compare_environments`: what differs between two environments for one model, from packages to time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xpuruntime.engines.precision import Tolerance, compare_within
+from xpuruntime.errors import InputError
+from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring
+from xpuruntime.locks.diff.result import Diff, DiffRow, Level
+from xpuruntime.locks.diff.side import IN_WORKER, FileSide, PythonSide, call, read_side, start_worker
+from xpuruntime.measuring.rounds import in_worker, measure
+from xpuruntime.measuring.statistics import Margin, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xpuruntime.evidence.report_comparison import ReportComparison, UnitSide, What
+    from xpuruntime.measuring.rounds import Measured, Progress
+    from xpuruntime.measuring.worker import Worker
+
+__all__ = ["compare_environments"]
+
+_PLACEMENT: tuple[What, ...] = ("placement", "grouping", "folding", "inserted")
+_KERNELS: tuple[What, ...] = ("kernel", "precision", "layout")
+#: Any difference of bits counts; the figures of the outputs are what is wanted of the comparison.
+_BITWISE = Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
+_NAMED = 3
+
+
+def compare_environments(
+    before: str,
+    after: str,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    budget: float = 60.0,
+    margin: float = 0.05,
+    confidence: float = 0.99,
+    progress: Callable[[Progress], None] | None = None,
+    **arguments: Any,
+) -> Diff:
+    """Say what differs between two environments for one model.
+
+    Parameters
+    ----------
+    before, after : str
+        Each a saved report, ``"here"`` for this interpreter, or ``"py:PATH"`` for another one, such as
+        ``"py:old/bin/python"``.
+    model : str or path, optional
+        What interpreters run; saved reports are of their own.
+    inputs : mapping of str to array, optional
+        Default: made up from the model's shapes, the same each time.
+    budget : float
+        Seconds for timing.
+    margin : float
+        Share of the time that counts as a difference, and at least 2 microseconds.
+    confidence : float
+    progress : callable, optional
+        Called as rounds go on.
+    **arguments
+        Of `InferenceSession`, for both sides: policy, device, engine, precision. JSON must carry them.
+
+    Returns
+    -------
+    Diff
+        Printable; ``.levels``, ``.exit_code``, ``.to_dict()``, ``.save()``.
+
+    Raises
+    ------
+    InputError
+        A side is no file and no interpreter, or a model is missing.
+    EngineError
+        An interpreter cannot run the model, or has ended while it did.
+    """
+    sides = [read_side(one) for one in (before, after)]
+    running = [side for side in sides if isinstance(side, PythonSide)]
+    if running and model is None:
+        raise InputError(f"'{running[0].name}' runs a model: give it as MODEL")
+    if not running and model is not None:
+        raise InputError(f"two saved reports are of their own model: leave '{os.fspath(model)}' out")
+    with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder, contextlib.ExitStack() as stack:
+        work = _Work(Path(folder), stack, model, inputs, arguments)
+        opened = [work.open(side, place) for place, side in enumerate(sides)]
+        comparison = compare_reports(opened[0].report, opened[1].report)
+        comparison = msgspec.structs.replace(
+            comparison,
+            before=msgspec.structs.replace(comparison.before, name=before),
+            after=msgspec.structs.replace(comparison.after, name=after),
+        )
+        environment = environment_rows(comparison)
+        both = opened[0].worker is not None and opened[1].worker is not None
+        numerics = _numerics(opened, comparison, environment) if both else _absent("the outputs")
+        measured = _times(opened, budget, margin, confidence, progress) if both else None
+        levels = (
+            Level(name="environment", verdict="differs" if environment else "same", rows=environment),
+            _level("plan", plan_rows(comparison, [one.defaults for one in opened], environment)),
+            _placement(comparison, environment),
+            _kernels(comparison, environment, opened),
+            numerics,
+            _absent("times that were measured at different times") if measured is None
+            else _time(measured, comparison, environment),
+        )  # fmt: skip
+        return Diff(
+            before=before,
+            after=after,
+            model=os.fspath(model) if model is not None else comparison.before.model,
+            levels=levels,
+            comparison=comparison,
+            speed=measured.comparisons["after"] if measured else None,
+            conditions=measured.conditions if measured else None,
+            notes=(*comparison.notes, *(measured.conditions.remarks() if measured else ())),
+        )
+
+
+class _Opened:
+    """A side, ready to be compared."""
+
+    def __init__(
+        self, name: str, report: Report, worker: Worker | None, folder: Path, defaults: dict[str, str]
+    ) -> None:
+        self.name, self.report, self.worker, self.folder, self.defaults = name, report, worker, folder, defaults
+
+    def call(self, function: str, **arguments: Any) -> Any:
+        assert self.worker is not None
+        return call(self.worker, self.name, function, **arguments)
+
+
+class _Work:
+    """What both sides have in common."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stack: contextlib.ExitStack,
+        model: str | os.PathLike[str] | None,
+        inputs: Mapping[str, Any] | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        self.folder, self.stack, self.model, self.arguments = folder, stack, model, arguments
+        self.inputs = folder / "inputs.npz"
+        if model is not None:
+            np.savez(self.inputs, **dict(_made_up(model) if inputs is None else inputs))
+
+    def open(self, side: FileSide | PythonSide, place: int) -> _Opened:
+        own = self.folder / f"side-{place}"
+        own.mkdir()
+        if isinstance(side, FileSide):
+            return _Opened(side.name, side.report(), None, own, {})
+        assert self.model is not None
+        worker = self.stack.enter_context(start_worker(side, self.folder))
+        model = os.path.abspath(self.model)  # noqa: PTH100  a link stays the name that was given
+        call(worker, side.name, "open_session", model=model, arguments=self.arguments, inputs=str(self.inputs))
+        found = call(worker, side.name, "explain")
+        report = msgspec.json.decode(json_bytes(found["report"]), type=Report)
+        return _Opened(side.name, report, worker, own, found["defaults"])
+
+
+def _made_up(model: str | os.PathLike[str]) -> dict[str, Any]:
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.precision import probe_feeds
+
+    return dict(probe_feeds(read_model(model)))
+
+
+def _level(name: str, rows: tuple[DiffRow, ...], reason: str = "") -> Level:
+    return Level(name=name, verdict="differs" if rows else "same", rows=rows, reason=reason)
+
+
+def _absent(what: str) -> Level:
+    name = "time" if "times" in what else "numerics"
+    reason = f"{what} can be compared where both sides are interpreters"
+    if name == "time":
+        reason = f"{what} cannot be compared; give two interpreters"
+    return Level(name=name, verdict="not compared", reason=reason)
+
+
+def _placement(comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+    rows = _groups(comparison, environment, _PLACEMENT)
+    causes, restore = _caused(comparison, environment)
+    rows += [
+        DiffRow(id=f"{one.kind} {one.where}", what="boundary", before=f"{one.count_before} a run",
+                after=f"{one.count_after} a run", causes=causes, restore=restore)
+        for one in comparison.boundaries
+        if one.count_before != one.count_after
+    ]  # fmt: skip
+    for nodes, before, after in (
+        (comparison.only_before, "accounted for", "not accounted for"),
+        (comparison.only_after, "not accounted for", "accounted for"),
+    ):
+        if nodes:
+            rows.append(
+                DiffRow(
+                    id="nodes", what="nodes", before=before, after=after, nodes=nodes, causes=causes, restore=restore
+                )
+            )
+    return _level("placement", tuple(rows))
+
+
+def _kernels(comparison: ReportComparison, environment: tuple[DiffRow, ...], opened: list[_Opened]) -> Level:
+    rows = _groups(comparison, environment, _KERNELS)
+    causes, _ = _caused(comparison, environment)
+    rows += [
+        DiffRow(
+            id=f"{one.op} {one.description}".strip(),
+            what="xpuruntime kernel",
+            before=one.kernel_before,
+            after=one.kernel_after,
+            nodes=one.nodes,
+            causes=causes,
+            restore=f"kernels.{one.op}: {one.kernel_before}",
+        )
+        for one in comparison.decisions
+    ]
+    ran = [[unit for unit in one.report.units if unit.relation != "folded"] for one in opened]
+    silent = max(sum(unit.kernel_source == "unknown" for unit in units) for units in ran)
+    units = max(map(len, ran))
+    reason = f"the engine does not report the kernels of {silent} of {units} units" if silent else ""
+    if not rows and units and silent == units:
+        said = f"{reason}; their precision and layout are the same"
+        return Level(name="kernels", verdict="unobservable", reason=said)
+    return _level("kernels", tuple(rows), reason)
+
+
+def _groups(comparison: ReportComparison, environment: tuple[DiffRow, ...], kinds: tuple[What, ...]) -> list[DiffRow]:
+    causes, restore = _caused(comparison, environment)
+    return [
+        DiffRow(
+            id=", ".join(group.nodes[:_NAMED]) or "inserted",
+            what=what,
+            before=_units(group.before, what),
+            after=_units(group.after, what),
+            nodes=group.what[what],
+            causes=causes,
+            restore=restore,
+        )
+        for group in comparison.groups
+        for what in kinds
+        if what in group.what
+    ]
+
+
+def _units(units: tuple[UnitSide, ...], what: What) -> str:
+    """Return what there is to say of some units about one kind of difference."""
+    if what == "inserted":
+        counts: dict[str, int] = {}
+        for unit in units:
+            counts[unit.op] = counts.get(unit.op, 0) + 1
+        return ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"
+    return ", ".join(dict.fromkeys(_said_of(unit, what) for unit in units)) or "none"
+
+
+def _said_of(unit: UnitSide, what: What) -> str:
+    if what == "placement":
+        return f"{unit.device} {unit.provider or unit.engine}"
+    if what == "grouping":
+        return f"{unit.op} of {len(unit.source_nodes)}"
+    if what == "folding":
+        return unit.relation
+    return {"kernel": unit.kernel, "precision": unit.precision, "layout": unit.layout}[what] or "-"
+
+
+def _caused(comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> tuple[tuple[str, ...], str]:
+    causes = possible_causes(environment, comparison.after.engine, comparison.after.device)
+    return causes, restoring(causes, environment)
+
+
+def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+    before, after = (one.call("outputs", folder=str(one.folder)) for one in opened)
+    causes, restore = _caused(comparison, environment)
+    rows = []
+    for name in dict.fromkeys((*before, *after)):
+        one, other = before.get(name), after.get(name)
+        if one is None or other is None:
+            said = ["there" if side else "missing" for side in (one, other)]
+            rows.append(DiffRow(id=f"output {name}", before=said[0], after=said[1], causes=causes, restore=restore))
+        elif one["sha256"] != other["sha256"]:
+            repeats = ["repeats" if side["repeats"] else "does not repeat" for side in (one, other)]
+            figures = _drift(one["file"], other["file"], name)
+            rows.append(
+                DiffRow(id=f"output {name}", what=figures, before=repeats[0], after=repeats[1], causes=causes,
+                        restore=restore)
+            )  # fmt: skip
+    if not before and not after:
+        return Level(name="numerics", verdict="not compared", reason="no output is a plain array")
+    if not rows:
+        return Level(
+            name="numerics", verdict="same", reason=f"the bits of {len(before)} output{'s' * (len(before) > 1)}"
+        )
+    first, reason = _first_node([one.call("intermediates", folder=str(one.folder)) for one in opened], causes, restore)
+    return _level("numerics", (*rows, *first), reason)
+
+
+def _drift(before: str, after: str, name: str) -> str:
+    arrays = [{name: np.load(path, allow_pickle=False)} for path in (before, after)]
+    figures = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
+    if arrays[0][name].shape != arrays[1][name].shape or arrays[0][name].dtype != arrays[1][name].dtype:
+        return figures.reason
+    return f"drift {figures.max_abs:.3g}, {figures.max_rel:.2g} of the largest, cosine {figures.cosine:.7f}"
+
+
+def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[DiffRow], str]:
+    """Return the first node whose output differs, with the outputs of all nodes as outputs of the model."""
+    note = "; ".join(dict.fromkeys(one["note"] for one in found if one["note"]))
+    for one, other in zip(found[0]["nodes"], found[1]["nodes"], strict=False):
+        for tensor in one["tensors"].keys() & other["tensors"].keys():
+            sides = [side["tensors"][tensor] for side in (one, other)]
+            if sides[0]["sha256"] != sides[1]["sha256"]:
+                figures = _drift(sides[0]["file"], sides[1]["file"], tensor)
+                row = DiffRow(
+                    id=f"first node {one['node']}", what=f"{one['op']}: {figures}", before=f"tensor {tensor}", after="",
+                    nodes=(one["node"],), causes=causes, restore=restore,
+                )  # fmt: skip
+                return [row], note
+    fused = "with the outputs of all nodes as outputs the bits are the same: how nodes are fused makes the difference"
+    return [], "; ".join(one for one in (fused, note) if one)
+
+
+def _times(
+    opened: list[_Opened], budget: float, margin: float, confidence: float, progress: Callable[[Progress], None] | None
+) -> Measured:
+    variants = {
+        name: in_worker(one.worker, f"{IN_WORKER}:sample")
+        for name, one in zip(("before", "after"), opened, strict=True)
+        if one.worker is not None
+    }
+    return measure(
+        variants, control="before", margin=Margin(margin), confidence=confidence, budget=budget, progress=progress
+    )
+
+
+def _time(measured: Measured, comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+    found = measured.comparisons["after"]
+    medians = {name: float(np.median(times)) * 1e6 for name, times in measured.rounds.items()}
+    said = (
+        f"{found.ratio:.3f} times as long [{found.low:.3f}, {found.high:.3f}] in {found.rounds} interleaved rounds "
+        f"at a confidence of {found.confidence:.0%}, with a margin of {found.margin:.1%}: {found.verdict.value}"
+    )
+    if found.too_noisy:
+        said += "; the machine is too noisy, the first side differs from itself by more than half of the margin"
+    if found.verdict is Verdict.INCONCLUSIVE:
+        return Level(name="time", verdict="undecided", reason=said)
+    if found.verdict is Verdict.TIED:
+        return Level(name="time", verdict="same", reason=said)
+    causes, restore = _caused(comparison, environment)
+    row = DiffRow(
+        id="latency", what=found.verdict.value, before=f"{medians['before']:,.1f} us",
+        after=f"{medians['after']:,.1f} us", causes=causes, restore=restore,
+    )  # fmt: skip
+    return Level(name="time", verdict="differs", reason=said, rows=(row,))

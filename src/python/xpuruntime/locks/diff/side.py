@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Sides of a difference: a saved report, a lock, this interpreter or another one."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xpuruntime.errors import EngineError, InputError
+from xpuruntime.evidence import Report
+from xpuruntime.files.paths import kind_of
+from xpuruntime.measuring.worker import FailureKind, Worker, WorkerFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FileSide", "PythonSide", "read_side", "start_worker"]
+
+IN_WORKER = "xpuruntime.locks.diff.in_worker"
+_PREFIX = "py:"
+
+
+class FileSide(NamedTuple):
+    """A saved report, by the path that was given."""
+
+    name: str
+
+    def report(self) -> Report:
+        """Read it."""
+        return Report.load(self.name)
+
+
+class PythonSide(NamedTuple):
+    """An interpreter, by what was given, ``"here"`` or ``"py:PATH"``."""
+
+    name: str
+    python: str
+
+
+def read_side(text: str) -> FileSide | PythonSide:
+    """Read what stands for a side.
+
+    Raises
+    ------
+    InputError
+        It is no file, and no interpreter.
+    """
+    if text == "here":
+        return PythonSide(text, sys.executable)
+    if text.startswith(_PREFIX):
+        return PythonSide(text, str(Path(text[len(_PREFIX) :]).expanduser()))
+    if kind_of(text) != "file":
+        msg = (
+            f"{text!r} is neither a file nor an interpreter: give a report that `xrt explain --json` printed, "
+            "`here`, or `py:` and the path of a Python interpreter"
+        )
+        raise InputError(msg)
+    return FileSide(text)
+
+
+def start_worker(side: PythonSide, folder: Path, *, memory_limit: int | None = None) -> Worker:
+    """Start the interpreter of a side, with its own xpuruntime where that has `xrt diff`, else with this one.
+
+    Raises
+    ------
+    EngineError
+        Neither can be imported there.
+    InputError
+        It is no interpreter.
+    WorkerFailure
+        It does not start.
+    """
+    worker = Worker(side.python, memory_limit=memory_limit)
+    outcome = worker.attempt(f"{IN_WORKER}:available")
+    if outcome.failure is None:
+        return worker
+    worker.close()
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    there = ".".join(worker.facts["python"].split(".")[:2])
+    if here != there:
+        msg = (
+            f"{side.name} runs Python {there} and has no xpuruntime of its own that can be used "
+            f"({outcome.failure.reason}); the one of this process is built for Python {here}: install xpuruntime there"
+        )
+        raise EngineError(msg)
+    worker = Worker(side.python, pythonpath=[_own_package(folder)], memory_limit=memory_limit)
+    outcome = worker.attempt(f"{IN_WORKER}:available")
+    if outcome.failure is not None:
+        worker.close()
+        msg = f"xpuruntime cannot be used in {side.name}: {_said(outcome.failure)}. Install what is missing there"
+        raise EngineError(msg)
+    return worker
+
+
+def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
+    """Call a function of `in_worker`; what fails there names the side.
+
+    Raises
+    ------
+    EngineError
+    """
+    try:
+        return worker.call(f"{IN_WORKER}:{function}", **arguments)
+    except WorkerFailure as failure:
+        raise EngineError(f"{name}: {_said(failure)}") from failure
+
+
+def _said(failure: WorkerFailure) -> str:
+    if failure.kind is FailureKind.EXCEPTION:
+        return failure.reason.removeprefix(f"{IN_WORKER}:")
+    return str(failure)
+
+
+def _own_package(folder: Path) -> Path:
+    """Return a folder that has this process's xpuruntime and nothing else, as links."""
+    import xpuruntime
+    from xpuruntime import _core
+
+    root = Path(tempfile.mkdtemp(prefix="package-", dir=folder))
+    package = root / "xpuruntime"
+    package.mkdir()
+    for place in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
+        for one in place.iterdir():
+            target = package / one.name
+            if not target.exists() and (one.suffix != ".so" or one.name.startswith("_core")):
+                target.symlink_to(one)
+    return root
+
+
+def as_facts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text, for rows."""
+    return {name: str(value) for name, value in values.items()}
