@@ -60,6 +60,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether the attribute ``axis``, which defaults to 1, must be another one than the last of at least three.
     where : {"anywhere", "subgraph"}
         ``"subgraph"``: in the main graph the adapter avoids it.
+    dequantised : bool
+        Whether its first input must be what a DequantizeLinear makes: the engine computes it in integers.
     saturates : bool
         Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
     reference : str
@@ -79,6 +81,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inputs: tuple[int, ...] = ()
     inner_axis: bool = False
     where: Literal["anywhere", "subgraph"] = "anywhere"
+    dequantised: bool = False
     saturates: bool = False
 
 
@@ -128,11 +131,14 @@ def matches(
     proto = model.named_proto()
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
     ranks = _ranks(proto) if any(one.inner_axis for one in wanted) else {}
+    nodes = list(_nodes(proto.graph))
+    integers = {name for node, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     return cut_off + [
         (str(node.name), error)
-        for node, inside in _nodes(proto.graph)
+        for node, inside in nodes
         for error in wanted
         if node.op_type in error.ops and not normal_domain(node.domain) and _is(node, error, opset, ranks, inside)
+        if not error.dequantised or node.input[0] in integers
     ]
 
 
