@@ -21,6 +21,7 @@ from xpuruntime.engines.onnxruntime.options import (
 from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.onnxruntime.trial import CONFUSED_BY_CASTS, DISABLED, SAFE_LEVEL
 from xpuruntime.engines.options import check_options, own_options
+from xpuruntime.engines.precision.other_floats import other_floats
 from xpuruntime.engines.quantisation.judge import quantises
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 
@@ -155,6 +156,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
     else:
         book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
     _integers(request, book)
+    _other_floats(request, book)
     if cuda:
         allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
         if allowed is not None:
@@ -192,6 +194,21 @@ def _integers(request: Request, book: ControlBuilder) -> None:
                 enforceability="unsupported",
                 reason=f"the model itself computes in integers, whatever the policy says: {named}",
                 fix="state precision model or int8, or give the model as it was before it was quantised",
+            )
+
+
+def _other_floats(request: Request, book: ControlBuilder) -> None:
+    """Say that fp32 does not reach nodes of a model that state another floating-point type."""
+    if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
+        return
+    named = other_floats(request.model, ("fp64", "fp16", "bf16"))
+    for place, control in enumerate(book.controls if named else ()):
+        if control.key == "execution.precision" and control.enforceability == "enforced":
+            book.controls[place] = msgspec.structs.replace(
+                control,
+                enforceability="unsupported",
+                reason=f"the model itself computes in other types, whatever the policy says: {named}",
+                fix="state precision model, or export the model in float32",
             )
 
 

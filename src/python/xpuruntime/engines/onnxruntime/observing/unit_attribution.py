@@ -44,6 +44,10 @@ class Assigned(NamedTuple):
     domain: str
 
 
+#: Types in which no number of a model is computed.
+_INDICES = frozenset(("int64", "int32", "bool"))
+
+
 class Joined(NamedTuple):
     """The units, the boundaries between them, what could not be seen, whether anything is missing, what was live."""
 
@@ -195,7 +199,11 @@ class _Joiner:
         written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
         ran = precision_of(event, node.numbers) if event else None
-        wanted = self._wanted(node.op, owned, ran) or self._wanted(node.op, shares.serves.get(node.position, []), ran)
+        wanted = None
+        if not self._is_of_indices(outputs, ran):
+            wanted = self._wanted(node.op, owned, ran) or self._wanted(
+                node.op, shares.serves.get(node.position, []), ran
+            )
         place = device_of(provider, self.device) if provider else self.device
         return Unit(
             id=self._id(event.name if event else node.name),
@@ -235,6 +243,11 @@ class _Joiner:
         if wanted and ran and not meets(wanted, ran):
             return "substituted"
         return "honoured"
+
+    def _is_of_indices(self, outputs: tuple[str, ...], ran: str | None) -> bool:
+        """Say whether a unit reads and makes only indices and masks, such as the shape of a transpose."""
+        made = {self.model_types.get(name, "?") for name in outputs}
+        return bool(made) and ran is not None and made | set(ran.split("->")) <= _INDICES
 
     def _wanted(self, op: str, nodes: list[int], ran: str | None) -> str | None:
         """Return the precision asked for of a unit; None where it computes no numbers that a precision applies to."""

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`other_floats`: the nodes of a model that compute in a floating-point type of their own, whatever is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.engines.model.graph import graphs
+from xpuruntime.engines.precision.stated import model_precisions
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import onnx
+
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = ["other_floats"]
+
+#: ONNX types by the names that policies use.
+_TYPES = {"float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+_NUMBERS = {11: "fp64", 10: "fp16", 16: "bf16"}
+#: Attributes that state the type of what a node makes.
+_STATES = ("to", "dtype")
+_NAMED = 4
+
+
+def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
+    """Return the nodes of the outermost graph that read or make tensors of some precisions, in a line; or nothing.
+
+    Parameters
+    ----------
+    model : ModelInfo
+    precisions : collection of str
+        Of ``"fp64"``, ``"fp16"`` and ``"bf16"``.
+
+    Notes
+    -----
+    A tensor has another type than fp32 only where an input, a weight, a constant or a cast states it, so that types are
+    inferred only where one does. Nodes inside of If, Loop and Scan are left out: their types are not inferred.
+    """
+    proto = model.named_proto() if model.format == "onnx" else None
+    if proto is None or not _stated(model, proto) & set(precisions):
+        return ""
+    types = model_precisions(proto)
+    types |= {one.name: _NUMBERS.get(one.data_type, "") for one in proto.graph.initializer}
+    types |= {one.name: _NUMBERS.get(one.type.tensor_type.elem_type, "") for one in proto.graph.input}
+    found = []
+    for node in proto.graph.node:
+        those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)
+        if those and node.op_type not in ("Cast", "Constant"):
+            found.append(f"{node.name!r} ({node.op_type}, {', '.join(sorted(those))})")
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
+
+
+def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
+    words = {one.dtype for one in (*model.inputs, *model.outputs)} | set(model.weights)
+    numbers = {one.data_type for graph in graphs(proto) for one in graph.initializer}
+    for graph in graphs(proto):
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in _STATES:
+                    numbers.add(int(attribute.i))
+                elif attribute.HasField("t"):
+                    numbers.add(int(attribute.t.data_type))
+    return {_TYPES[word] for word in words if word in _TYPES} | {_NUMBERS[one] for one in numbers if one in _NUMBERS}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Units of indices: what an optimiser makes of nodes of floats and reads shapes alone is under no precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import xpuruntime as xrt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 4, 6] x) => (float[a, b, c] y, int64[k] s)'
+X = {"x": np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)}
+#: ONNX Runtime makes a Gather of the sizes out of each pair of a Transpose and a Shape, or the like.
+BODIES = {
+    "shape of a transpose": "{ y = Relu(x) t = Transpose<perm = [2, 0, 1]>(y) s = Shape(t) }",
+    "both read": "{ t = Transpose<perm = [2, 0, 1]>(x) s = Shape(t) y = Relu(t) }",
+    "arg max": "{ t = Relu(x) m = ArgMax<axis = 1, keepdims = 0>(t) s = Shape(m) y = Exp(t) }",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("precision", ["fp32", "model"])
+def test_what_only_reads_sizes_deviates_from_no_precision(name: str, precision: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(HEAD + BODIES[name]), path)
+    execution = {"engine": "onnxruntime", "device": "cpu", "precision": precision}
+    with xrt.InferenceSession(path, policy={"mode": "strict", "execution": execution}) as session:
+        report = session.explain(X, runs=1)
+    assert report.honoured, report.deviations
+    ran = {unit.op: unit.precision_requested for unit in report.units if unit.precision_run == "int64"}
+    if name == "shape of a transpose":
+        assert ran == {"Gather": None}, "the rewriting that this is about"

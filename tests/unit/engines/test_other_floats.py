@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Models that state floating-point types of their own: what a plan says of fp32, and what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, parser
+
+import xpuruntime as xrt
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 4] y)'
+#: Ways to come by another type: a cast, a constant, a weight; and models in fp32 that cast between other types.
+OTHERS = {
+    "cast": "{ d = Cast<to = 11>(x) e = Softmax(d) y = Cast<to = 1>(e) }",
+    "constant": "{ c = Constant<value = double[1] {2.0}>() d = Cast<to = 11>(x) e = Mul(d, c) y = Cast<to = 1>(e) }",
+    "weight": "<double[1] w = {2.0}> { d = Cast<to = 11>(x) e = Mul(d, w) y = Cast<to = 1>(e) }",
+    "fp16": "{ d = Cast<to = 10>(x) e = Relu(d) y = Cast<to = 1>(e) }",
+    "inside": "{ d = Cast<to = 11>(x) e = Exp(d) f = Cast<to = 1>(e) y = Relu(f) }",
+}
+PLAIN = {
+    "fp32": "{ d = Softmax(x) y = Relu(d) }",
+    "integers": "{ d = Cast<to = 7>(x) e = Add(d, d) y = Cast<to = 1>(e) }",
+}
+X = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
+
+
+def write(body: str, folder: Path) -> Path:
+    model = parser.parse_model(HEAD + body)
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def policy(precision: str, engine: str = "onnxruntime", mode: str = "strict") -> dict[str, Any]:
+    return {"mode": mode, "execution": {"engine": engine, "device": "cpu", "precision": precision}}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_fp32_is_refused_under_strict_where_the_model_states_another_type(name: str, tmp_path: Path) -> None:
+    path = write(OTHERS[name], tmp_path)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"computes in other types.*state precision model"):
+        xrt.plan(path, policy=policy("fp32"))
+    want = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, X)[0]
+    with xrt.InferenceSession(path, policy=policy("model")) as session:
+        np.testing.assert_allclose(session.run(X)["y"], want, rtol=1e-6)
+        # ONNX Runtime on the CPU computes many operators of fp16 in fp32, and the report says so.
+        assert session.explain(X, runs=1).honoured == (name != "fp16")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_models_in_fp32_and_integers_are_enforced_and_honoured(name: str, tmp_path: Path) -> None:
+    with xrt.InferenceSession(write(PLAIN[name], tmp_path), policy=policy("fp32")) as session:
+        assert session.explain(X, runs=1).honoured
+
+
+def test_a_plan_that_is_not_strict_names_the_nodes_and_the_report_agrees(tmp_path: Path) -> None:
+    path = write(OTHERS["cast"], tmp_path)
+    plan = xrt.plan(path, policy=policy("fp32", mode="prefer"))
+    (control,) = (one for one in plan.controls if one.key == "execution.precision")
+    assert control.enforceability == "unsupported"
+    assert "(Softmax, fp64)" in control.reason
+    with pytest.warns(xrt.XpuRuntimeWarning, match="other types"):
+        session = xrt.InferenceSession(path, policy=policy("fp32", mode="prefer"))
+    with session:
+        (seen,) = (one for one in session.explain(X, runs=1).deviations if one.key == "execution.precision")
+    assert "fp64" in seen.observed
+
+
+@pytest.mark.needs_module("openvino")
+@pytest.mark.parametrize("name", ["cast", "constant", "weight", "inside"])
+def test_openvino_computes_fp64_in_fp32_which_is_what_fp32_asks_for(name: str, tmp_path: Path) -> None:
+    path = write(OTHERS[name], tmp_path)
+    with xrt.InferenceSession(path, policy=policy("fp32", "openvino")) as session:
+        assert session.explain(X, runs=1).honoured
+
+
+def test_types_by_their_numbers() -> None:
+    from xpuruntime.engines.precision.other_floats import _NUMBERS, _TYPES
+
+    assert {TensorProto.DataType.Name(k).lower().replace("double", "float64"): v for k, v in _NUMBERS.items()} == _TYPES
