@@ -213,6 +213,12 @@ def test_sides_that_are_none_are_refused_with_what_to_give(tmp_path):
     with pytest.raises(WorkerFailure, match="ended in starting"):
         diff("here", "py:/bin/false", MODEL)
     report = saved(tmp_path / "a.json")
+    from xpuruntime.lockfile.canonical import save_lock
+    from xpuruntime.lockfile.records import Identity, Lock
+
+    locked = save_lock(Lock.of(Identity(subject="inference")), tmp_path / "model.lock")
+    with pytest.raises(InputError, match=r"model\.lock' is a lock, and environments are compared by reports"):
+        diff(str(locked), report)
     with pytest.raises(InputError, match=r"leave '.*' out"):
         diff(report, report, MODEL)
 

@@ -323,7 +323,10 @@ def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: s
                     nodes=(one["node"],), causes=causes, restore=restore,
                 )  # fmt: skip
                 return [row], note
-    fused = "with the outputs of all nodes as outputs the bits are the same: how nodes are fused makes the difference"
+    fused = (
+        "with the outputs of all nodes as outputs of the model the bits are the same, so the difference comes from how "
+        "nodes are fused or laid out"
+    )
     return [], "; ".join(one for one in (fused, note) if one)
 
 

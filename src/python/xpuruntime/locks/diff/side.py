@@ -4,23 +4,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.evidence import Report
 from xpuruntime.files.paths import kind_of
+from xpuruntime.files.reading import open_regular
 from xpuruntime.measuring.worker import FailureKind, Worker, WorkerFailure
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["FileSide", "PythonSide", "read_side", "start_worker"]
+__all__ = ["IN_WORKER", "FileSide", "PythonSide", "call", "read_side", "start_worker"]
 
 IN_WORKER = "xpuruntime.locks.diff.in_worker"
 _PREFIX = "py:"
+#: What the first kilobytes of a lock have: its keys are sorted, and the schema is the last one.
+_HEAD, _LOCK = 4096, re.compile(rb'^\s*\{\s*"digest": "sha256:')
 
 
 class FileSide(NamedTuple):
@@ -29,7 +30,21 @@ class FileSide(NamedTuple):
     name: str
 
     def report(self) -> Report:
-        """Read it."""
+        """Read it.
+
+        Raises
+        ------
+        InputError
+            It is no report.
+        """
+        with open_regular(self.name) as file:
+            head = file.read(_HEAD)
+        if _LOCK.search(head):
+            msg = (
+                f"'{self.name}' is a lock, and environments are compared by reports: give what "
+                "`xrt explain MODEL --json` printed in that environment, or `py:` and its interpreter"
+            )
+            raise InputError(msg)
         return Report.load(self.name)
 
 
@@ -128,8 +143,3 @@ def _own_package(folder: Path) -> Path:
             if not target.exists() and (one.suffix != ".so" or one.name.startswith("_core")):
                 target.symlink_to(one)
     return root
-
-
-def as_facts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as text, for rows."""
-    return {name: str(value) for name, value in values.items()}
