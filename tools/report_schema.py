@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
+from xpuruntime.lockfile.schema import lock_schema
 from xpuruntime.locks.schemas import verification_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -55,6 +56,7 @@ def tables() -> str:
     """Return the tables of all schemas, each type once."""
     tops = {"Report": report_schema(), "ReportComparison": comparison_schema()}
     tops["VerificationResult"] = verification_schema()
+    tops["Lock"] = lock_schema()
     parts = [*tops.items(), *sorted({name: one for top in tops.values() for name, one in top["$defs"].items()}.items())]
     return "".join(f"\n### {name}\n\n{one['description']}\n\n{table(one['properties'])}" for name, one in parts)
 
@@ -66,6 +68,7 @@ def main() -> int:
         PAGE: f"{head}{BEGIN}{tables()}\n{END}{rest.split(END)[1]}",
         FOLDER / "report.schema.json": json.dumps(report_schema(), indent=2) + "\n",
         FOLDER / "report_comparison.schema.json": json.dumps(comparison_schema(), indent=2) + "\n",
+        FOLDER / "lock.schema.json": json.dumps(lock_schema(), indent=2) + "\n",
         FOLDER / "verification.schema.json": json.dumps(verification_schema(), indent=2) + "\n",
     }
     stale = 0

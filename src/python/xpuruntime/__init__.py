@@ -59,10 +59,13 @@ if TYPE_CHECKING:
         plan,
         profile,
     )
+    from xpuruntime.lockfile.canonical import load_lock
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.locks.claims import Claim, VerificationResult
     from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.result import Diff
+    from xpuruntime.locks.relock import LockResult, lock
     from xpuruntime.locks.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
@@ -100,7 +103,9 @@ __all__ = [
     "InferenceSession",
     "InputError",
     "KernelPolicy",
+    "Lock",
     "LockError",
+    "LockResult",
     "Machine",
     "MemoryManager",
     "MemoryPolicy",
@@ -136,6 +141,8 @@ __all__ = [
     "get_current_device",
     "get_device_count",
     "get_version",
+    "load_lock",
+    "lock",
     "ops",
     "plan",
     "profile",
@@ -160,6 +167,8 @@ _LAZY = {
     "Graph": "runtime.stream",
     "InferenceSession": "inference",
     "KernelPolicy": "policies",
+    "Lock": "lockfile.records",
+    "LockResult": "locks.relock",
     "Machine": "runtime.machine",
     "MemoryManager": "_core",
     "MemoryPolicy": "policies",
@@ -186,6 +195,8 @@ _LAZY = {
     "get_all_devices": "runtime.device",
     "get_current_device": "runtime.device",
     "get_device_count": "runtime.device",
+    "load_lock": "lockfile.canonical",
+    "lock": "locks.relock",
     "plan": "inference",
     "profile": "inference",
     "set_current_device": "runtime.device",

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 from lock_values import ENGINE, a_lock
@@ -38,6 +39,17 @@ def test_the_text_is_json_with_sorted_keys_and_one_record_a_line() -> None:
     assert len(entries) == 3
     assert json.loads(entries[0].strip().rstrip(","))["unit"] == "conv0+relu0"
     assert "größe" in text, "it is UTF-8, without escapes of letters"
+
+
+def test_it_is_as_its_schema_says() -> None:
+    schema = json.loads((HERE.parents[2] / "docs" / "reference" / "lock.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    plain = json.loads(lock_bytes(a_lock()))
+    validator.validate(plain)
+    del plain["identity"]["entries"][0]["known"]
+    with pytest.raises(jsonschema.ValidationError, match="known"):
+        validator.validate(plain)
 
 
 def test_one_entry_more_is_one_line_more() -> None:

@@ -49,7 +49,7 @@ HERE = Surroundings(
     device="cpu",
     machine=MACHINE,
     model=MODEL,
-    policy_sha256="p",
+    policy={"execution.threads": "1"},
     calibration="c",
     artifact="f",
     environment={"OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
@@ -93,7 +93,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "initializers j",
     ),
     "external_data": ({"model": msgspec.structs.replace(MODEL, external={"w.bin": "x"})}, "e", "x"),
-    "policy": ({"policy_sha256": "q"}, "p", "q"),
+    "policy": ({"policy": {"execution.threads": "2"}}, "execution.threads 1", "execution.threads 2"),
     "device": ({"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=4, features=MACHINE.cpu.features))}, "2", "4"),
     "cpu_isa": (
         {"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=2, features=("avx2",)))},

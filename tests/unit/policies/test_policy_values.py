@@ -42,6 +42,7 @@ def test_defaults():
         "tf32": None,
         "layout": "auto",
         "threads": None,
+        "lock": None,
         "provider_options": {},
     }
     assert Policy() == Policy(mode="prefer", execution=execution, kernels=KernelPolicy(), accuracy=None)

@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import bench, compare, demo, determinism, diff, kernels, machine, plan, policy, profile, run, verify
+from xpuruntime.cli import (
+    bench,
+    compare,
+    demo,
+    determinism,
+    diff,
+    kernels,
+    lock,
+    machine,
+    plan,
+    policy,
+    profile,
+    run,
+    verify,
+)
 from xpuruntime.cli import compile as compiling
 
 __all__ = ["app"]
@@ -58,6 +72,7 @@ app.command("profile", epilog=EXIT_CODES)(profile.profile)
 app.command("plan", epilog=EXIT_CODES)(plan.plan)
 app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
+app.command("lock", epilog=EXIT_CODES)(lock.lock)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)

@@ -9,7 +9,16 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xpuruntime.cli.choice import Choice, choosing
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, runs_option, warmup_option
+from xpuruntime.cli.options import (
+    DimOption,
+    FrozenOption,
+    InputOption,
+    JsonOption,
+    LockOption,
+    ModelArgument,
+    runs_option,
+    warmup_option,
+)
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,6 +44,8 @@ def bench(
     runs: RunsOption = 200,
     warmup: WarmupOption = 20,
     choice: Choice,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,7 +60,7 @@ def bench(
 
     _, feeds = prepare(model, input, dim, trust=choice.trust)
     arrays = feeds.arrays
-    session, load_us = open_session(model, choice, feeds, as_json=json)
+    session, load_us = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
     samples: dict[str, list[float]] = {}
     with session, progress(as_json=json) as bar:
         plan = session.plan

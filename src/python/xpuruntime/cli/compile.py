@@ -13,7 +13,9 @@ from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
     EngineOption,
+    FrozenOption,
     JsonOption,
+    LockOption,
     OnnxArgument,
     PolicyOption,
     PrecisionOption,
@@ -44,6 +46,8 @@ def compile_(
     precision: PrecisionOption = None,
     soc: SocOption = None,  # among the options of a `Choice`, so that they are listed here one by one
     calibration: CalibrationOption = None,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +63,7 @@ def compile_(
     arguments["policy"] = _with_soc(policy, soc, arguments["engine"])
     start = time.perf_counter()
     with working("compiling", as_json=json):
-        artifact = compile_model(model, output, overwrite=force, **arguments)
+        artifact = compile_model(model, output, overwrite=force, lock=lock, frozen=frozen, **arguments)
     seconds = time.perf_counter() - start
     if json:
         print_json(_record(artifact, seconds))

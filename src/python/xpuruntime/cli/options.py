@@ -15,8 +15,10 @@ __all__ = [
     "DeviceOption",
     "DimOption",
     "EngineOption",
+    "FrozenOption",
     "InputOption",
     "JsonOption",
+    "LockOption",
     "ModelArgument",
     "OnnxArgument",
     "PolicyOption",
@@ -77,6 +79,18 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust", metavar=" ", help="Load a .pt2 file although that can run code of the file.", show_default=False
+    ),
+]
+LockOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lock", metavar="FILE", help="Open only where this lock holds, and run what it has.", show_default=False
+    ),
+]
+FrozenOption = Annotated[
+    bool,
+    typer.Option(
+        "--frozen", metavar=" ", help="Take the policy from --lock. Its validators are compared all the same."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", metavar=" ", help="Print JSON on stdout, and nothing else there.")]

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from xpuruntime.cli.choice import Choice, choosing
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, html_option
+from xpuruntime.cli.options import (
+    DimOption,
+    FrozenOption,
+    InputOption,
+    JsonOption,
+    LockOption,
+    ModelArgument,
+    html_option,
+)
 
 __all__ = ["explain", "plan"]
 
@@ -62,6 +70,8 @@ def plan(
     model: ModelArgument,
     *,
     choice: Choice,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
     machine: MachineOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -75,7 +85,7 @@ def plan(
 
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
-        made = inference.plan(model, machine=other, **choice.arguments())
+        made = inference.plan(model, machine=other, lock=lock, frozen=frozen, **choice.arguments())
     print_thing(made, as_json=json)
 
 
@@ -85,6 +95,8 @@ def explain(
     *,
     input: InputOption = None,
     choice: Choice,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
     dim: DimOption = None,
     output: SaveOption = None,
     html: HtmlOption = None,
@@ -112,6 +124,8 @@ def explain(
             "--input": input,
             "--dim": dim,
             "--output": output,
+            "--lock": lock,
+            "--frozen": frozen,
             **{f"--{name}": value for name, value in choice.arguments().items()},
         }
         return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
@@ -120,7 +134,7 @@ def explain(
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim, trust=choice.trust)
-    session, _ = open_session(model, choice, feeds, as_json=json)
+    session, _ = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
     with session, working("running instrumented", as_json=json):
         report = session.explain(feeds.arrays)
     shown = render(report, summary=True) if summary else None

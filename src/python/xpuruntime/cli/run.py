@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from xpuruntime.cli.choice import Choice, choosing
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument
+from xpuruntime.cli.options import DimOption, FrozenOption, InputOption, JsonOption, LockOption, ModelArgument
 
 __all__ = ["run"]
 
@@ -26,6 +26,8 @@ def run(
     input: InputOption = None,
     output: OutputOption = None,
     choice: Choice,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,7 +43,7 @@ def run(
     check_outputs({"--output": output}, model, choice, input)
     info, feeds = prepare(model, input, dim, trust=choice.trust)
     check_output_path(output, len(info.outputs))
-    session, _ = open_session(model, choice, feeds, as_json=json)
+    session, _ = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
     with session:
         start = time.perf_counter_ns()
         outputs = session.run(feeds.arrays)

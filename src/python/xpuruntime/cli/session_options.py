@@ -36,7 +36,9 @@ def say_made_up(feeds: Feeds) -> None:
         error_line(note, label="note")
 
 
-def open_session(model: str, choice: Choice, feeds: Feeds, *, as_json: bool) -> tuple[InferenceSession, float]:
+def open_session(
+    model: str, choice: Choice, feeds: Feeds, *, as_json: bool, lock: str | None = None, frozen: bool = False
+) -> tuple[InferenceSession, float]:
     """Plan and load a model. Return the session and how long that took, in microseconds.
 
     What `feeds` made up is said once the session is open: a policy that is wrong is said alone.
@@ -45,7 +47,7 @@ def open_session(model: str, choice: Choice, feeds: Feeds, *, as_json: bool) -> 
 
     start = time.perf_counter_ns()
     with working("planning and loading", as_json=as_json):
-        session = InferenceSession(model, **choice.arguments())
+        session = InferenceSession(model, lock=lock, frozen=frozen, **choice.arguments())
     took = (time.perf_counter_ns() - start) / 1e3
     say_made_up(feeds)
     return session, took

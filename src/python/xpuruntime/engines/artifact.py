@@ -33,6 +33,8 @@ __all__ = [
     "Manifest",
     "calibration_digest",
     "digest_of",
+    "digest_of_files",
+    "external_digests",
     "file_digest",
     "model_digest",
 ]
@@ -141,16 +143,30 @@ def model_digest(info: ModelInfo) -> str:
     if not info.external_files:
         return info.sha256
     digest = hashlib.sha256(info.sha256.encode())
+    for location, found in external_digests(info).items():
+        digest.update(f"{location}\0{found}\0".encode())
+    return digest.hexdigest()
+
+
+def external_digests(info: ModelInfo) -> dict[str, str]:
+    """Return file of external data to its SHA-256, in hex. Raises as `model_digest`."""
+    found = {}
     for file in sorted(info.external_files, key=lambda one: one.location):
         path = Path(info.base_dir or ".") / file.location
         try:
             facts = path.stat()
-            found = _remembered(str(path), facts.st_size, facts.st_mtime_ns)
+            found[file.location] = _remembered(str(path), facts.st_size, facts.st_mtime_ns)
         except OSError as error:
             msg = f"cannot use the model {info.path!r}: its data {file.location!r} cannot be read ({reason_of(error)})"
             raise ModelError(f"{msg}. Fix: put the file back beside the model.") from None
-        digest.update(f"{file.location}\0{found}\0".encode())
-    return digest.hexdigest()
+    return found
+
+
+def digest_of_files(artifact: Artifact) -> str:
+    """Return one SHA-256, in hex, of all files of an artifact, by the digests in its manifest, and of its target."""
+    manifest = artifact.manifest
+    text = msgspec.json.encode((manifest.files, manifest.entry, manifest.target), order="sorted")
+    return hashlib.sha256(text).hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -41,6 +41,8 @@ def compile_model(
     calibration: Any = None,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
+    lock: str | os.PathLike[str] | None = None,
+    frozen: bool = False,
     overwrite: bool = False,
 ) -> Artifact:
     """Compile a model once, into a folder that `InferenceSession` starts from without the slow part.
@@ -88,8 +90,10 @@ def compile_model(
     """
     place = user_path(output, "the artifact")
     engines = registry if registry is not None else default_registry()
-    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend)
-    request, plan, facts, stated = plan_asked(
+    asked = Asked(
+        device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, lock=lock, frozen=frozen
+    )
+    request, plan, facts, stated, _ = plan_asked(
         model, asked, engines, machine, calibration=calibration, purpose="compile"
     )
     warn_of(plan, stacklevel=3)

@@ -84,6 +84,10 @@ def explain_session(
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
     notes.extend(note for note in (coverage_note(within), watching_note(within, latency.p90_us)) if note is not None)
     checked = _accuracy(session, loaded, inputs, notes)
+    if session._lock is not None:
+        from xpuruntime.inference.locked import lock_seen
+
+        checked["execution.lock"] = lock_seen(session._lock, observed.units, observed.decisions)
     observed = msgspec.structs.replace(observed, keys={**checked, **observed.keys})
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.locked import LockInForce
     from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -59,6 +60,8 @@ def plan(
     trust: bool = False,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
+    lock: str | os.PathLike[str] | None = None,
+    frozen: bool = False,
 ) -> Plan:
     """Decide what would run, without loading anything.
 
@@ -71,12 +74,12 @@ def plan(
         policy key.
     """
     engines = registry if registry is not None else default_registry()
-    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
+    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
     return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
 
 
 class Asked(NamedTuple):
-    """What a session is told of its policy and of trust: the arguments of these names."""
+    """What a session is told of its policy, of trust and of its lock: the arguments of these names."""
 
     device: str | None = None
     engine: str | Sequence[str] | None = None
@@ -87,6 +90,20 @@ class Asked(NamedTuple):
     fp16: bool = False
     backend: str | Sequence[str] | None = None
     trust: bool = False
+    lock: str | os.PathLike[str] | None = None
+    frozen: bool = False
+
+    def stated_arguments(self) -> list[str]:
+        """Return the names of the arguments that say something of the policy."""
+        names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
+        return [name for name in names if getattr(self, name) is not None] + (["fp16"] if self.fp16 else [])
+
+    def check_frozen(self) -> None:
+        """Refuse what contradicts `frozen`. Raises `InputError` or `PolicyError`."""
+        if self.lock is None:
+            raise InputError("frozen takes the policy from a lock, and none is named. Fix: name it with lock=")
+        if given := self.stated_arguments():
+            raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(given)}, or frozen")
 
     def merged(self, policy: PolicyLike | None) -> Policy:
         """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
@@ -111,25 +128,29 @@ def plan_asked(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
     purpose: Literal["run", "compile"] = "run",
-) -> tuple[PlanRequest, Plan, Machine, Policy]:
+) -> tuple[PlanRequest, Plan, Machine, Policy, LockInForce | None]:
     """Read a model, settle its policy and plan it.
 
-    The policy is the one that was asked for; where none was, that of the artifact or of the model itself.
+    The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
+    artifact or of the model itself.
 
     Returns
     -------
-    tuple of (PlanRequest, Plan, Machine, Policy)
+    tuple of (PlanRequest, Plan, Machine, Policy, LockInForce or None)
 
     Raises
     ------
     ModelError
         The model cannot be used, or carries a policy that is none.
     LockError
-        Under ``mode: strict``, the model is not the one that its lock was written for.
+        The lock that is asked for does not hold; or, under ``mode: strict``, the model is not the one that the lock in
+        it was written for.
     """
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy, held_against_lock
 
+    if asked.frozen:
+        asked.check_frozen()
     if purpose == "run":
         artifact, start = artifact_of(model, asked.policy)
     else:
@@ -141,9 +162,26 @@ def plan_asked(
     if artifact is None:
         carried, source, notes = carried_policy(info, asked)
         stated = stated if carried is None else asked.merged(carried)
+    lock = None
+    if asked.lock is not None or stated.execution.lock is not None:
+        from xpuruntime.inference.locked import lock_in_force
+
+        calibration = _calibration_of(calibration, info)
+        machine_of = functools.partial(_machine_of, registry) if machine is None else lambda _: machine
+        lock = lock_in_force(asked, stated, info, machine_of, calibration=calibration, artifact=artifact)
+        stated = stated if lock is None else lock.policy
     request, plan, here = _plan(info, stated, registry, machine, calibration, artifact, purpose)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
-    return request, held_against_lock(info, plan), here, stated
+    plan = held_against_lock(info, plan) if lock is None else lock.hold(plan)
+    return request, plan, here, stated, lock
+
+
+def _calibration_of(given: Any, info: ModelInfo) -> Any:
+    if given is None:
+        return None
+    from xpuruntime.engines.quantisation import Calibration
+
+    return Calibration.of(given, info)
 
 
 def reopen_plan(
@@ -266,10 +304,7 @@ def _request(
 
     if artifact is None:
         info = with_shapes(info, policy)
-    if calibration is not None:
-        from xpuruntime.engines.quantisation import Calibration
-
-        calibration = Calibration.of(calibration, info)
+    calibration = _calibration_of(calibration, info)
     return PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
 
 

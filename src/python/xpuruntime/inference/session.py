@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
+    from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
     from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
@@ -74,6 +75,12 @@ class InferenceSession:
         Engines to choose from; default: all of this package.
     machine : Machine, optional
         Plan against this snapshot instead of a fresh one.
+    lock : path, optional
+        A lock file that `xpuruntime.lock` or ``xrt lock`` wrote; overrides ``execution.lock`` of the policy. The
+        session opens only where the lock holds, and runs its kernels and settings; nothing is tuned.
+    frozen : bool
+        Take the policy from the lock, and read no other. The validators of the lock are compared all the
+        same.
 
     Attributes
     ----------
@@ -89,7 +96,8 @@ class InferenceSession:
     ModelError
         The file is missing, corrupt, or refers to data outside its folder; or the policy that it carries is none.
     LockError
-        Under ``mode: strict``, the model is not the one that the lock in it was written for.
+        The lock does not hold: names each entry, validator, what is expected and found, and what restores it. Under
+        ``mode: strict`` also where the model is not the one that the lock in it was written for.
     PlanError
         `plan` does not fit the model, policy, machine or engine.
     PolicyError
@@ -128,16 +136,21 @@ class InferenceSession:
         plan: Plan | None = None,
         registry: EngineRegistry | None = None,
         machine: Machine | None = None,
+        lock: str | os.PathLike[str] | None = None,
+        frozen: bool = False,
     ) -> None:
         self._loaded: LoadedModel | None = None
         self.run: Callable[..., dict[str, Any]] = closed
         #: What the last binding said of its CUDA graph.
         self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
-        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust)
+        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
         given = {"example_inputs": example_inputs, "calibration": calibration}
+        held = None
         if plan is None:
-            asked, self.plan, self._machine, stated = plan_asked(model, told, engines, machine, **given)
+            asked, self.plan, self._machine, stated, held = plan_asked(model, told, engines, machine, **given)
+        elif lock is not None or frozen:
+            raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
             asked, self.plan, self._machine, stated = reopen_plan(model, plan, told, engines, machine, **given)
         self._model = asked.model
@@ -153,8 +166,22 @@ class InferenceSession:
         self._proof, self._checks = ready.proof, ready.conversions
         self._loaded = ready.loaded
         self.run = self._loaded.runner()
+        self._lock = held
+        if held is not None:
+            self._check_lock(held)
         note_open(self)
         reset_in_child(self)
+
+    def _check_lock(self, held: LockInForce) -> None:
+        """Compare what is loaded now, and what it computes, with the lock; closes the session where it does not fit."""
+        from xpuruntime.inference.locked import check_loaded, check_outputs
+
+        try:
+            check_loaded(held)
+            check_outputs(self, held.lock, held.where)
+        except BaseException:
+            self.close()
+            raise
 
     def in_child(self) -> None:
         """Begin anew in a child of a fork; see `xpuruntime.runtime.forking`."""

@@ -134,8 +134,9 @@ class CallEntry(_Record, frozen=True, kw_only=True):
         Sizes that decide, such as ``m``, ``n``, ``k`` or ``head_dim``.
     phase : str
         ``"forward"``, ``"backward"``, or empty where no rule depends on it.
-    module : str
-        Path of the module that called; empty where no rule depends on it.
+    module, node : str
+        Path of the module, and name of the graph's node, that called; empty where it is not known, or no rule depends
+        on it.
     kernel : str
         ``"id@configuration"``, as a rule of a policy takes it.
     count : int
@@ -149,10 +150,17 @@ class CallEntry(_Record, frozen=True, kw_only=True):
     facts: dict[str, int] = {}
     phase: str = ""
     module: str = ""
+    node: str = ""
     kernel: str
     count: int = 0
     depends_on: tuple[str, ...] = ()
     known: Literal["observed", "unobservable"] = "observed"
+
+    @property
+    def name(self) -> str:
+        """The call in a few words: operation, type, sizes, phase and who called."""
+        sizes = " ".join(f"{name}={size}" for name, size in sorted(self.facts.items()))
+        return " ".join(part for part in (self.op, self.dtype, sizes, self.phase, self.module, self.node) if part)
 
 
 class LockedModel(_Record, frozen=True, kw_only=True):
@@ -196,7 +204,7 @@ class LockedPlan(_Record, frozen=True, kw_only=True):
     engine, device, precision : str
     settings : dict
         What the engine is given.
-    controls : tuple of tuple
+    controls : tuple of tuple of str
         Policy key, what it becomes, enforceability.
     """
 
@@ -204,7 +212,7 @@ class LockedPlan(_Record, frozen=True, kw_only=True):
     device: str
     precision: str
     settings: dict[str, Any] = {}
-    controls: tuple[tuple[str, str, str], ...] = ()
+    controls: tuple[tuple[str, ...], ...] = ()
 
 
 class LockedShapes(_Record, frozen=True, kw_only=True):
@@ -375,7 +383,7 @@ class Lock(_Record, frozen=True, kw_only=True):
     def dependents(self, id: str) -> tuple[str, ...]:
         """Return the units and calls that depend on a validator."""
         units = [one.unit for one in self.identity.entries if id in one.depends_on]
-        calls = [f"{one.op} {one.module}".strip() for one in self.identity.calls if id in one.depends_on]
+        calls = [one.name for one in self.identity.calls if id in one.depends_on]
         return tuple(dict.fromkeys((*units, *calls)))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Identity, LockedModel
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["CORE", "Surroundings", "collect_validators", "compare_validators"]
+__all__ = ["CORE", "Surroundings", "collect_validators", "compare_libraries", "compare_validators", "restore_command"]
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 #: Name of the validator of the core's own kernels.
@@ -39,8 +39,8 @@ class Surroundings:
         Of the plan.
     machine : Machine
     model : LockedModel or None
-    policy_sha256 : str or None
-        Of the policy that is stated; ``None`` where the lock's own holds.
+    policy : mapping of str to str, or None
+        The keys of the policy that is stated; ``None`` where the lock's own holds.
     calibration, artifact : str or None
         SHA-256 of the inputs to quantise with, and of the compiled artifact.
     environment : mapping of str to str
@@ -51,7 +51,7 @@ class Surroundings:
     device: str
     machine: Machine
     model: LockedModel | None = None
-    policy_sha256: str | None = None
+    policy: Mapping[str, str] | None = None
     calibration: str | None = None
     artifact: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -110,8 +110,8 @@ def collect_validators(here: Surroundings, *, own_kernels: Iterable[str] = ()) -
     if here.model is not None:
         expected["model", here.model.name] = _model_facts(here.model)
         expected.update({("external_data", name): sha for name, sha in here.model.external.items()})
-    if here.policy_sha256 is not None:
-        expected["policy", "policy"] = here.policy_sha256
+    if here.policy is not None:
+        expected["policy", "policy"] = dict(here.policy)
     if not here.device.startswith("cuda"):
         expected["cpu_isa", here.machine.architecture] = sorted(here.machine.cpu.features)
     if here.device.startswith("cuda"):
@@ -150,6 +150,22 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, .
     return tuple(drifts)
 
 
+def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
+    """Return a drift for each library of a lock that this process has mapped, and that is another build."""
+    mapped = MappedLibraries()
+    drifts = []
+    for one in identity.validators:
+        path = mapped.path(one.key) if one.kind == "library" else None
+        if path is None:
+            continue
+        expected = {name: value for name, value in one.expect.items() if name != "place"}
+        found = library_identity(path)
+        if found != expected:
+            entries = tuple(_dependents(identity).get(one.id, ()))
+            drifts.append(_drift(one, expected, found, entries, identity))
+    return tuple(drifts)
+
+
 def _dependents(identity: Identity) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for unit in identity.entries:
@@ -157,7 +173,7 @@ def _dependents(identity: Identity) -> dict[str, list[str]]:
             found.setdefault(id, []).append(unit.unit)
     for call in identity.calls:
         for id in call.depends_on:
-            found.setdefault(id, []).append(f"{call.op} {call.module}".strip())
+            found.setdefault(id, []).append(call.name)
     return found
 
 
@@ -176,7 +192,7 @@ def _found(one: Validator, here: Surroundings) -> Any:
     if kind == "external_data":
         return None if here.model is None else here.model.external.get(key)
     if kind == "policy":
-        return one.expect if here.policy_sha256 is None else here.policy_sha256
+        return one.expect if here.policy is None else dict(here.policy)
     if kind == "engine":
         return here.engine_facts() if key == here.engine else None
     if kind == "device":
@@ -217,7 +233,7 @@ def _drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], 
     if one.kind == "cpu_isa" and isinstance(expected, list) and isinstance(found, list):
         before = f"{len(expected)} features" + _features(" with", set(expected) - set(found))
         now = f"{len(found)} features" + _features(" with", set(found) - set(expected))
-    restore = _restore(one, expected, found, identity)
+    restore = restore_command(one, expected, found, identity)
     return Drift(
         code=one.kind, subject=one.key, validator=one.id, expected=before, found=now, entries=entries, restore=restore
     )
@@ -227,8 +243,8 @@ def _features(word: str, names: set[str]) -> str:
     return f"{word} {' '.join(sorted(names))}" if names else ""
 
 
-def _restore(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
-    """Return the pin or the command that restores what a validator expects."""
+def restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
+    """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
     if kind in ("engine", "library"):
         pin = next((_pin(other) for other in identity.validators if other.kind == "engine"), None)

@@ -99,6 +99,8 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     layout : {"auto", "nchw", "nhwc"}
     threads : int or None
         CPU threads inside one operator, 1 to 4096; ``None`` leaves it to the engine.
+    lock : str or None
+        Path of a lock file: a session opens only where it fits.
     provider_options : dict of str to dict
         Engine name to option name to text, number or bool: handed to that engine as they are. Frozen; ``dict(...)``
         makes a copy.
@@ -151,6 +153,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
         "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
         "threads": Integer(1, 4096, "CPU threads inside one operator.", optional=True),
+        "lock": Text("File of a lock that a session must fit.", what="the path of a lock file", optional=True),
         "provider_options": ProviderOptions("Settings handed to one engine as they are: engine to option to value."),
     }
 
@@ -168,6 +171,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     tf32: bool | None = None
     layout: Layout = "auto"
     threads: int | None = None
+    lock: str | None = None
     provider_options: dict[str, dict[str, str | int | bool | float]] = FrozenDict()
 
     if TYPE_CHECKING:
@@ -189,6 +193,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             tf32: bool | None = None,
             layout: Layout = "auto",
             threads: int | None = None,
+            lock: str | None = None,
             provider_options: Mapping[str, Mapping[str, str | int | bool | float]] = ...,
         ) -> None: ...
 

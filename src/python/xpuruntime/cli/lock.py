@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt lock``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.locks.relock import LockResult
+
+__all__ = ["lock"]
+
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="The lock file; default: that of the model with .lock in place of its ending.",
+        show_default=False,
+    ),
+]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option("--shapes", metavar="NAME=1x3x8x8", help="Shape of an input. May be repeated.", show_default=False),
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", metavar=" ", help="Write nothing; exit with 1 when the lock would change.")
+]
+UpgradeOption = Annotated[bool, typer.Option("--upgrade", metavar=" ", help="Take everything that is here.")]
+UnitOption = Annotated[
+    list[str] | None,
+    typer.Option("--upgrade-unit", metavar="PATTERN", help="Let these units or nodes change.", show_default=False),
+]
+PackageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--upgrade-package",
+        metavar="NAME",
+        help="Let the version of a package change, and what depends on it.",
+        show_default=False,
+    ),
+]
+AcceptOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept", metavar="CODE", help="Accept differences of a code, such as driver or kernel.", show_default=False
+    ),
+]
+WhyOption = Annotated[
+    str, typer.Option("--why", metavar="TEXT", help="Why; kept in the lock with what was accepted.", show_default=False)
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Show what would change, write nothing.")]
+NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Kept in the lock.", show_default=False)]
+StatementOption = Annotated[
+    str | None,
+    typer.Option(
+        "--statement",
+        metavar="FILE",
+        help="Also write an unsigned in-toto statement of model and lock.",
+        show_default=False,
+    ),
+]
+
+
+@choosing
+def lock(
+    model: ModelArgument,
+    *,
+    output: OutputOption = None,
+    input: InputOption = None,
+    shapes: ShapesOption = None,
+    choice: Choice,
+    check: CheckOption = False,
+    upgrade: UpgradeOption = False,
+    upgrade_unit: UnitOption = None,
+    upgrade_package: PackageOption = None,
+    accept: AcceptOption = None,
+    why: WhyOption = "",
+    dry_run: DryRunOption = False,
+    note: NoteOption = "",
+    statement: StatementOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Write what was planned and observed into a lock file, with all that it depends on.
+
+    A lock that is there and holds is left as it is. Exits with 1 when it does not hold and the differences were neither
+    asked for nor accepted.
+    """
+    from pathlib import Path
+
+    from xpuruntime.cli.exit_codes import ExitCode
+    from xpuruntime.cli.output import print_json, working
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.session_options import prepare
+    from xpuruntime.evidence.writing import write_whole
+    from xpuruntime.locks.relock import lock as locked
+    from xpuruntime.locks.statement import lock_statement
+
+    path = output if output is not None else str(Path(model).with_suffix(".lock"))
+    if check and (upgrade or dry_run or accept or upgrade_unit or upgrade_package):
+        raise InputError("--check writes nothing, and compares with the lock as it is: leave the other verbs out")
+    check_outputs({"--output": path, "--statement": statement}, model, choice, input)
+    if statement is not None:
+        check_target("--statement", statement)
+    inputs = None if not input else prepare(model, input, None, trust=choice.trust)[1].arrays
+    with working("locking", as_json=json):
+        found = locked(
+            model,
+            output=path,
+            inputs=inputs,
+            shapes=_shapes(shapes),
+            check=check,
+            upgrade=upgrade,
+            upgrade_units=upgrade_unit or (),
+            upgrade_packages=upgrade_package or (),
+            accept=accept or (),
+            why=why,
+            dry_run=dry_run,
+            note=note,
+            command=shlex.join(["xrt", *sys.argv[1:]]),
+            **choice.arguments(),
+        )
+    if statement is not None and not check and not dry_run:
+        write_whole(statement, lock_statement(found.lock, path), "the statement")
+    if json:
+        print_json(_record(found))
+    else:
+        _show(found, check=check, dry_run=dry_run)
+    return ExitCode.NOT_HONOURED if check and found.drifts else ExitCode.OK
+
+
+def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
+    """Read ``NAME=1x3x8x8``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for value in values or ():
+        name, equals, sizes = value.rpartition("=")
+        parts = sizes.split("x")
+        if not equals or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+            raise InputError(f"--shapes {value}: write NAME=1x3x224x224")
+        if name in found:
+            raise InputError(f"--shapes {value}: the shape of {name!r} is given twice")
+        found[name] = tuple(int(part) for part in parts)
+    return found or None
+
+
+def _record(found: LockResult) -> dict[str, Any]:
+    identity = found.lock.identity
+    return {
+        "schema": "xpuruntime.lock.result/1",
+        "path": found.path,
+        "digest": found.lock.digest,
+        "written": found.written,
+        "units": len(identity.entries),
+        "unobservable": sum(one.known == "unobservable" for one in identity.entries),
+        "validators": len(identity.validators),
+        "drifts": found.drifts,
+    }
+
+
+def _show(found: LockResult, *, check: bool, dry_run: bool) -> None:
+    from xpuruntime.cli.output import console
+
+    identity = found.lock.identity
+    blind = sum(one.known == "unobservable" for one in identity.entries)
+    said = "does not hold" if found.drifts else "holds"
+    if found.written or dry_run:
+        said = "written" if found.written else "would be written"
+    lines = [
+        f"{found.path}: {said}",
+        f"  {found.lock.digest}",
+        f"  {len(identity.entries)} units, {len(identity.validators)} validators, {len(identity.outputs)} outputs",
+    ]
+    if blind:
+        lines.append(f"  unobservable: the kernels of {blind} units are not reported; only validators stand for them")
+    lines += [f"  {drift}" for drift in found.drifts]
+    if check and found.drifts:
+        lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
+    for line in lines:
+        console().print(line, soft_wrap=True)

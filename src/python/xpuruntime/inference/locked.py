@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Opening under a lock: validators before anything is loaded, the plan of the lock, then outputs of probe inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.engines.artifact import digest_of_files
+from xpuruntime.engines.model.digests import part_digests
+from xpuruntime.errors import LockError
+from xpuruntime.evidence.records import Control, KeySeen
+from xpuruntime.files.paths import json_bytes, with_home
+from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.differences import compare_calls, compare_entries, compare_outputs, compare_plans
+from xpuruntime.lockfile.drift import Drift, drift_error
+from xpuruntime.lockfile.entries import call_entries, unit_entries
+from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan, LockedShapes, OutputSample
+from xpuruntime.lockfile.rules import locked_policy, stated_keys
+from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
+from xpuruntime.policies import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.records import Unit
+    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.lockfile.records import Identity, Lock
+    from xpuruntime.planning import Plan
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = [
+    "SHAPES_ID",
+    "LockInForce",
+    "check_loaded",
+    "check_outputs",
+    "compare_observed",
+    "lock_in_force",
+    "lock_seen",
+    "locked_model",
+    "locked_plan",
+    "observed_outputs",
+    "probe_at",
+    "surroundings",
+]
+
+#: Id of the shapes that a lock is made with.
+SHAPES_ID = "s0"
+_PROBE = "probe:0"
+#: Values of an output that are kept to compare within a tolerance.
+_SAMPLES = 64
+#: Differences that a reason names.
+_NAMED = 4
+
+
+class LockInForce(NamedTuple):
+    """A lock that a session is opened under, where it is from, and the policy that it runs under."""
+
+    lock: Lock
+    where: str
+    policy: Policy
+
+    def hold(self, plan: Plan) -> Plan:
+        """Return the plan with the lock in it.
+
+        Raises
+        ------
+        LockError
+            Another plan was made than the lock has.
+        """
+        locked = self.lock.identity.plan
+        assert locked is not None
+        drifts = compare_plans(locked, locked_plan(plan))
+        if drifts:
+            raise drift_error(self.where, drifts)
+        control = Control(
+            key="execution.lock",
+            requested=self.where,
+            resolved=self.lock.digest,
+            enforceability="enforced",
+            reason="validators are compared before anything is loaded, outputs of probe inputs after it",
+        )
+        return msgspec.structs.replace(plan, policy_source="lock", controls=(*plan.controls, control))
+
+
+def lock_in_force(
+    asked: Asked,
+    stated: Policy,
+    info: ModelInfo,
+    machine_of: Any,
+    *,
+    calibration: Any = None,
+    artifact: Artifact | None = None,
+) -> LockInForce | None:
+    """Return the lock that a session is to be opened under, once all of its validators hold; ``None``: there is none.
+
+    Parameters
+    ----------
+    asked : Asked
+    stated : Policy
+        As it was merged of what is asked.
+    info : ModelInfo
+    machine_of : callable
+        From engine names to the machine with their facts.
+    calibration : Calibration, optional
+    artifact : Artifact, optional
+
+    Raises
+    ------
+    LockError
+        The lock cannot be read, is of something else, or a validator does not hold.
+    InputError
+        There is no such file.
+    """
+    path = asked.lock if asked.lock is not None else stated.execution.lock
+    if path is None:
+        return None
+    source = with_home(str(path), "the lock")
+    lock, where = load_lock(source), str(source)
+    identity = lock.identity
+    if identity.subject != "inference" or identity.plan is None or identity.policy is None:
+        raise LockError(
+            f"{where} is a lock of {identity.subject}, and a session needs one of inference. Fix: make one with "
+            "`xrt lock MODEL`"
+        )
+    own = Policy.coerce(identity.policy.document)
+    given = asked.stated_arguments()
+    if asked.frozen:
+        asks = None
+    elif asked.policy is not None:
+        asks = stated_keys(stated)
+    else:
+        asks = stated_keys(asked.merged(own)) if given else None
+    here = surroundings(
+        identity.plan.engine,
+        identity.plan.device,
+        machine_of((identity.plan.engine,)),
+        info,
+        calibration=calibration,
+        artifact=artifact,
+        policy=asks,
+        like=identity.model,
+    )
+    drifts = compare_validators(identity, here)
+    if drifts:
+        raise drift_error(where, drifts)
+    return LockInForce(lock, where, locked_policy(own, identity.plan.engine, identity.plan.device, identity.calls))
+
+
+def surroundings(
+    engine: str,
+    device: str,
+    machine: Machine,
+    info: ModelInfo,
+    *,
+    calibration: Any = None,
+    artifact: Artifact | None = None,
+    policy: Mapping[str, str] | None = None,
+    like: LockedModel | None = None,
+) -> Surroundings:
+    """Return what validators are compared with, for a session of a model.
+
+    Parameters
+    ----------
+    engine, device : str
+    machine : Machine
+    info : ModelInfo
+    calibration : Calibration, optional
+    artifact : Artifact, optional
+    policy : mapping of str to str, optional
+        The keys of the policy that is stated; default: the lock's own policy holds.
+    like : LockedModel, optional
+        What a lock has of the model: where the file is the same, its parts need not be digested again.
+    """
+    return Surroundings(
+        engine=engine,
+        device=device,
+        machine=machine,
+        model=locked_model(info, like),
+        policy=policy,
+        calibration=None if calibration is None else str(calibration.digest),
+        artifact=None if artifact is None else digest_of_files(artifact),
+    )
+
+
+def locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
+    """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
+    from xpuruntime.engines.artifact import external_digests
+
+    sha256, external = info.sha256, external_digests(info)
+    if like is not None and like.sha256 == sha256:
+        graph, initializers = like.graph_sha256, like.initializers_sha256
+    else:
+        graph, initializers = part_digests(info)
+    return LockedModel(
+        name=like.name if like is not None else Path(info.path).name,
+        format=info.format,
+        sha256=sha256,
+        graph_sha256=graph,
+        initializers_sha256=initializers,
+        external=external,
+    )
+
+
+def locked_plan(plan: Plan) -> LockedPlan:
+    """Return what a lock has of a plan: no verdicts, no prose, and not the lock itself."""
+    settings = msgspec.json.decode(json_bytes(plan.settings, enc_hook=str, order="deterministic"))
+    return LockedPlan(
+        engine=plan.engine,
+        device=plan.device,
+        precision=plan.precision,
+        settings=settings,
+        controls=tuple(
+            sorted((c.key, c.resolved, c.enforceability) for c in plan.controls if c.key != "execution.lock")
+        ),
+    )
+
+
+def probe_at(info: ModelInfo, shapes: LockedShapes | Mapping[str, Sequence[int]] | None) -> dict[str, Any]:
+    """Return probe inputs of a model in given shapes. Raises `InputError` where none can be made."""
+    from xpuruntime.engines.model import with_shapes
+    from xpuruntime.engines.precision import probe_feeds
+
+    stated: Mapping[str, Sequence[int]] = (shapes.inputs if isinstance(shapes, LockedShapes) else shapes) or {}
+    known = {tensor.name for tensor in info.inputs}
+    sizes = {name: tuple(shape) for name, shape in stated.items() if shape and name in known}
+    if sizes:
+        info = with_shapes(info, Policy.coerce({"execution": {"shapes": {k: list(v) for k, v in sizes.items()}}}))
+    return probe_feeds(info)
+
+
+def observed_outputs(
+    runs: Sequence[Mapping[str, Any]], *, rtol: float, atol: float, at: str = SHAPES_ID
+) -> tuple[tuple[LockedOutput, ...], tuple[OutputSample, ...]]:
+    """Return what a lock has of the outputs of several runs on the same inputs.
+
+    Where their bits differ, an output is compared within a tolerance, with samples of its values.
+    """
+    outputs, samples = [], []
+    for name in sorted(runs[0]):
+        bits = {_digest(one[name]) for one in runs}
+        first = _array(runs[0][name])
+        shape = tuple(int(size) for size in first.shape)
+        bitwise = len(bits) == 1
+        outputs.append(
+            LockedOutput(
+                input=_PROBE,
+                at=at,
+                name=name,
+                dtype=str(first.dtype),
+                shape=shape,
+                grade="bitwise" if bitwise else "tolerance",
+                sha256=bits.pop() if bitwise else "",
+                rtol=0.0 if bitwise else rtol,
+                atol=0.0 if bitwise else atol,
+            )
+        )
+        if not bitwise:
+            samples.append(OutputSample(name=name, at=at, values=_samples(first)))
+    return tuple(outputs), tuple(samples)
+
+
+def _array(value: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(value)
+
+
+def _digest(value: Any) -> str:
+    import numpy as np
+
+    array = np.ascontiguousarray(_array(value))
+    data = json.dumps(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+    return hashlib.sha256(data).hexdigest()
+
+
+def _samples(array: Any) -> tuple[float, ...]:
+    import numpy as np
+
+    flat = np.ravel(array)
+    places = np.unique(np.linspace(0, max(len(flat) - 1, 0), min(_SAMPLES, len(flat))).astype(np.int64))
+    return tuple(float(value) for value in np.asarray(flat[places], np.float64))
+
+
+def check_loaded(held: LockInForce) -> None:
+    """Compare the libraries that are mapped now with those of the lock.
+
+    Raises
+    ------
+    LockError
+        The process has loaded another library than the lock has.
+    """
+    drifts = compare_libraries(held.lock.identity)
+    if drifts:
+        raise drift_error(held.where, drifts)
+
+
+def check_outputs(session: InferenceSession, lock: Lock, where: str) -> None:
+    """Run probe inputs and compare their outputs with those of a lock.
+
+    Raises
+    ------
+    LockError
+        An output is another one.
+    """
+    identity = lock.identity
+    for shapes in identity.shapes:
+        locked = tuple(one for one in identity.outputs if one.at == shapes.id)
+        if not locked:
+            continue
+        results = session.run(probe_at(session.model, shapes))
+        drifts = _compare_results(locked, lock, results, shapes.id)
+        if drifts:
+            raise drift_error(where, drifts)
+
+
+def _compare_results(
+    locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str
+) -> tuple[Drift, ...]:
+    found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
+    now = {one.name: one for one in found}
+    samples = {one.name: one.values for one in lock.measured.samples if one.at == at}
+    compared = []
+    for one in locked:
+        other = now.get(one.name)
+        near = (
+            one.grade == "tolerance"
+            and other is not None
+            and (one.dtype, one.shape) == (other.dtype, other.shape)
+            and _near(samples.get(one.name, ()), _samples(_array(results[one.name])), one.rtol, one.atol)
+        )
+        if near:
+            now[one.name] = one
+        compared.append(one)
+    return compare_outputs(tuple(compared), tuple(now.values()))
+
+
+def _near(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
+    if len(expected) != len(found):
+        return False
+    return all(
+        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= atol + rtol * abs(one)
+        for one, other in zip(expected, found, strict=True)
+    )
+
+
+def compare_observed(
+    identity: Identity, units: Sequence[Unit], decisions: Sequence[KernelDecision], *, at: str = SHAPES_ID
+) -> tuple[Drift, ...]:
+    """Return what differs between the entries of a lock and the units of an instrumented run."""
+    entries = unit_entries(units, decisions, identity.validators, at)
+    calls = call_entries(decisions, identity.validators)
+    locked = tuple(one for one in identity.entries if one.at == at)
+    return (*compare_entries(locked, entries), *compare_calls(identity.calls, calls))
+
+
+def lock_seen(held: LockInForce, units: Sequence[Unit], decisions: Sequence[KernelDecision]) -> KeySeen:
+    """Return what an instrumented run says of ``execution.lock``."""
+    identity = held.lock.identity
+    drifts = compare_observed(identity, units, decisions)
+    if drifts:
+        more = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
+        reason = "; ".join(str(one) for one in drifts[:_NAMED]) + more
+        return KeySeen(observed=f"{len(drifts)} differences", status="substituted", reason=reason)
+    blind = sum(one.known == "unobservable" for one in identity.entries)
+    reason = f"{len(identity.entries)} units ran as locked"
+    if blind:
+        reason += f"; {blind} of them with kernels that the engine does not report: only validators stand for these"
+    return KeySeen(observed=held.lock.digest, status="honoured", reason=reason)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Differences between locks, and between the entries of a lock and what ran."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpuruntime.lockfile.drift import Drift, shown
+from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, UnitEntry
+from xpuruntime.lockfile.validators import restore_command
+
+__all__ = ["compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans"]
+
+#: Field of an entry to the code of its drift, in the order in which they are looked at.
+_FIELDS = (("on", "placement"), ("precision", "precision"), ("accumulate", "accumulate"), ("layout", "layout"))
+_RELOCK = "xrt lock --upgrade-unit"
+
+
+def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[Drift, ...]:
+    """Return what differs between the units of a lock and those that ran.
+
+    What the lock has as unobservable differs only where something else is known of it: placement, precision, layout.
+    """
+    drifts: list[Drift] = []
+    before = {(one.at, one.unit): one for one in locked}
+    now = {(one.at, one.unit): one for one in found}
+    for key, one in before.items():
+        other = now.get(key)
+        if other is None:
+            drifts.append(_gone(one, found))
+        else:
+            drifts += _compare_unit(one, other)
+    grouped = {source for one in locked for source in one.sources}
+    for key, other in now.items():
+        if key not in before and not grouped.intersection(other.sources):
+            drifts.append(_entry_drift(other, "new", "no such unit", _describe(other)))
+    return tuple(drifts)
+
+
+def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Drift:
+    wanted = set(one.sources)
+    others = [other.unit for other in found if other.at == one.at and wanted.intersection(other.sources)]
+    if others:
+        return _entry_drift(one, "fusion", one.unit, " | ".join(others))
+    return _entry_drift(one, "gone", _describe(one), "no such unit")
+
+
+def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[Drift]:
+    drifts = []
+    if one.kernel != other.kernel and one.kernel is not None:
+        if other.kernel is None:
+            drifts.append(_entry_drift(one, "unobservable", one.kernel, "a kernel that was not reported"))
+        else:
+            same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
+            drifts.append(_entry_drift(one, "configuration" if same else "kernel", one.kernel, other.kernel))
+    for name, code in _FIELDS:
+        before, now = getattr(one, name), getattr(other, name)
+        if before != now:
+            drifts.append(_entry_drift(one, code, shown(before), shown(now)))
+    if not drifts and (one.op, one.relation) != (other.op, other.relation):
+        drifts.append(_entry_drift(one, "fusion", f"{one.op} ({one.relation})", f"{other.op} ({other.relation})"))
+    return drifts
+
+
+def _describe(one: UnitEntry) -> str:
+    return f"{one.op} on {one.on}"
+
+
+def _entry_drift(one: UnitEntry, code: str, expected: str, found: str) -> Drift:
+    name = one.unit if one.at == "s0" else f"{one.unit} at {one.at}"
+    fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {_RELOCK} '{one.unit}'"
+    return Drift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
+
+
+def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Drift, ...]:
+    """Return what differs between the plan of a lock and one that was made now: one drift for each key."""
+    before, now = _keys_of(locked), _keys_of(found)
+    return tuple(
+        Drift(
+            code="plan",
+            subject=key,
+            expected=shown(before.get(key)),
+            found=shown(now.get(key)),
+            restore="restore the engine and the version of xpuruntime that the lock was made with",
+        )
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    )
+
+
+def _keys_of(plan: LockedPlan) -> dict[str, object]:
+    found: dict[str, object] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
+    found.update({f"settings.{key}": value for key, value in plan.settings.items()})
+    found.update({key: f"{resolved} ({level})" for key, resolved, level in plan.controls})
+    return found
+
+
+def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...]) -> tuple[Drift, ...]:
+    """Return a drift for each output that is another one than the lock has."""
+    before = {(one.input, one.at, one.name): one for one in locked}
+    now = {(one.input, one.at, one.name): one for one in found}
+    drifts = []
+    for key in sorted({*before, *now}):
+        one, other = before.get(key), now.get(key)
+        if one == other:
+            continue
+        expected, got = _output(one), _output(other)
+        if expected == got and one is not None and other is not None:
+            expected, got = f"sha256 {one.sha256[:16]}", f"sha256 {other.sha256[:16]}"
+        drifts.append(
+            Drift(
+                code="output",
+                subject=key[2],
+                expected=expected,
+                found=got,
+                restore="restore what the lock depends on, or take the new outputs with --accept output",
+            )
+        )
+    return tuple(drifts)
+
+
+def _output(one: LockedOutput | None) -> str:
+    if one is None:
+        return "no such output"
+    return f"{one.dtype} {list(one.shape)} {one.grade}"
+
+
+def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[Drift, ...]:
+    """Return what differs between the calls of a lock and those that were dispatched."""
+    before = {_call_key(one): one for one in locked}
+    now = {_call_key(one): one for one in found}
+    drifts = []
+    for key, one in before.items():
+        other = now.get(key)
+        if other is None:
+            drifts.append(_call_drift(one, "gone", one.kernel, "no such call"))
+        elif other.kernel != one.kernel:
+            same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
+            drifts.append(_call_drift(one, "configuration" if same else "kernel", one.kernel, other.kernel))
+    drifts += [_call_drift(one, "new", "no such call", one.kernel) for key, one in now.items() if key not in before]
+    return tuple(drifts)
+
+
+def _call_key(one: CallEntry) -> tuple[object, ...]:
+    return one.op, one.dtype, tuple(sorted(one.facts.items())), one.phase, one.module, one.node
+
+
+def _call_drift(one: CallEntry, code: str, expected: str, found: str) -> Drift:
+    fix = "restore what it depends on, or make the lock again"
+    return Drift(code=code, subject=one.name, expected=expected, found=found, entries=(one.name,), restore=fix)
+
+
+def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
+    """Return everything that differs between two locks, validators first."""
+    before = {one.id: one for one in old.validators}
+    now = {one.id: one for one in new.validators}
+    drifts: list[Drift] = []
+    for id in sorted({*before, *now}, key=lambda one: (before.get(one) or now[one]).kind):
+        one, other = before.get(id), now.get(id)
+        if one == other:
+            continue
+        named = one or other
+        assert named is not None
+        entries = tuple(entry.unit for entry in (*old.entries, *new.entries) if id in entry.depends_on)
+        expected = None if one is None else one.expect
+        found = None if other is None else other.expect
+        text = _only_changed(expected, found)
+        drifts.append(
+            Drift(
+                code=named.kind,
+                subject=named.key,
+                validator=id,
+                expected=text[0],
+                found=text[1],
+                entries=tuple(dict.fromkeys(entries)),
+                restore="" if one is None else restore_command(one, expected, found, old),
+            )
+        )
+    if old.plan is not None and new.plan is not None:
+        drifts += compare_plans(old.plan, new.plan)
+    if old.shapes != new.shapes:
+        drifts.append(
+            Drift(code="shapes", subject="shapes", expected=_shapes(old), found=_shapes(new), restore="give --shapes")
+        )
+    drifts += compare_entries(old.entries, new.entries)
+    drifts += compare_calls(old.calls, new.calls)
+    drifts += compare_outputs(old.outputs, new.outputs)
+    return tuple(drifts)
+
+
+def _only_changed(expected: object, found: object) -> tuple[str, str]:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = [key for key in sorted({*expected, *found}) if expected.get(key) != found.get(key)]
+        return tuple(", ".join(f"{key} {shown(one.get(key))}" for key in keys) for one in (expected, found))  # type: ignore[return-value]
+    return shown(expected), shown(found)
+
+
+def _shapes(identity: Identity) -> str:
+    return "; ".join(shown(msgspec.to_builtins(one.inputs)) for one in identity.shapes) or "none"

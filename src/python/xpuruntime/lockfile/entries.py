@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Entries of a lock: what a report observed, under names that are the same in every load, and what each depends on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from xpuruntime.lockfile.records import CallEntry, UnitEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.records import Unit
+    from xpuruntime.lockfile.records import Validator
+
+__all__ = ["OWN_KERNELS", "call_entries", "kernels_by_node", "unit_entries"]
+
+#: Units that nothing ran for.
+_NOTHING_RAN = ("folded",)
+#: Names of operators on the host, of which the profiler shows the one that took longest: another one in another run.
+_OPERATORS = ("aten::",)
+#: Prefix of a kernel to the libraries that it is of.
+_LIBRARIES = {"cublas": "libcublas", "cudnn": "libcudnn"}
+#: Prefixes of kernels that the core itself brings.
+OWN_KERNELS = ("cpu.", "cuda_raw.", "cublas.", "cudnn.", "null.")
+
+
+def kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
+    """Return source node to the xpuruntime kernels that served it, with configurations, joined by commas."""
+    found: dict[str, dict[str, None]] = {}
+    for one in decisions:
+        if one.chosen is not None:
+            for node in one.nodes:
+                kernel = f"{one.chosen}@{one.config}" if one.config else one.chosen
+                found.setdefault(node, {})[kernel] = None
+    return {node: ", ".join(sorted(kernels)) for node, kernels in found.items()}
+
+
+def unit_entries(
+    units: Sequence[Unit], decisions: Iterable[KernelDecision], validators: Sequence[Validator], at: str
+) -> tuple[UnitEntry, ...]:
+    """Return one entry for each unit, sorted by name.
+
+    Parameters
+    ----------
+    units : sequence of Unit
+    decisions : iterable of KernelDecision
+        Of the same instrumented run.
+    validators : sequence of Validator
+    at : str
+        Id of the shapes.
+    """
+    chosen = kernels_by_node(decisions)
+    ids = _Dependencies(validators)
+    names: Counter[str] = Counter()
+    found = []
+    for unit in units:
+        name = _name(unit)
+        names[name] += 1
+        if names[name] > 1:
+            name = f"{name}#{names[name]}"
+        kernel = _kernel(unit, chosen)
+        found.append(
+            UnitEntry(
+                unit=name,
+                op=unit.op,
+                relation=unit.relation,
+                sources=unit.source_nodes,
+                outputs=tuple(sorted(unit.outputs)),
+                at=at,
+                on=" ".join(part for part in (unit.engine, unit.device, unit.provider) if part),
+                kernel=kernel,
+                precision=unit.precision_run,
+                accumulate=_accumulate(unit),
+                layout=unit.layout,
+                depends_on=ids.of(kernel),
+                known="unobservable" if kernel is None and unit.relation not in _NOTHING_RAN else "observed",
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.at, one.unit)))
+
+
+def _name(unit: Unit) -> str:
+    """Return a name made of source nodes and tensors: many engines number their units anew in each load."""
+    if unit.source_nodes:
+        return "+".join(unit.source_nodes)
+    served = "+".join(unit.serves) or "+".join(sorted(unit.outputs))
+    return f"{unit.op} for {served}" if served else unit.op
+
+
+def _kernel(unit: Unit, chosen: Mapping[str, str]) -> str | None:
+    for node in unit.source_nodes:
+        if node in chosen:
+            return chosen[node]
+    on_device = sorted({one.name for one in unit.device_kernels if one.kind == "kernel"})
+    if on_device:
+        return " + ".join(on_device)
+    if unit.kernel is None or unit.kernel_source != "reported" or unit.kernel.startswith(_OPERATORS):
+        return None
+    return unit.kernel
+
+
+def _accumulate(unit: Unit) -> str | None:
+    """Return the precision in which a device's kernels multiply, as far as their names say."""
+    found = {one.precision for one in unit.device_kernels if one.precision is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Validator]) -> tuple[CallEntry, ...]:
+    """Return an entry for each node that an xpuruntime kernel served, sorted by node."""
+    ids = _Dependencies(validators)
+    found: dict[tuple[str, str], CallEntry] = {}
+    for one in decisions:
+        if one.chosen is None:
+            continue
+        kernel = f"{one.chosen}@{one.config}" if one.config else one.chosen
+        for node in one.nodes:
+            entry = CallEntry(
+                op=one.op, dtype=one.dtype, module=one.module, node=node, kernel=kernel, depends_on=ids.of(kernel)
+            )
+            found.setdefault((node, one.op), entry)
+    return tuple(found[key] for key in sorted(found))
+
+
+class _Dependencies:
+    """Which validators an entry depends on."""
+
+    def __init__(self, validators: Sequence[Validator]) -> None:
+        self._own = [one.id for one in validators if one.kind == "kernel_source"]
+        self._libraries = {one.id: one.key for one in validators if one.kind == "library"}
+        self._all = tuple(one.id for one in validators if one.kind not in ("library", "kernel_source"))
+        self._every = tuple(sorted((*self._all, *self._libraries)))
+
+    def of(self, kernel: str | None) -> tuple[str, ...]:
+        """Return the ids for one kernel: of libraries only those that it is of, where that is known."""
+        if kernel is None or not kernel.startswith(OWN_KERNELS):
+            return self._every
+        library = _LIBRARIES.get(kernel.partition(".")[0])
+        needed = [id for id, name in self._libraries.items() if library is not None and name.startswith(library)]
+        return tuple(sorted((*self._all, *self._own, *needed)))

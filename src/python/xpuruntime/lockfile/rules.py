@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Rules of a lock: its calls as rules of a kernel policy, each with one kernel and its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.policies import Policy
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.lockfile.records import CallEntry
+
+__all__ = ["locked_policy", "policy_digest", "rules_of_calls", "stated_keys", "without_lock"]
+
+_GLOB = re.compile(r"[*?\[]")
+#: Operation of a call, such as a gradient, to the one that a policy names.
+_OP = re.compile(r"_(backward|gradient|input_gradient|weight_gradient)$")
+
+
+def rules_of_calls(calls: Iterable[CallEntry]) -> tuple[KernelRule, ...]:
+    """Return one rule for each call: by node, module, phase, type and sizes, as far as the lock knows them."""
+    return tuple(KernelRule(match=RuleMatch(**_match(one)), use=one.kernel) for one in calls)
+
+
+def _match(one: CallEntry) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (op := _OP.sub("", one.op)) in OPS:
+        found["op"] = op
+    if one.node:
+        found["node"] = _literal(one.node)
+        return found
+    if one.dtype:
+        found["dtype"] = one.dtype
+    if one.module:
+        found["module"] = _literal(one.module)
+    if one.phase:
+        found["phase"] = one.phase
+    return {**found, **one.facts}
+
+
+def _literal(name: str) -> str:
+    """Return a pattern that matches one name alone."""
+    return _GLOB.sub(lambda mark: f"[{mark[0]}]", name)
+
+
+def without_lock(policy: Policy) -> Policy:
+    """Return a policy without ``execution.lock``, which names a lock of the rest."""
+    return policy if policy.execution.lock is None else policy.replace(execution=policy.execution.replace(lock=None))
+
+
+def policy_digest(policy: Policy) -> str:
+    """Return the SHA-256, in hex, of what a policy asks of a run: not of the lock, and not how it is verified."""
+    plain = without_lock(policy).to_dict()
+    plain.pop("verify", None)
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
+
+
+def stated_keys(policy: Policy) -> dict[str, str]:
+    """Return every key by which a policy asks something of a run, with its value as a policy file has it."""
+    stated = without_lock(policy).stated()
+    return {key: _text(value) for key, value in sorted(stated.items()) if not key.startswith("verify")}
+
+
+def _text(value: Any) -> str:
+    plain = value.to_plain() if hasattr(value, "to_plain") else value
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain, order="sorted").decode()
+
+
+def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[CallEntry]) -> Policy:
+    """Return the policy that a lock runs under: one engine and device, no fallback, and its calls as the first rules.
+
+    Parameters
+    ----------
+    policy : Policy
+        The one that was locked.
+    engine, device : str
+    calls : iterable of CallEntry
+    """
+    kernels = policy.kernels
+    return without_lock(policy).replace(
+        execution=without_lock(policy).execution.replace(engine=engine, device=device, fallback="error"),
+        kernels=kernels.replace(rules=(*rules_of_calls(calls), *kernels.rules)),
+    )

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`create_lock`: plan, instrumented run and probe outputs of a model under a policy, as a lock."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import statistics
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError, LockError
+from xpuruntime.files.reading import read_regular
+from xpuruntime.inference import InferenceSession
+from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
+from xpuruntime.lockfile.entries import OWN_KERNELS, call_entries, unit_entries
+from xpuruntime.lockfile.libraries import MappedLibraries
+from xpuruntime.lockfile.records import (
+    Identity,
+    Lock,
+    LockedPolicy,
+    LockedShapes,
+    Measured,
+    OutputSample,
+    Provenance,
+)
+from xpuruntime.lockfile.rules import locked_policy, policy_digest, stated_keys, without_lock
+from xpuruntime.lockfile.validators import collect_validators
+from xpuruntime.measuring.conditions import between, moment
+from xpuruntime.measuring.rounds import rounds_of
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.process_memory import process_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.lockfile.records import CallEntry, LockedOutput
+
+__all__ = ["create_lock"]
+
+#: Lock files of packages, which are digested where they lie beside the model or in the current folder.
+_DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "requirements.txt")
+_MAX_DEPENDENCIES = 64 << 20
+_TIMES, _ROUNDS, _CALLS = 3, 9, 5
+#: Tolerance of outputs whose bits do not repeat, where the policy states none.
+_RTOL, _ATOL = 1e-3, 1e-5
+
+
+def create_lock(
+    model: Any,
+    policy: Any = None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    pins: Sequence[CallEntry] = (),
+    command: str = "",
+    measure: bool = True,
+    **options: Any,
+) -> Lock:
+    """Return the lock of a model under a policy.
+
+    Parameters
+    ----------
+    model : str or path
+    policy : Policy, path, mapping, or ``"auto"``, optional
+    shapes : mapping of str to sequence of int, optional
+        Of inputs whose sizes the model leaves open; default: those of `inputs`, else the smallest that fit.
+    inputs : mapping of str to array, optional
+        What the instrumented run is made with; default: probe inputs.
+    pins : sequence of CallEntry
+        Kernels that are to stay as they are.
+    command : str
+        What makes the lock, for its provenance.
+    measure : bool
+        Whether times are measured.
+    **options
+        As `InferenceSession` takes them.
+
+    Raises
+    ------
+    LockError
+        Two sessions did not run the same kernels.
+    XpuRuntimeError
+        As `InferenceSession`.
+    """
+    options.pop("lock", None)
+    stated = None if policy is None else without_lock(Policy.coerce(policy))
+    with InferenceSession(model, policy=stated, **options) as first:
+        source = first.policy
+        feeds = _feeds(first, shapes, inputs)
+        at = LockedShapes(id=SHAPES_ID, inputs={name: _shape(array) for name, array in sorted(feeds.items())})
+        probes = _probes(first, at)
+        observed = first.explain(feeds, runs=1)
+        calls = _preferred(call_entries(observed.decisions, ()), pins)
+        runs = [first.run(probes) for _ in range(_TIMES)] if probes is not None else []
+        engine, device, machine = first.plan.engine, first.plan.device, first._machine
+    pinned = locked_policy(source, engine, device, calls)
+    again = {name: options[name] for name in ("calibration", "trust", "registry", "machine") if name in options}
+    with InferenceSession(model, policy=pinned, **again) as session:
+        report = session.explain(feeds, runs=1)
+        _check_same_kernels(calls, call_entries(report.decisions, ()))
+        if probes is not None:
+            runs += [session.run(probes) for _ in range(_TIMES)]
+        here = surroundings(
+            engine,
+            device,
+            machine,
+            session.model,
+            calibration=session._request.calibration,
+            artifact=session._artifact,
+            policy=stated_keys(source),
+        )
+        here = replace(here, mapped=MappedLibraries())
+        own = [one.kernel for one in calls if one.kernel.startswith(OWN_KERNELS)]
+        validators = collect_validators(here, own_kernels=own)
+        outputs, samples = _outputs(runs, source)
+        latency = _latency(session, feeds) if measure else {}
+        identity = Identity(
+            subject="inference",
+            model=here.model,
+            policy=_policy(source),
+            plan=locked_plan(session.plan),
+            validators=validators,
+            shapes=(at,),
+            entries=unit_entries(report.units, report.decisions, validators, SHAPES_ID),
+            calls=call_entries(report.decisions, validators),
+            outputs=outputs,
+        )
+    return Lock.of(
+        identity,
+        measured=Measured(latency_us=latency, memory_peak=process_memory().most_resident, samples=samples),
+        provenance=Provenance(
+            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            command=command,
+            version=metadata.version("xpuruntime"),
+            dependencies=_dependencies(model),
+        ),
+    )
+
+
+def _preferred(calls: tuple[CallEntry, ...], pins: Sequence[CallEntry]) -> tuple[CallEntry, ...]:
+    """Return the calls with the kernels of an older lock where that has them."""
+    before = {(one.op, one.node): one.kernel for one in pins}
+    return tuple(
+        msgspec.structs.replace(one, kernel=before[one.op, one.node]) if (one.op, one.node) in before else one
+        for one in calls
+    )
+
+
+def _feeds(
+    session: InferenceSession, shapes: Mapping[str, Sequence[int]] | None, inputs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the inputs of the instrumented run."""
+    if inputs is not None:
+        if shapes:
+            raise InputError("shapes are those of the inputs that are given; leave out shapes, or inputs")
+        return dict(inputs)
+    known = [tensor.name for tensor in session.inputs]
+    for name in shapes or ():
+        if name not in known:
+            raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(known) or 'none'}")
+    return probe_at(session.model, shapes)
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    import numpy as np
+
+    return tuple(int(size) for size in (array.shape if hasattr(array, "shape") else np.shape(array)))
+
+
+def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | None:
+    """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be made up."""
+    try:
+        return probe_at(session.model, at)
+    except InputError:
+        return None
+
+
+def _outputs(
+    runs: Sequence[Mapping[str, Any]], policy: Policy
+) -> tuple[tuple[LockedOutput, ...], tuple[OutputSample, ...]]:
+    if not runs:
+        return (), ()
+    wanted = policy.accuracy
+    rtol = _RTOL if wanted is None or wanted.rtol is None else wanted.rtol
+    atol = _ATOL if wanted is None or wanted.atol is None else wanted.atol
+    return observed_outputs(runs, rtol=rtol, atol=atol)
+
+
+def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry]) -> None:
+    """Refuse a lock whose kernels are not those that its own rules give."""
+    before = {(one.op, one.node): one.kernel for one in first}
+    after = {(one.op, one.node): one.kernel for one in second}
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            raise LockError(
+                f"cannot lock {' '.join(key)}: it ran {before.get(key)} under the policy, and {after.get(key)} where "
+                "that was pinned. Fix: state the kernel of this node in kernels.rules"
+            )
+
+
+def _policy(policy: Policy) -> LockedPolicy:
+    plain = without_lock(policy)
+    return LockedPolicy(sha256=policy_digest(plain), stated=stated_keys(plain), document=plain.to_dict())
+
+
+def _latency(session: InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the time of a run in microseconds, with what the machine did meanwhile."""
+    before = moment()
+    rounds = rounds_of({"run": lambda: session.run(feeds)}, calls=_CALLS, rounds=_ROUNDS, warm=_CALLS)["run"]
+    micro = [1e6 * seconds for seconds in rounds]
+    found: dict[str, Any] = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
+    found |= {"rounds": _ROUNDS, "calls": _CALLS}
+    remarks = between(before, moment()).remarks()
+    return {**found, "remarks": remarks} if remarks else found
+
+
+def _dependencies(model: Any) -> dict[str, str]:
+    folders = [Path.cwd()]
+    if isinstance(model, str) or hasattr(model, "__fspath__"):
+        folders.insert(0, Path(model).resolve().parent)
+    found: dict[str, str] = {}
+    for folder in folders:
+        for name in _DEPENDENCIES:
+            try:
+                found.setdefault(name, hashlib.sha256(read_regular(folder / name, _MAX_DEPENDENCIES)).hexdigest())
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`lock`: make a lock, or compare and upgrade one that is there, entry by entry."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import kind_of, user_path
+from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
+from xpuruntime.lockfile.differences import compare_identities
+from xpuruntime.lockfile.drift import Drift, drift_error
+from xpuruntime.lockfile.records import AcceptedDrift, Lock, ValidatorKind
+from xpuruntime.locks.create import create_lock
+from xpuruntime.policies.refusal import did_you_mean
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["CODES", "LockResult", "lock"]
+
+#: Codes of differences that a user may accept.
+CODES = (
+    *get_args(ValidatorKind), "plan", "shapes", "kernel", "configuration", "precision", "accumulate", "layout",
+    "placement", "fusion", "gone", "new", "unobservable", "output",
+)  # fmt: skip
+#: Kinds of validators that an upgrade of a package may change.
+_OF_PACKAGES = ("engine", "library", "package", "kernel_source")
+#: Of entries and outputs: what follows from a change of the surroundings.
+_FOLLOWS = frozenset(CODES) - frozenset(get_args(ValidatorKind)) - {"shapes"}
+
+
+class LockResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A lock, what differs from the one before, and whether it was written.
+
+    Attributes
+    ----------
+    lock : Lock
+        The one that holds now: the old one where nothing differs.
+    path : str
+        The file; empty where none was asked for.
+    drifts : tuple of Drift
+        Differences from the lock that was there.
+    written : bool
+    """
+
+    lock: Lock
+    path: str = ""
+    drifts: tuple[Drift, ...] = ()
+    written: bool = False
+
+
+def lock(
+    model: Any,
+    policy: Any = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    check: bool = False,
+    upgrade: bool = False,
+    upgrade_units: Sequence[str] = (),
+    upgrade_packages: Sequence[str] = (),
+    accept: Sequence[str] = (),
+    why: str = "",
+    dry_run: bool = False,
+    note: str = "",
+    command: str = "xpuruntime.lock",
+    **options: Any,
+) -> LockResult:
+    """Lock a model under a policy: what was planned, what was observed, and all that both depend on.
+
+    Where the file is there and still holds, it is left as it is. Where it does not hold, it is left as it is too and
+    every difference is named, unless the difference is asked for or accepted.
+
+    Parameters
+    ----------
+    model : str or path
+    policy : Policy, path, mapping, or ``"auto"``, optional
+        Default: that of the lock that is there.
+    output : str or path, optional
+        The file to write; default: none, the lock is returned alone.
+    shapes : mapping of str to sequence of int, optional
+        Of inputs; default: those of the lock that is there, else the smallest that fit.
+    inputs : mapping of str to array, optional
+        What the instrumented run is made with; default: probe inputs.
+    check : bool
+        Write nothing and return the differences.
+    upgrade : bool
+        Take everything that is here.
+    upgrade_units : sequence of str
+        Patterns of units or source nodes whose entries may change.
+    upgrade_packages : sequence of str
+        Packages whose version may change, with what depends on it.
+    accept : sequence of str
+        Codes of differences that are accepted, such as ``"driver"``; needs `why`, and both are kept in the lock.
+    why : str
+    dry_run : bool
+        Write nothing, and return the differences that would be written.
+    note : str
+        Kept in the lock.
+    command : str
+        What makes the lock; kept in it.
+    **options
+        As `InferenceSession` takes them: ``device``, ``engine``, ``precision``, ``calibration``, ``trust``, …
+
+    Returns
+    -------
+    LockResult
+
+    Raises
+    ------
+    LockError
+        The lock that is there does not hold, and the differences were neither asked for nor accepted.
+    InputError
+        The file cannot be read or written; a code is none; `accept` without `why`.
+    XpuRuntimeError
+        As `InferenceSession`.
+
+    Examples
+    --------
+    >>> import tempfile, xpuruntime as xrt
+    >>> path = tempfile.mkdtemp() + "/digits.lock"
+    >>> xrt.lock(xrt.demo_model_path(), {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path).written
+    True
+    >>> with xrt.InferenceSession(xrt.demo_model_path(), lock=path) as session:
+    ...     session.plan.policy_source
+    'lock'
+    """
+    _check_codes(accept, why)
+    path = None if output is None else user_path(output, "the lock")
+    old = load_lock(path) if path is not None and kind_of(path) == "file" else None
+    if path is not None and not check and not dry_run:
+        check_lock_writable(path)
+    if old is None:
+        if check:
+            raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
+        made = create_lock(model, policy, shapes=shapes, inputs=inputs, command=command, **options)
+        made = _noted(made, note)
+        return _written(made, path, (), dry_run=dry_run)
+    if old.identity.subject != "inference" or old.identity.policy is None:
+        raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
+    if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
+        policy = old.identity.policy.document
+    if shapes is None and inputs is None:
+        shapes = dict(old.identity.shapes[0].inputs) if old.identity.shapes else None
+    kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
+    made = create_lock(
+        model, policy, shapes=shapes, inputs=inputs, pins=kept, command=command, measure=not check, **options
+    )
+    drifts = compare_identities(old.identity, made.identity)
+    if not drifts:
+        return LockResult(lock=old, path=str(path), written=False)
+    if check:
+        return LockResult(lock=old, path=str(path), drifts=drifts)
+    refused = [] if upgrade else [
+        one for one in drifts if not _allowed(one, drifts, old, upgrade_units, upgrade_packages, accept)
+    ]  # fmt: skip
+    if refused:
+        raise drift_error(str(path), refused)
+    made = _noted(made, note or old.provenance.note)
+    if accept:
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        accepted = tuple(
+            AcceptedDrift(code=d.code, subject=d.subject, expected=d.expected, found=d.found, why=why, at=now)
+            for d in drifts
+            if d.code in accept
+        )
+        before = old.provenance.accepted
+        made = msgspec.structs.replace(
+            made, provenance=msgspec.structs.replace(made.provenance, accepted=(*before, *accepted))
+        )
+    return _written(made, path, drifts, dry_run=dry_run)
+
+
+def _check_codes(accept: Sequence[str], why: str) -> None:
+    for code in accept:
+        if code not in CODES:
+            raise InputError(f"{code!r} is not a code of a difference{did_you_mean(code, CODES, 'codes')}")
+    if accept and not why.strip():
+        raise InputError("accepting a difference needs a reason, which is kept in the lock. Fix: add --why TEXT")
+    if why and not accept:
+        raise InputError("a reason is given, and nothing to accept. Fix: add --accept CODE")
+
+
+def _noted(made: Lock, note: str) -> Lock:
+    return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, note=note))
+
+
+def _written(made: Lock, path: Path | None, drifts: tuple[Drift, ...], *, dry_run: bool) -> LockResult:
+    if path is None or dry_run:
+        return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts)
+    save_lock(made, path)
+    return LockResult(lock=made, path=str(path), drifts=drifts, written=True)
+
+
+def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names if name)
+
+
+def _allowed(
+    drift: Drift,
+    drifts: Sequence[Drift],
+    old: Lock,
+    units: Sequence[str],
+    packages: Sequence[str],
+    accept: Sequence[str],
+) -> bool:
+    """Whether a difference was asked for: by its code, its unit, or the package that it follows from."""
+    if drift.code in accept:
+        return True
+    names = [part for entry in drift.entries for part in (entry, *entry.split("+"), *entry.split())]
+    if units and not drift.validator and _matches(units, names):
+        return True
+    if units and drift.code == "output":
+        return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)
+    wanted = {name.lower().replace("_", "-") for name in packages}
+    if not wanted:
+        return False
+    if drift.validator:
+        return drift.code in _OF_PACKAGES and bool(wanted & _packages(drift, old))
+    return drift.code in _FOLLOWS
+
+
+def _packages(drift: Drift, old: Lock) -> set[str]:
+    """Return the packages that a validator is of."""
+    if drift.code == "package":
+        return {drift.subject}
+    if drift.code == "kernel_source":
+        return {"xpuruntime"}
+    found = {drift.subject} if drift.code == "engine" else set()
+    for one in old.identity.validators:
+        if one.kind == "engine" and isinstance(one.expect, dict):
+            found |= {one.key, str(one.expect.get("package", "")).partition("==")[0]}
+    return found

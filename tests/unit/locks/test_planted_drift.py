@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Drift that is planted: each is caught by name, with the entries that depend on it and what restores it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from locked_cases import ENGINES, Case, make_case, validator_of, with_entry, with_validator
+
+import xpuruntime as xrt
+from xpuruntime.lockfile.records import Identity
+from xpuruntime.testing import models
+
+REPEATS = {"onnxruntime": 200, "openvino": 15, "torch": 15, "qnn": 3}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    pytest.importorskip({"qnn": "onnxruntime_qnn"}.get(request.param, request.param))
+    return make_case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def ort(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("onnxruntime", tmp_path_factory.mktemp("ort"))
+
+
+def test_locking_twice_gives_the_same_identity(case: Case, tmp_path: Path) -> None:
+    again = xrt.lock(case.model, case.policy, tmp_path / "m.lock", shapes={"x": (2, 64)}, **case.options)
+    assert again.lock.identity == case.lock.identity
+    assert again.lock.digest == case.lock.digest
+    before, after = (one.read_bytes().partition(b' "measured"')[0] for one in (case.path, tmp_path / "m.lock"))
+    assert before == after
+
+
+def test_unchanged_opens_are_never_refused(case: Case) -> None:
+    """Fewer times where an engine is slow: QNN's simulator compiles each time."""
+    with xrt.InferenceSession(case.model, policy=case.policy, **case.options) as plain:
+        x = {"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)}
+        expected = plain.run(x)
+    for _ in range(REPEATS[case.engine]):
+        with case.open() as session:
+            found = session.run(x)
+            assert session.plan.policy_source == "lock"
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array)
+
+
+def test_an_instrumented_run_is_as_locked(case: Case) -> None:
+    with case.open() as session:
+        report = session.explain(runs=1)
+    seen = {one.key: one for one in report.observations}["execution.lock"]
+    assert seen.status == "honoured", seen
+    assert f"{len(case.lock.identity.entries)} units ran as locked" in seen.reason
+
+
+ISA = pytest.param("cpu_isa", lambda expect: [*expect, "amx_tile"], "amx_tile", "same instruction sets", id="isa")
+VALIDATORS = [
+    pytest.param("library", lambda e: {**e, "build_id": "0" * 40}, "build_id 0000", "pip install", id="library build"),
+    pytest.param("library", lambda e: {**e, "size": 1}, "size 1", "pip install", id="library size"),
+    pytest.param("engine", lambda e: {**e, "version": "0.9"}, "version 0.9", "pip install", id="engine version"),
+    pytest.param("device", lambda e: {**e, "name": "Z80"}, "name Z80", "run on", id="device"),
+    pytest.param("device", lambda e: {**e, "cores": 999}, "cores 999", "run on", id="cores"),
+    ISA,
+    pytest.param("package", lambda _: "0.0.1", "0.0.1", "pip install xpuruntime==0.0.1", id="package"),
+    pytest.param("model", lambda e: {**e, "sha256": "0"}, "sha256 0", "restore the file", id="model"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "expected", "restore"), VALIDATORS)
+def test_validators(case: Case, tmp_path: Path, kind: str, change: Any, expected: str, restore: str) -> None:
+    path = case.edited(with_validator(kind, change), tmp_path)
+    with pytest.raises(xrt.LockError) as refused:
+        case.open(path)
+    (drift,) = refused.value.drifts
+    one = validator_of(case.lock.identity, kind)
+    assert (drift.code, drift.subject, drift.validator) == (kind, one.key, one.id)
+    assert expected in drift.expected
+    assert restore in drift.restore
+    assert set(drift.entries) == set(case.lock.dependents(one.id))
+    for part in (one.id, drift.expected, drift.found, drift.restore, f"--accept {kind}"):
+        assert part in str(refused.value)
+
+
+def test_kernel_source(ort: Case, tmp_path: Path) -> None:
+    path = ort.edited(with_validator("kernel_source", lambda e: {**e, "build_id": "0" * 40}), tmp_path)
+    with pytest.raises(xrt.LockError, match=r"kernel_source xpuruntime\._core.*install the build of xpuruntime"):
+        ort.open(path)
+
+
+def test_an_environment_variable(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with pytest.raises(xrt.LockError, match=r"OMP_NUM_THREADS nothing, found OMP_NUM_THREADS 7.*unset OMP_NUM_THREADS"):
+        case.open()
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"threads": 2}, "execution.threads"),
+        ({"determinism": "run_to_run"}, "execution.determinism"),
+        ({"tf32": False}, "execution.tf32"),
+    ],
+)
+def test_a_key_of_the_policy(case: Case, changes: dict[str, Any], names: str) -> None:
+    policy = {**case.policy, "execution": {**case.policy["execution"], **changes}}
+    with pytest.raises(xrt.LockError, match=names) as refused:
+        case.open(policy=policy)
+    assert [one.code for one in refused.value.drifts] == ["policy"]
+    assert "--frozen" in refused.value.drifts[0].restore
+    with case.open(policy=case.policy) as session:
+        assert session.plan.engine == case.engine
+
+
+def test_the_plan(case: Case, tmp_path: Path) -> None:
+    """Settings such as threads, fusion and placement: a plan that is made now has others."""
+
+    def edit(identity: Identity) -> Identity:
+        assert identity.plan is not None
+        settings = {**identity.plan.settings, "threads": 64}
+        return msgspec.structs.replace(identity, plan=msgspec.structs.replace(identity.plan, settings=settings))
+
+    with pytest.raises(xrt.LockError, match=r"plan settings\.threads: expected 64"):
+        case.open(case.edited(edit, tmp_path))
+
+
+def test_an_output(case: Case, tmp_path: Path) -> None:
+    def edit(identity: Identity) -> Identity:
+        first = msgspec.structs.replace(identity.outputs[0], sha256="0" * 64)
+        return msgspec.structs.replace(identity, outputs=(first,))
+
+    name = case.lock.identity.outputs[0].name
+    with pytest.raises(xrt.LockError, match=rf"output {name}: expected sha256 0000"):
+        case.open(case.edited(edit, tmp_path))
+
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "placement": {"on": "onnxruntime cuda:0 CUDAExecutionProvider"},
+    "precision": {"precision": "fp64"},
+    "layout": {"layout": "nchw44"},
+    "kernel": {"kernel": "cuda_raw.skinny@64x128"},
+}
+
+
+@pytest.mark.parametrize("code", ENTRIES)
+def test_an_entry(case: Case, tmp_path: Path, code: str) -> None:
+    entry = next((one for one in case.lock.identity.entries if one.sources and (code != "kernel" or one.kernel)), None)
+    if entry is None:  # QNN reports no kernel: the lock says so, and has none that could be another one
+        assert all(one.known == "unobservable" for one in case.lock.identity.entries)
+        return
+    path = case.edited(with_entry(lambda one: one.unit == entry.unit, **ENTRIES[code]), tmp_path)
+    with case.open(path) as session:
+        report = session.explain(runs=1)
+    seen = {one.key: one for one in report.observations}["execution.lock"]
+    assert seen.status == "substituted"
+    assert f"{code} {entry.unit}: expected {ENTRIES[code][{'placement': 'on'}.get(code, code)]}" in seen.reason
+    assert not report.honoured
+
+
+def test_a_fusion(case: Case, tmp_path: Path) -> None:
+    entry = next(one for one in case.lock.identity.entries if one.sources)
+    sources = (*entry.sources, "another")
+    path = case.edited(with_entry(lambda one: one is entry, unit="+".join(sources), sources=sources), tmp_path)
+    with case.open(path) as session:
+        report = session.explain(runs=1)
+    seen = {one.key: one for one in report.observations}["execution.lock"]
+    assert f"fusion {'+'.join(sources)}: expected {'+'.join(sources)}, found {entry.unit}" in seen.reason
+
+
+def test_a_kernel_and_its_configuration_are_replayed(ort: Case, tmp_path: Path) -> None:
+    """The lock's kernels are rules of the plan: another one in the lock is another plan."""
+    assert [one.kernel for one in ort.lock.identity.calls] == ["cpu.blas", "cpu.blas"]
+
+    def edit(identity: Identity) -> Identity:
+        first = msgspec.structs.replace(identity.calls[0], kernel="cpu.reference")
+        return msgspec.structs.replace(identity, calls=(first, *identity.calls[1:]))
+
+    with pytest.raises(xrt.LockError, match=r"plan .*cpu\.blas.*cpu\.reference"):
+        ort.open(ort.edited(edit, tmp_path))
+
+
+def copied(case: Case, folder: Path) -> Case:
+    model, path = Path(shutil.copy(case.model, folder)), Path(shutil.copy(case.path, folder))
+    return Case(case.engine, model, path, case.policy, case.lock, case.options)
+
+
+def test_a_byte_of_a_weight(ort: Case, tmp_path: Path) -> None:
+    other = copied(ort, tmp_path)
+    proto = onnx.load(other.model)
+    raw = bytearray(proto.graph.initializer[0].raw_data)
+    raw[0] ^= 1
+    proto.graph.initializer[0].raw_data = bytes(raw)
+    onnx.save(proto, other.model)
+    with pytest.raises(xrt.LockError, match="expected initializers") as refused:
+        other.open()
+    (drift,) = refused.value.drifts
+    assert drift.code == "model"
+    assert "graph" not in drift.expected, "the graph is the same"
+
+
+def test_the_graph(ort: Case, tmp_path: Path) -> None:
+    other = copied(ort, tmp_path)
+    proto = onnx.load(other.model)
+    proto.graph.node[1].op_type = "Sigmoid"
+    onnx.save(proto, other.model)
+    with pytest.raises(xrt.LockError, match="expected graph") as refused:
+        other.open()
+    assert "initializers" not in refused.value.drifts[0].expected
+
+
+def test_a_byte_of_external_data(tmp_path: Path) -> None:
+    proto = models.mlp()
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+    xrt.lock(tmp_path / "m.onnx", policy, tmp_path / "m.lock")
+    raw = bytearray((tmp_path / "w.bin").read_bytes())
+    raw[5] ^= 1
+    (tmp_path / "w.bin").write_bytes(raw)
+    os.utime(tmp_path / "w.bin")
+    with pytest.raises(xrt.LockError, match=r"external_data w\.bin.*restore w\.bin beside the model"):
+        xrt.InferenceSession(tmp_path / "m.onnx", lock=tmp_path / "m.lock")
+
+
+def test_an_artifact(tmp_path: Path) -> None:
+    model = models.save(models.mlp(), tmp_path)
+    policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+    folder = tmp_path / "m.xrt"
+    xrt.compile_model(model, folder, policy=policy)
+    made = xrt.lock(folder, policy, tmp_path / "m.lock")
+    assert "artifact" in {one.kind for one in made.lock.identity.validators}
+    with xrt.InferenceSession(folder, lock=tmp_path / "m.lock") as session:
+        assert session.plan.policy_source == "lock"
+    models.save(models.mlp(seed=1), tmp_path)
+    xrt.compile_model(model, folder, policy=policy, overwrite=True)
+    with pytest.raises(xrt.LockError, match="artifact artifact") as refused:
+        xrt.InferenceSession(folder, lock=tmp_path / "m.lock")
+    assert {one.code for one in refused.value.drifts} == {"artifact", "model"}
+
+
+def test_another_model(ort: Case, tmp_path: Path) -> None:
+    model = models.save(models.mlp(width=32), tmp_path)
+    with pytest.raises(xrt.LockError, match=r"model model\.onnx"):
+        xrt.InferenceSession(model, lock=ort.path)

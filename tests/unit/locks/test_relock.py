@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Locks that are there: kept, compared, upgraded in part, accepted with a reason, and read where they cannot hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pytest
+from locked_cases import Case, make_case, with_entry, with_validator
+
+import xpuruntime as xrt
+from xpuruntime.cli.entry import run
+from xpuruntime.lockfile.canonical import load_lock, save_lock
+from xpuruntime.lockfile.records import Identity, Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("onnxruntime", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def case(base: Case, tmp_path: Path) -> Case:
+    model, path = Path(shutil.copy(base.model, tmp_path)), Path(shutil.copy(base.path, tmp_path))
+    return Case(base.engine, model, path, base.policy, base.lock)
+
+
+def plant(case: Case, *edits: Any) -> bytes:
+    identity = case.lock.identity
+    for edit in edits:
+        identity = edit(identity)
+    save_lock(Lock.of(identity, provenance=case.lock.provenance), case.path)
+    return case.path.read_bytes()
+
+
+OTHER_ENGINE = with_validator("engine", lambda e: {**e, "version": "0.9", "package": "onnxruntime-gpu==0.9"})
+OTHER_LIBRARY = with_validator("library", lambda e: {**e, "build_id": "0" * 40})
+OTHER_ENTRY = with_entry(lambda one: "mm2" in one.sources, precision="fp64")
+
+
+def test_one_that_holds_is_not_written_again(case: Case) -> None:
+    before = case.path.stat().st_mtime_ns, case.path.read_bytes()
+    found = xrt.lock(case.model, output=case.path)
+    assert (found.written, found.drifts) == (False, ())
+    assert (case.path.stat().st_mtime_ns, case.path.read_bytes()) == before
+    assert not xrt.lock(case.model, output=case.path, upgrade=True).written
+
+
+def test_one_that_does_not_hold_is_kept_and_named(case: Case) -> None:
+    before = plant(case, OTHER_LIBRARY, OTHER_ENTRY)
+    with pytest.raises(xrt.LockError, match=r"(?s)library onnxruntime_pybind11_state.*precision mm2") as refused:
+        xrt.lock(case.model, output=case.path)
+    assert case.path.read_bytes() == before
+    assert [one.code for one in refused.value.drifts] == ["library", "precision"]
+
+
+def test_check_and_dry_run_write_nothing(case: Case) -> None:
+    before = plant(case, OTHER_ENTRY)
+    assert [one.code for one in xrt.lock(case.model, output=case.path, check=True).drifts] == ["precision"]
+    assert not xrt.lock(case.model, output=case.path, upgrade=True, dry_run=True).written
+    assert case.path.read_bytes() == before
+
+
+def test_upgrade_takes_everything(case: Case) -> None:
+    plant(case, OTHER_LIBRARY, OTHER_ENTRY, OTHER_ENGINE)
+    assert xrt.lock(case.model, output=case.path, upgrade=True).written
+    assert load_lock(case.path).digest == case.lock.digest
+
+
+@pytest.mark.parametrize("pattern", ["mm2", "mm*"])
+def test_a_unit_is_upgraded_alone(case: Case, pattern: str) -> None:
+    plant(case, OTHER_ENTRY)
+    assert xrt.lock(case.model, output=case.path, upgrade_units=[pattern]).written
+    assert load_lock(case.path).digest == case.lock.digest
+    before = plant(case, OTHER_ENTRY, OTHER_LIBRARY)
+    with pytest.raises(xrt.LockError) as refused:
+        xrt.lock(case.model, output=case.path, upgrade_units=[pattern])
+    assert [one.code for one in refused.value.drifts] == ["library"]
+    assert case.path.read_bytes() == before
+    plant(case, OTHER_ENTRY)
+    with pytest.raises(xrt.LockError, match="precision mm2"):
+        xrt.lock(case.model, output=case.path, upgrade_units=["other*"])
+
+
+def test_a_package_is_upgraded_with_what_follows(case: Case) -> None:
+    plant(case, OTHER_ENGINE, OTHER_LIBRARY, OTHER_ENTRY)
+    with pytest.raises(xrt.LockError):
+        xrt.lock(case.model, output=case.path, upgrade_packages=["openvino"])
+    assert xrt.lock(case.model, output=case.path, upgrade_packages=["onnxruntime-gpu"]).written
+    plant(case, OTHER_ENGINE, with_validator("device", lambda e: {**e, "name": "Z80"}))
+    with pytest.raises(xrt.LockError) as refused:
+        xrt.lock(case.model, output=case.path, upgrade_packages=["onnxruntime-gpu"])
+    assert [one.code for one in refused.value.drifts] == ["device"]
+
+
+def test_what_is_accepted_is_recorded(case: Case) -> None:
+    plant(case, OTHER_LIBRARY)
+    found = xrt.lock(case.model, output=case.path, accept=["library"], why="rebuilt by the distribution")
+    assert found.written
+    (accepted,) = load_lock(case.path).provenance.accepted
+    assert (accepted.code, accepted.why) == ("library", "rebuilt by the distribution")
+    assert "build_id 0000" in accepted.expected
+    assert accepted.at.endswith("Z")
+    plant(case, OTHER_LIBRARY, OTHER_ENTRY)
+    with pytest.raises(xrt.LockError) as refused:
+        xrt.lock(case.model, output=case.path, accept=["library"], why="x")
+    assert [one.code for one in refused.value.drifts] == ["precision"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"accept": ["drivr"], "why": "x"}, "did you mean 'driver'"),
+        ({"accept": ["driver"]}, "needs a reason"),
+        ({"why": "x"}, "nothing to accept"),
+        ({"shapes": {"y": (1, 2)}}, "no input 'y'"),
+    ],
+)
+def test_wrong_arguments(case: Case, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(xrt.InputError, match=message):
+        xrt.lock(case.model, output=case.path, **arguments)
+
+
+def test_a_policy_that_names_its_lock(case: Case, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    execution = {**case.policy["execution"], "lock": str(case.path)}
+    xrt.Policy.coerce({**case.policy, "execution": execution}).save(policy)
+    with xrt.InferenceSession(case.model, policy=policy) as session:
+        assert session.plan.control("execution.lock") is not None
+        assert session.plan.policy_source == "lock"
+    plant(case, OTHER_LIBRARY)
+    for call in (xrt.InferenceSession, xrt.plan):
+        with pytest.raises(xrt.LockError, match="library"):
+            call(case.model, policy=policy)
+
+
+def test_frozen_takes_the_policy_of_the_lock(case: Case, tmp_path: Path) -> None:
+    with xrt.InferenceSession(case.model, lock=case.path, frozen=True) as session:
+        assert session.policy.kernels.matmul == "cpu.blas"
+    with pytest.raises(xrt.PolicyError, match="leave out policy"):
+        xrt.InferenceSession(case.model, lock=case.path, frozen=True, policy=tmp_path / "none.yaml")
+    with pytest.raises(xrt.InputError, match="none is named"):
+        xrt.InferenceSession(case.model, frozen=True)
+    plant(case, OTHER_LIBRARY)
+    with pytest.raises(xrt.LockError, match="library"):
+        xrt.InferenceSession(case.model, lock=case.path, frozen=True)
+
+
+def test_a_lock_of_something_else(case: Case) -> None:
+    save_lock(Lock.of(Identity(subject="training")), case.path)
+    with pytest.raises(xrt.LockError, match="lock of training, and a session needs one of inference"):
+        xrt.InferenceSession(case.model, lock=case.path)
+    with pytest.raises(xrt.InputError, match="lock of training"):
+        xrt.lock(case.model, output=case.path)
+
+
+def test_outputs_within_a_tolerance(case: Case) -> None:
+    """Where bits do not repeat, values are compared: near ones pass, others do not."""
+    from xpuruntime.inference.locked import observed_outputs, probe_at
+    from xpuruntime.lockfile.records import Measured
+
+    with case.open() as session:
+        result = session.run(probe_at(session.model, case.lock.identity.shapes[0]))
+    other = {name: array * 1.0001 for name, array in result.items()}
+    outputs, samples = observed_outputs([result, other], rtol=1e-3, atol=1e-6)
+    assert [one.grade for one in outputs] == ["tolerance"]
+    identity = msgspec.structs.replace(case.lock.identity, outputs=outputs)
+    save_lock(Lock.of(identity, measured=Measured(samples=samples)), case.path)
+    case.open().close()
+    far = msgspec.structs.replace(samples[0], values=tuple(1.01 * value + 0.1 for value in samples[0].values))
+    save_lock(Lock.of(identity, measured=Measured(samples=(far,))), case.path)
+    with pytest.raises(xrt.LockError, match="output y"):
+        case.open()
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(case: Case, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a command in this process, in the folder of the model."""
+
+    def call(*words: str, **env: str) -> Result:
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(case.model.parent)
+            for name, value in env.items():
+                patch.setenv(name, value)
+            code = run(list(words))
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Result(int(code), out, err)
+
+    return call
+
+
+def test_the_command(case: Case, command: Callable[..., Result]) -> None:
+    done = command("lock", "model.onnx", "--check")
+    assert done.returncode == 0, done.stderr
+    assert "model.lock: holds" in done.stdout
+    done = command("lock", "model.onnx", "--check", "--json", OMP_NUM_THREADS="3")
+    assert done.returncode == 1, done.stderr
+    record = json.loads(done.stdout)
+    assert [one["code"] for one in record["drifts"]] == ["environment"]
+    done = command("run", "model.onnx", "--lock", "model.lock", OMP_NUM_THREADS="3")
+    assert done.returncode == 1
+    assert "unset OMP_NUM_THREADS" in done.stderr
+    done = command("explain", "model.onnx", "--lock", "model.lock", "--frozen", "--json")
+    assert done.returncode == 0, done.stderr
+    assert any(one["key"] == "execution.lock" for one in json.loads(done.stdout)["observations"])
+    assert command("plan", "model.onnx", "--lock", "model.lock").returncode == 0
+    assert command("bench", "model.onnx", "--lock", "model.lock", "--runs", "3", "--json").returncode == 0
+    assert command("run", "model.onnx", "--lock", "none.lock").returncode == 2
+    case.path.write_bytes(case.path.read_bytes()[:500])
+    done = command("run", "model.onnx", "--lock", "model.lock")
+    assert done.returncode == 1
+    assert "not a lock" in done.stderr
+
+
+def test_the_statement(case: Case, command: Callable[..., Result]) -> None:
+    folder = case.model.parent
+    case.path.unlink()
+    words = ("lock", "model.onnx", "-e", "onnxruntime", "-d", "cpu", "--shapes", "x=2x64", "--statement", "s.json")
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    statement = json.loads((folder / "s.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    digests = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    for name in ("model.onnx", "model.lock"):
+        assert digests[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+
+
+def test_two_processes_lock_one_file(case: Case) -> None:
+    folder = case.model.parent
+    case.path.unlink()
+    code = "from xpuruntime.cli import main; main()"
+    words = ["lock", "model.onnx", "-e", "onnxruntime", "-d", "cpu"]
+    both = [subprocess.Popen([sys.executable, "-c", code, *words], cwd=folder, stdout=subprocess.PIPE) for _ in "ab"]
+    for one in both:
+        one.communicate(timeout=120)
+    assert [one.returncode for one in both] == [0, 0]
+    assert load_lock(case.path).identity.subject == "inference"
+    assert {one.name for one in folder.iterdir()} == {"model.onnx", "model.lock"}
