@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -111,6 +111,11 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 	$(if $(TORCH),$(TORCH_INSTALL) '$(TORCH)')
 	$(PY) -m xpuruntime.pytorch.build_addon
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/unit/pytorch $(PYTEST)
+
+# Verifications of one unchanged model.
+VERIFY_REPEATS ?= 300
+test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 30 times
+	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)

@@ -59,9 +59,18 @@ def test_it_recognises_what_it_was_shipped_to_recognise(cpu):
     assert result.honoured
 
 
-def test_it_prints_the_four_parts_in_order(cpu):
+def test_it_verifies_what_it_ran(cpu):
+    result, text = cpu
+    claims = {one["id"]: one["verdict"] for one in result.verification["claims"]}
+    assert result.verified
+    assert claims["accuracy.metric.recognised"] == "pass"
+    assert claims["evidence.execution.engine"] == "pass"
+    assert "audit.same_work" in text.partition("Verification")[2]
+
+
+def test_it_prints_the_five_parts_in_order(cpu):
     _, text = cpu
-    places = [text.index(part) for part in ("Plan", "Accuracy", "Latency", "Evidence")]
+    places = [text.index(part) for part in ("Plan", "Accuracy", "Latency", "Evidence", "Verification")]
     assert places == sorted(places)
     assert "359 of 360" in text
     assert "onnxruntime" in text

@@ -10,9 +10,9 @@ __all__ = ["demo"]
 
 
 def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOption = False) -> int:
-    """Run the shipped digits model on real images: plan, accuracy, latency, evidence.
+    """Run the shipped digits model on real images: plan, accuracy, latency, evidence, verification.
 
-    Exits with 1 when the policy was not honoured or the accuracy is below 98 %.
+    Exits with 1 when the policy was not honoured, a claim of the verification failed, or the accuracy is below 98 %.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import console, print_json
@@ -21,4 +21,4 @@ def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOpt
     result = run_demo(device=device, policy=policy, console=None if json else console(markup=True))
     if json:
         print_json(result.to_dict())
-    return ExitCode.OK if result.honoured and result.accurate else ExitCode.NOT_HONOURED
+    return ExitCode.OK if result.honoured and result.accurate and result.verified else ExitCode.NOT_HONOURED

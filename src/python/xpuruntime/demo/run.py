@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The demo itself: plan, load, check, time, explain."""
+"""The demo itself: plan, load, check, time, explain, verify."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from xpuruntime.evidence.records import Latency
 from xpuruntime.files.paths import json_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from os import PathLike
 
     from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
         Whether the evidence shows that the policy was honoured.
     report : dict
         The evidence, as `Report.to_dict` gives it.
+    verified : bool
+        Whether no claim of the verification failed.
+    verification : dict
+        The claims that were checked, as `VerificationResult.to_dict` gives them.
     """
 
     schema: str = "xpuruntime.demo/1"
@@ -64,6 +69,8 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, Latency]
     honoured: bool
     report: dict[str, Any]
+    verified: bool
+    verification: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers."""
@@ -80,7 +87,7 @@ def run_demo(
     policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
     console: Console | None = None,
 ) -> DemoResult:
-    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence.
+    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, verification.
 
     Parameters
     ----------
@@ -101,6 +108,8 @@ def run_demo(
         Whatever planning, loading or running raises.
     """
     from xpuruntime.inference import InferenceSession
+    from xpuruntime.locks.verify import verify
+    from xpuruntime.locks.verifying.metrics import Metric
 
     images, labels = demo_images()
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
@@ -125,16 +134,36 @@ def run_demo(
         report = session.explain({"image": images[: max(_BATCHES)]})
         _heading(console, "Evidence")
         _print(console, report)
-        return DemoResult(
-            plan=session.plan.to_dict(),
-            images=len(labels),
-            correct=correct,
-            accuracy=accuracy,
-            accurate=accurate,
-            latency=latency,
-            honoured=report.honoured,
-            report=report.to_dict(),
-        )
+        plan = session.plan.to_dict()
+
+    verification = verify(
+        demo_model_path(),
+        policy,
+        device=device,
+        inputs={"image": images[:1]},
+        only=["evidence", "accuracy", "audit"],
+        metrics=[Metric("recognised", lambda run: _recognised(run, images, labels), REQUIRED_ACCURACY)],
+    )
+    _heading(console, "Verification")
+    _print(console, verification)
+    return DemoResult(
+        plan=plan,
+        images=len(labels),
+        correct=correct,
+        accuracy=accuracy,
+        accurate=accurate,
+        latency=latency,
+        honoured=report.honoured,
+        report=report.to_dict(),
+        verified=verification.verdict != "fail",
+        verification=verification.to_dict(),
+    )
+
+
+def _recognised(run: Callable[..., dict[str, Any]], images: NDArray[np.float32], labels: NDArray[np.uint8]) -> float:
+    """Return the share of images that are read as they are labelled."""
+    parts = [run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
+    return float((np.concatenate(parts).argmax(axis=1) == labels).mean())
 
 
 def _predict(session: InferenceSession, images: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -198,6 +198,10 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
 
         return render_page(self)
 
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page of `to_html`, as `save` does with the format ``"html"``."""
+        return self.save(path, "html")
+
     def save(self, path: str | os.PathLike[str], format: str = "json") -> Path:
         """Write the result in a format: a name of `xpuruntime.locks.outputs.FORMATS`.
 

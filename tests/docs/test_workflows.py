@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The jobs of the page on CI are run as far as a shell can: every command but the installation of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import yaml
+from docs_blocks import ROOT, blocks
+
+JOBS = [yaml.safe_load(block.body) for block in blocks(ROOT / "docs" / "in-ci.md") if block.language == "yaml"]
+
+
+def jobs() -> dict[str, tuple[list[str], dict]]:
+    """Return the commands of each system's job, and the job."""
+    github = next(job for job in JOBS if "jobs" in job)["jobs"]["verify"]
+    gitlab = next(job for job in JOBS if "verify" in job)["verify"]
+    return {
+        "github": ([step["run"] for step in github["steps"] if "run" in step], github),
+        "gitlab": (gitlab["script"], gitlab),
+    }
+
+
+def run(commands: list[str], folder: Path) -> None:
+    """Run commands in a shell that stops at the first that fails, as the runners of both systems do."""
+    ours = [line for line in commands if not line.startswith("pip install ")]
+    assert 0 < len(ours) < len(commands)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", "\n".join(ours)],
+        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(reader_folder: Path) -> Path:
+    """The reader's folder, with a policy that has claims of speed."""
+    (reader_folder / "policy.yaml").write_text(
+        "execution: {engine: onnxruntime, device: cpu, precision: fp32}\n"
+        "verify: {speed: {max_slowdown: 50%, budget: 5s}, start: 60s}\n"
+    )
+    return reader_folder
+
+
+def test_the_job_of_github(folder: Path):
+    commands, job = jobs()["github"]
+    run(commands, folder)
+    uploads = [step["with"] for step in job["steps"] if "upload" in step.get("uses", "")]
+    sarif = json.loads((folder / uploads[0]["sarif_file"]).read_text())
+    assert sarif["version"] == "2.1.0"
+    assert {path.name for path in folder.glob(uploads[1]["path"])} == {"verify.sarif", "verify.html", "verify.json"}
+    assert "| claim |" in (folder / "summary.md").read_text()
+    assert "speed.latency.p50" in (folder / "verify.json").read_text()
+
+
+def test_the_job_of_gitlab(folder: Path):
+    commands, job = jobs()["gitlab"]
+    run(commands, folder)
+    reports = job["artifacts"]["reports"]
+    assert ET.parse(folder / reports["junit"]).getroot().get("failures") == "0"
+    assert (folder / reports["metrics"]).read_text().endswith("# EOF\n")
+    assert all((folder / path).is_file() for path in job["artifacts"]["paths"])
+
+
+def test_a_command_that_fails_stops_the_job(folder: Path):
+    commands, _ = jobs()["gitlab"]
+    (folder / "policy.yaml").write_text("execution: {engine: onnxruntime, device: cpu, layout: nchw}\n")
+    with pytest.raises(AssertionError, match=r"evidence\.execution\.layout"):
+        run(commands, folder)

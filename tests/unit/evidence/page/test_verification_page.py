@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The page of a verification in a real browser."""
+
+from __future__ import annotations
+
+from xpuruntime.locks.claims import Claim, VerificationResult
+
+HOSTILE = "<b id='bad'>x</b> \x1b[31m"
+
+
+def result() -> VerificationResult:
+    rows = [("evidence.execution.engine", "pass"), ("accuracy.logits", "fail"), ("speed.latency.p50", "inconclusive")]
+    claims = [
+        Claim(
+            id=id, section=id.partition(".")[0], requested=HOSTILE, observed="seen", verdict=verdict,
+            code="substituted", reason=HOSTILE, fix="do this", figures={"ratio": 1.25}, key="a", line=7, column=3,
+        )
+        for id, verdict in rows
+    ]  # fmt: skip
+    return VerificationResult(model="m.onnx", policy="p.yaml", claims=tuple(claims), facts={"load": "1"}, notes=("n",))
+
+
+def test_claims_are_shown_the_worst_first_and_open_on_a_click(look):
+    browser = look(result())
+    cells = "[...document.querySelectorAll('#claims tbody tr')].map(r => r.cells[1].textContent)"
+    assert browser.evaluate(cells) == ["accuracy.logits", "speed.latency.p50", "evidence.execution.engine"]
+    assert browser.evaluate("document.querySelector('h1').innerText").endswith("1 failed, 1 inconclusive, 1 passed")
+    browser.evaluate("document.querySelector('#claims tbody tr button').click()")
+    told = browser.evaluate("document.querySelector('#claims .hint').innerText")
+    assert "p.yaml:7:3" in told
+    assert "1.25" in told
+    assert "<b id='bad'>" in told
+    assert browser.evaluate("document.querySelector('#bad')") is None
+    assert "do this" in browser.evaluate("document.querySelector('#reasons').innerText")
