@@ -15,7 +15,6 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
-from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass
 from xpuruntime.pytorch.coverage.gap_reports import report_gaps
 from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -148,6 +147,8 @@ def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any,
     asked = _stated(active)
     if not asked:
         return None
+
+    from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass  # imports Inductor
 
     earlier = options.get(_PASSES, getattr(_private_api.inductor_config(), _PASSES))
     other = copy.copy(wrapper)
