@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("xpuruntime.pytorch")
 
 from xpuruntime.pytorch.dispatch import call_state  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
+from xpuruntime.pytorch.dispatch.route import facts_of_call  # noqa: E402
 from xpuruntime.pytorch.explanation import call_recorder  # noqa: E402
 
 pytestmark = pytest.mark.torch

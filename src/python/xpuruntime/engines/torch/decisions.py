@@ -68,7 +68,7 @@ class Deciding:
 
     def asked_of(self, call: SeenCall) -> tuple[tuple[str, ...], str]:
         """Return what the policy asks for a call that was not decided, and the key; nothing where PyTorch does it."""
-        from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
+        from xpuruntime.pytorch.dispatch.route import facts_of_call
         from xpuruntime.pytorch.explanation.requested import request_of
 
         facts = facts_of_call(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xpuruntime import _core
 from xpuruntime.engines.torch.decisions import Deciding
@@ -105,6 +105,7 @@ class PinnedKernels:
 
         from xpuruntime.engines.torch.names import precision_dtype
         from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
+        from xpuruntime.pytorch.dispatch.route import facts_of_call
 
         held, found = self._pins.current, self._by_products.get(node)
         if held is None or found is None or not held.decides("attention"):
@@ -113,11 +114,11 @@ class PinnedKernels:
         key = (WITH_WEIGHTS.name, node, kind)
         route = held.routes.get(key)
         if route is None:
-            facts: dict[str, Any] = {"device": torch.device(self._device), "dtype": kind, "entry": WITH_WEIGHTS}
-            if found.by_products:
-                facts["head_dim"] = found.by_products
-            doing, module = f"the attention of {node!r}", module_of_node(node)
-            route = held.route(key, "attention", phase="infer", description=doing, module=module, **facts)
+            facts = facts_of_call(
+                "attention", device=torch.device(self._device), dtype=kind, phase="infer", module=module_of_node(node),
+                sizes={"head_dim": found.by_products} if found.by_products else {},
+            )  # fmt: skip
+            route = held.resolve(key, facts, entry=WITH_WEIGHTS, description=f"the attention of {node!r}")
         if route.source != "default":
             self._seen.by_products(node, route, dtype, self._device)
 

@@ -26,12 +26,14 @@ from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
-from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason
+from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason, facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from xpuruntime.policies.call_facts import CallFacts
 
 
 __all__ = [
@@ -75,7 +77,7 @@ class AttentionCall(NamedTuple):
     backward : bool
         Whether it is the gradient that is asked for.
     phase, module : str
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
     """
 
     q: Tensor
@@ -100,6 +102,13 @@ class AttentionCall(NamedTuple):
         what = "the gradient of attention" if self.backward else "attention"
         with_ = f" with {' and '.join(extras)}" if extras else ""
         return f"{what} of {sizes} {call_state.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
+
+    def facts(self) -> CallFacts:
+        """Return the facts that rules ask for."""
+        return facts_of_call(
+            "attention", device=self.q.device, dtype=self.q.dtype, phase=self.phase, module=self.module,
+            sizes={"head_dim": sizes_of(self.q)[-1]},
+        )  # fmt: skip
 
 
 def sizes_of(x: Tensor) -> list[int]:
@@ -188,7 +197,7 @@ def find_route(
     ----------
     active : CompiledPolicy
     key : hashable
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
     call : AttentionCall
     natively : callable
         Does the call by PyTorch's own choice; for measuring.
@@ -203,10 +212,7 @@ def find_route(
     exact = deterministic(active)
     skip = tuple((kernel_name, bare_reason(reason, kernel_name)) for kernel_name, reason in skip)
     while True:
-        route = active.route(
-            key, "attention", device=call.q.device, dtype=call.q.dtype, deterministic=exact, skip=skip,
-            phase=call.phase, module=call.module, description=str(call), head_dim=sizes_of(call.q)[-1], keep=False,
-        )  # fmt: skip
+        route = active.resolve(key, call.facts(), deterministic=exact, skip=skip, description=str(call), keep=False)
         if route.open:
             return _settle(active, key, route, call, natively, exact, {kernel_name for kernel_name, _ in skip})
         if route.place is None:

@@ -13,9 +13,9 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state, fast_path
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from xpuruntime.policies import KernelRule
+    from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.pytorch.attention.entry_points import EntryPoint
 
 __all__ = ["CompiledPolicy", "coerce_policy"]
@@ -157,24 +157,18 @@ class CompiledPolicy:
         """Say whether calls of `op` have to be looked at one by one."""
         return op in self.ops
 
-    def route(
+    def resolve(
         self,
         key: Any,
-        op: str,
+        facts: CallFacts,
         *,
-        device: torch.device,
-        dtype: torch.dtype,
+        description: str = "",
         allow_tf32: bool = False,
         deterministic: bool = False,
         skip: tuple[tuple[str, str], ...] = (),
-        phase: str = "",
-        module: str = "",
-        description: str = "",
-        native_ids: tuple[str, ...] | None = None,
         unsupported_reason: str = "",
         entry: EntryPoint | None = None,
         keep: bool = True,
-        **sizes: int,
     ) -> Route:
         """Return the route for calls of one kind, found once and kept under `key`.
 
@@ -182,59 +176,51 @@ class CompiledPolicy:
         ----------
         key : hashable
             Everything that the route depends on, and the operation.
-        op : str
-        device, dtype
-            Of the operands.
+        facts : CallFacts
+            As of `facts_of_call`; phase and module where `by_phase` and `by_module` say that they are needed.
+        description : str
+            The call, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
         allow_tf32, deterministic : bool
             PyTorch's own switches, for xpuruntime kernels to obey.
         skip : tuple of (str, str)
-            Words that cannot serve these calls after all, each with the reason.
-        phase, module : str
-            From `calls.phase` and `module_paths.current`, where `by_phase` and `by_module` say that they are needed.
-        description : str
-            The call in words, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
-        native_ids : tuple of str, optional
-            Ids of PyTorch's kernels that can serve this operator; default: all of the operation.
+            Kernel names that cannot serve these calls after all, each with the reason.
         unsupported_reason : str, optional
             Why no xpuruntime kernel can serve these calls.
         entry : EntryPoint, optional
             Of attention, the function that is called; default: `SDPA`.
         keep : bool
             Whether the route is kept; otherwise the caller has more to ask of it, and keeps it.
-        **sizes
-            ``m``, ``n``, ``k``, ``head_dim``, as far as the operation has them.
 
         Raises
         ------
         UnsupportedOperationError
             The policy is strict and nothing that it asks for can serve.
         """
-        facts = facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes=sizes)
+        op, module, phase = str(facts.op), str(facts.module or ""), str(facts.phase or "")
         if entry is None and op == "attention":
             entry = SDPA
-        default = DEFAULT_ID[op] if entry is None else entry.default
         wanted = self.policy.kernels.compiled_rules.match(facts)
         asked, source = wanted.use, wanted.source
-        self.rule_use.note(facts)
+        if self.by_module:
+            self.rule_use.note(facts)
         if source != "default":
             source = self.source or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
         found: Route | None = None
-        for kernel_name in asked:
-            reason = skipped.get(kernel_name) or self._cannot(
-                kernel_name, op, device, native_ids, unsupported_reason, entry
-            )
+        for name in asked:
+            reason = skipped.get(name) or self._rejection(name, facts, unsupported_reason, entry)
             if reason:
-                passed_over.append((kernel_name, reason))
+                passed_over.append((name, reason))
                 continue
-            kernel, place = self._resolve(op, kernel_name, source, module, allow_tf32, deterministic, entry)
+            kernel, place = self._kernel_of(op, name, source, module, allow_tf32, deterministic, entry)
             found = Route(
                 op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
             )
-            found.open = self.tunes and kernel_name == "auto" and entry in (None, SDPA)
+            found.open = self.tunes and name == "auto" and entry in (None, SDPA)
             break
         if found is None:
+            default = DEFAULT_ID[op] if entry is None else entry.default
             found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
                 self.keep(key, None)
@@ -250,27 +236,18 @@ class CompiledPolicy:
         self.keep(key, found)
         return found
 
-    def _cannot(
-        self,
-        kernel_name: str,
-        op: str,
-        device: torch.device,
-        native_ids: tuple[str, ...] | None,
-        unsupported_reason: str,
-        entry: EntryPoint | None,
-    ) -> str:
-        """Return why a word can never serve on a device, or nothing."""
-        reason = "" if entry is None else entry.rejection(kernel_name)
+    def _rejection(self, name: str, facts: CallFacts, unsupported_reason: str, entry: EntryPoint | None) -> str:
+        """Return why a kernel name can never serve on a device, or nothing."""
+        reason = "" if entry is None else entry.rejection(name)
         if reason:
             return reason
-        native = (NATIVE_NAMES[op] if entry is None else entry.kernel_names).get(kernel_name)
+        native = (NATIVE_NAMES[str(facts.op)] if entry is None else entry.kernel_names).get(name)
         if native is not None:
-            if native_ids is not None and native not in native_ids:
-                return f"this operator does not run by {native}"
-            if device.type != "cuda" and native in ("torch.cudnn", "torch.efficient"):
-                return f"{native} runs on CUDA, and the operands are on {device.type}"
+            device = str(facts.device).partition(":")[0]
+            if device != "cuda" and native in ("torch.cudnn", "torch.efficient"):
+                return f"{native} runs on CUDA, and the operands are on {device}"
             return ""
-        return "" if kernel_name == "auto" else unsupported_reason
+        return "" if name == "auto" else unsupported_reason
 
     def place(
         self, op: str, kernel_name: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool
@@ -304,7 +281,7 @@ class CompiledPolicy:
                 del self.routes[key]
         _core.forget_native_calls()
 
-    def _resolve(
+    def _kernel_of(
         self,
         op: str,
         kernel_name: str,

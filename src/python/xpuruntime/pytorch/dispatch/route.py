@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Route`: the kernel that serves a call of an overridden operator, who requested it, and why not another."""
+"""`Route`: the kernel that serves a call of an overridden operator, found from the facts of the call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import Place, prepare
+from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
 from xpuruntime.pytorch.attention.sdpa_backends import wish_for
+from xpuruntime.pytorch.dispatch.call_state import DTYPES, arch_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.policies import Policy
 
-__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "bare_reason", "place_for", "reason_of", "refuse"]
+__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "bare_reason", "facts_of_call", "place_for", "reason_of", "refuse"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
@@ -50,6 +54,65 @@ DEFAULT_ID = {
     "rms_norm": "torch.rms_norm",
     "conv": "torch.conv",
 }
+
+
+def facts_of_call(
+    op: str,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype | str | None,
+    phase: Fact[str],
+    module: str,
+    node: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> CallFacts:
+    """Return the facts of a call.
+
+    Parameters
+    ----------
+    op : str
+        Operation of a `KernelPolicy`.
+    device : torch.device or str or None
+        ``"cuda"`` for a CUDA device of unknown index; ``None`` where nothing of it is known.
+    dtype : torch.dtype or str or None
+        A type of PyTorch, or the word that policies have for it; ``None`` where it is not known.
+    phase : str or None or Unknown
+    module : str
+        Path of the module that calls; empty outside of all modules.
+    node : str, optional
+        Name of the node of an exported program; default: the path of the module, which rules by node match as well.
+    sizes : mapping of str to int, optional
+        All that the call has; without them, those of the operation are unknown.
+    """
+    kind, arch = _device(device)
+    word: Any = UNKNOWN
+    if isinstance(dtype, torch.dtype):
+        word = DTYPES.get(dtype)
+    elif dtype:
+        word = dtype
+    known: dict[str, Any] = {**(unknown_sizes(op) if sizes is None else sizes)}
+    return CallFacts(
+        op=op,
+        dtype=word,
+        device=kind,
+        arch=arch,
+        phase=phase or None,
+        module=module or None,
+        node=node or module or None,
+        **known,
+    )
+
+
+def _device(device: torch.device | str | None) -> tuple[Fact[str], Fact[str]]:
+    """Return a device and its architecture as rules name them."""
+    if not device:
+        return UNKNOWN, UNKNOWN
+    if device == "cuda":
+        return device, UNKNOWN
+    made = torch.device(device)
+    if made.type != "cuda":
+        return made.type, None
+    return f"cuda:{made.index or 0}", arch_of(made)
 
 
 class Route:

@@ -104,7 +104,7 @@ def settle(
     ----------
     active : CompiledPolicy
     key : hashable
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
     route : Route
         One that is `open`.
     text : str
@@ -115,7 +115,7 @@ def settle(
         The same by ours, at the place that it is given; of the kernels there the core takes the fastest.
     device : torch.device
     allow_tf32, deterministic : bool
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
 
     Returns
     -------

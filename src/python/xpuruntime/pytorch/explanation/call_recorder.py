@@ -14,10 +14,9 @@ from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
-from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import measuring
 from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, uncertain
 

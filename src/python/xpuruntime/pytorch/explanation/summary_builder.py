@@ -13,8 +13,7 @@ from xpuruntime.ops.decision_log import recorded
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
-from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.explanation.attribution import Called, Share
 from xpuruntime.pytorch.explanation.requested import uncertain
 from xpuruntime.pytorch.explanation.summary import Row, RowStatus

@@ -94,7 +94,7 @@ def run_forward(
     want_lse : bool
         Whether the gradient will be asked for.
     phase, module : str
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
 
     Returns
     -------

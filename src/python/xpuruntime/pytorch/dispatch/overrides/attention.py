@@ -19,7 +19,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.limits import transforms, xrt_call_rejection
-from xpuruntime.pytorch.attention.request import Arguments, AttentionCall, find_route, four, sizes_of, traits
+from xpuruntime.pytorch.attention.request import Arguments, AttentionCall, find_route, four, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
@@ -232,13 +232,13 @@ def _one_kernel_for_both(active: CompiledPolicy, route: Route, known: Any, call:
     mark = ("gradient", known)
     if mark in active.routes:
         return
-    facts: dict[str, Any] = {"device": call.q.device, "dtype": call.q.dtype, "phase": "backward"}
-    facts.update(module=call.module, description=str(call._replace(backward=True)), head_dim=sizes_of(call.q)[-1])
-    asked = active.route(mark, "attention", **facts)
+    gradient = call._replace(backward=True, phase="backward")
+    asked = active.resolve(mark, gradient.facts(), description=str(gradient))
     if asked.kernel in (route.kernel, DEFAULT_ID["attention"]):
         return
     why = call.unfit or "with dropout, the gradient is by the kernel of the forward, which knows what it dropped"
-    active.route(mark, "attention", skip=tuple((kernel_name, why) for kernel_name in asked.asked), **facts)
+    skip = tuple((name, why) for name in asked.asked)
+    active.resolve(mark, gradient.facts(), skip=skip, description=str(gradient))
 
 
 OVERRIDES = (

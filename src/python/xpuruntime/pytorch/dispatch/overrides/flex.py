@@ -16,6 +16,7 @@ from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +73,10 @@ def _route(active: CompiledPolicy, query: Tensor, *, backward: bool) -> Route:
         return found
     what = "the gradient of flex_attention" if backward else "flex_attention"
     description = f"{what} of {list(query.shape)} {call_state.DTYPES.get(query.dtype, query.dtype)} on {query.device}"
-    return active.route(
-        key, "attention", device=query.device, dtype=query.dtype, entry=_ENTRY, skip=_SKIP, phase=phase, module=module,
-        description=description, head_dim=head_dim,
-    )  # fmt: skip
+    facts = facts_of_call(
+        "attention", device=query.device, dtype=query.dtype, phase=phase, module=module, sizes={"head_dim": head_dim}
+    )
+    return active.resolve(key, facts, entry=_ENTRY, skip=_SKIP, description=description)
 
 
 OVERRIDES = (

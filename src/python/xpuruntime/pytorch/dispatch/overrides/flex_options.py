@@ -22,14 +22,15 @@ from xpuruntime.pytorch.attention.entry_points import FLEX
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON, Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
@@ -128,21 +129,21 @@ def _chosen(
     if active is None or "flex_options" not in active.overrides or torch.compiler.is_exporting() or not _fused():
         return ""
     phase, module = ("train" if recording else "infer"), module_paths.in_dynamo()
-    facts: dict[str, Any] = {
-        "device": device, "dtype": dtype, "head_dim": head_dim, "phase": phase if active.by_phase else "",
-        "module": module if active.by_module else "",
-    }  # fmt: skip
+    facts = facts_of_call(
+        "attention", device=device, dtype=dtype, phase=phase if active.by_phase else "",
+        module=module if active.by_module else "", sizes={"head_dim": head_dim},
+    )  # fmt: skip
     description = f"compiled flex_attention with head_dim {head_dim} {call_state.DTYPES.get(dtype, dtype)} on {device}"
     if stated:
         _note_stated(active, stated, facts, module)
         return ""
     skip = _reasons(device, heads, kv_heads, few=few, lse=lse, scores=scores)
-    key = ("compiled flex_attention", *facts.values(), skip)
+    key = ("compiled flex_attention", device, *facts, skip)
     route = active.routes.get(key)
     if route is None:
-        route = active.route(key, "attention", entry=FLEX, skip=skip, description=description, **facts)
+        route = active.resolve(key, facts, entry=FLEX, skip=skip, description=description)
     if active.by_phase and recording:
-        _follow(active, key, route, {**facts, "phase": "backward", "description": f"the gradient of {description}"})
+        _follow(active, key, route, facts._replace(phase="backward"), f"the gradient of {description}")
     source = route.source if requests_other_kernel("attention", route.asked) else "default"
     status = route.status if source != "default" else "default"
     flex_choices.note(FlexChoice(route.kernel, route.asked, source, status, route.reasons, module))
@@ -154,33 +155,20 @@ for _constant in (_chosen, _names_decode):
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
 
 
-def _follow(active: CompiledPolicy, key: Any, route: Route, gradient: dict[str, Any]) -> None:
+def _follow(active: CompiledPolicy, key: Any, route: Route, facts: CallFacts, description: str) -> None:
     """Say, or refuse, that a rule for the backward cannot hold, because it asks for another backend than `route`."""
     mark = ("gradient", key)
     if mark in active.routes:
         return
-    asked = active.route(mark, "attention", entry=FLEX, **gradient)
+    asked = active.resolve(mark, facts, entry=FLEX, description=description)
     if asked.kernel not in (route.kernel, FLEX.default):
-        active.route(
-            mark,
-            "attention",
-            entry=FLEX,
-            skip=tuple((kernel_name, _FOLLOWS) for kernel_name in asked.asked),
-            **gradient,
-        )
+        skip = tuple((name, _FOLLOWS) for name in asked.asked)
+        active.resolve(mark, facts, entry=FLEX, skip=skip, description=description)
 
 
-def _note_stated(active: CompiledPolicy, stated: str, facts: dict[str, Any], module: str) -> None:
+def _note_stated(active: CompiledPolicy, stated: str, facts: CallFacts, module: str) -> None:
     """Keep for `explain` that a call has stated its own backend, which goes before any policy."""
-    call = facts_of_call(
-        "attention",
-        device=facts["device"],
-        dtype=facts["dtype"],
-        phase=facts["phase"],
-        module=facts["module"],
-        sizes={"head_dim": facts["head_dim"]},
-    )
-    wanted = active.policy.kernels.compiled_rules.match(call)
+    wanted = active.policy.kernels.compiled_rules.match(facts)
     asked, source = wanted.use, wanted.source
     kernel = _IDS.get(stated, "")
     why = f"the call states its own backend, {stated}"

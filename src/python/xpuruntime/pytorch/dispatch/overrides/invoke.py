@@ -11,6 +11,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import settle
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def invoke(
     args : tuple
         The keyset, and the arguments of the operator.
     phase, module, allow_tf32, deterministic, unsupported_reason
-        As for `CompiledPolicy.route`.
+        As for `CompiledPolicy.resolve`.
     text : callable, optional
         Gives what measured times are kept under, in place of `key`.
     quick : callable, optional
@@ -119,10 +120,10 @@ def invoke(
     while True:
         if route is None:
             with prefer_native_error(lambda: native(*args)):
-                route = active.route(
-                    key, op, device=like.device, dtype=like.dtype, skip=skip, phase=phase, module=module,
-                    description=_description(name, like), allow_tf32=allow_tf32, deterministic=deterministic,
-                    unsupported_reason=unsupported_reason,
+                facts = facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={})
+                route = active.resolve(
+                    key, facts, skip=skip, description=_description(name, like), allow_tf32=allow_tf32,
+                    deterministic=deterministic, unsupported_reason=unsupported_reason,
                 )  # fmt: skip
             _set_quick(active, route, quick)
         if route.open:
@@ -140,11 +141,10 @@ def invoke(
             if CONTEXT.recorder is not None:
                 return CONTEXT.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
             return xrt_kernel(route.place, phase, *args[1:])
-        except UnsupportedOperationError as error:
-            skip = active.refused(route, error)
-            route = None
-        except InputError:
-            return native(*args)  # which says in PyTorch's words what is wrong
+        except (UnsupportedOperationError, InputError) as error:
+            if isinstance(error, InputError):
+                native(*args)  # raises where the arguments are wrong, in PyTorch's words
+            skip, route = active.refused(route, error), None
 
 
 def _set_quick(active: CompiledPolicy, route: Route, quick: Callable[[], bool] | None) -> None:

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch.dispatch import call_state, context
-from xpuruntime.pytorch.dispatch.context import CONTEXT
+from xpuruntime.pytorch.dispatch import call_state, tuning
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
-from xpuruntime.pytorch.dispatch.overrides.product import Product
-from xpuruntime.pytorch.dispatch.overrides.product_route import compute, find_route
+from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, allow_tf32, is_deterministic
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from xpuruntime.ops.ambient import Place
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["OVERRIDES"]
 
-_current = context.active_policy
 _call_key = call_state.call_key
 
 
@@ -42,7 +44,7 @@ def _two(native: Native) -> Callable[..., Any] | FastKernel:
     name, rank = native.name, rank_of(native.name)
 
     def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
-        active = _current()
+        active = active_policy()
         if active is None:
             return _call_native(native, (keyset, a, b), more)
         key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
@@ -57,7 +59,7 @@ def _three(native: Native) -> Callable[..., Any] | FastKernel:
     in_place = name.endswith("_")
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
-        active = _current()
+        active = active_policy()
         if active is None:
             return _call_native(native, (keyset, c, a, b), more)
         out = more.get("out")
@@ -95,7 +97,7 @@ def _activated(native: Native) -> Callable[..., Any]:
 
 
 def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    active = _current()
+    active = active_policy()
     if active is None:
         return _call_native(native, args, more)
     key: Any = _call_key(native.name, product.a, product.b, product.c, product.out)
@@ -121,23 +123,25 @@ def _run(
     skip: tuple[tuple[str, str], ...] = ()
     while True:
         if route is None:
-            route = find_route(native, active, key, product, args, more, phase, module, skip)
+            route = _resolve(native, active, key, product, args, more, phase, module, skip)
         if route.place is None:
             if CONTEXT.recorder is not None:
                 return CONTEXT.recorder.call(native.name, "matmul", route, native, args, more)
             return native(*args, **more)
         try:
             if CONTEXT.recorder is None:
-                return compute(active, route, product, phase)
+                return product.invoke(active, route, phase)
             return CONTEXT.recorder.call(
                 native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
             )
-        except (UnsupportedOperationError, InputError) as error:
+        except InputError as error:
+            _functional(native.name, args, more)()  # raises where the arguments are wrong, in PyTorch's words
+            skip, route = active.refused(route, error), None
+        except UnsupportedOperationError as error:
             if route.plan is not None and route.plan.folds:
                 route.plan, route.quick = route.plan.unfolded(), False
                 continue
-            skip = active.refused(route, error)
-            route = None
+            skip, route = active.refused(route, error), None
 
 
 class _XrtCall:
@@ -153,7 +157,82 @@ class _XrtCall:
 
     def __call__(self, *args: Any, **more: Any) -> Any:
         del args, more
-        return compute(self._active, self._route, self._product, self._phase)
+        return self._product.invoke(self._active, self._route, self._phase)
+
+
+def _resolve(
+    native: Native,
+    active: CompiledPolicy,
+    key: Any,
+    product: Product,
+    args: tuple[Any, ...],
+    more: dict[str, Any],
+    phase: str,
+    module: str,
+    skip: tuple[tuple[str, str], ...],
+) -> Route:
+    """Find the route for a call, and keep it. Raises UnsupportedOperationError as `CompiledPolicy.resolve`."""
+    if not active.decides("matmul") or _unseen(key) or product.native:
+        return active.keep_native(key, "matmul")
+    a, b = product.a, product.b
+    tf32, deterministic = allow_tf32(a), is_deterministic()
+    name = f"aten::{native.name} of {list(a.shape)} and {list(b.shape)} {call_state.DTYPES.get(a.dtype, a.dtype)}"
+    facts = facts_of_call(
+        "matmul", device=a.device, dtype=a.dtype, phase=phase, module=module,
+        sizes={"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]},
+    )  # fmt: skip
+    route = active.resolve(
+        key, facts, allow_tf32=tf32, deterministic=deterministic, skip=skip, description=f"{name} on {a.device}"
+    )
+    plan = route.plan = GemmPlan(product)
+    quick = active.in_fast_path and plan.is_quick(product)
+    route.quick = quick and not route.open
+    if not route.open or any(one == "auto" for one, _ in skip):
+        return route
+    # Measured without `out`, which may be what is added, too.
+    free = Product(
+        a, b, product.c, rank=product.rank, beta=product.beta, alpha=product.alpha, activation=product.activation,
+        out_dtype=product.out_dtype,
+    )  # fmt: skip
+    free_plan = GemmPlan(free)
+
+    def xrt_kernel(place: Place) -> Any:
+        return free.compute(free_plan, place, phase or None)
+
+    text = f"{name};{a.stride()};{b.stride()};{_addend(product)}"
+    route = tuning.settle(
+        active, key, route, text, _functional(native.name, args, more), xrt_kernel, a.device,
+        allow_tf32=tf32, deterministic=deterministic,
+    )  # fmt: skip
+    route.plan, route.quick = plan, quick
+    return route
+
+
+def _unseen(key: Any) -> bool:
+    """Say whether `call_key` could not see an operand. Such calls share a key, and only PyTorch's own serve."""
+    while isinstance(key, tuple):
+        key = key[0]
+    return key is None
+
+
+def _addend(product: Product) -> str:
+    if product.c is None:
+        return ""
+    return f"{list(product.c.shape)}*{product.beta};{product.alpha};{product.activation}"
+
+
+def _functional(name: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    """Return a call of the same operator by PyTorch's own kernel that writes into nothing given."""
+    packet, _, overload = name.partition(".")
+    overload = {"": "default", "out": "default", "dtype_out": "dtype"}.get(overload, overload)
+    op = getattr(getattr(torch.ops.aten, packet.removesuffix("_")), overload)
+    rest = {key: value for key, value in more.items() if key != "out"}
+
+    def native() -> Any:
+        with thread_policy(None):
+            return op(*args[1:], **rest)
+
+    return native
 
 
 _KEYS = ("CPU", "CUDA")

@@ -22,6 +22,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON, Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,12 +108,14 @@ def _say(active: CompiledPolicy, entry: EntryPoint, query: Tensor, head_dim: int
     description = (
         f"attention of {sizes_of(query)} {call_state.DTYPES.get(dtype, dtype)} on {query.device} in {entry.name}"
     )
-    facts: dict[str, Any] = {"device": query.device, "dtype": dtype, "module": module, "entry": entry}
-    facts["head_dim"] = head_dim
+    facts = facts_of_call(
+        "attention", device=query.device, dtype=dtype, phase=phase, module=module, sizes={"head_dim": head_dim}
+    )
     if phase == "train":  # what the gradient cannot have is refused before anything is computed
         mark = (*key[:4], "backward", module)
-        active.route(mark, "attention", phase="backward", description=f"the gradient of {description}", **facts)
-    return active.route(key, "attention", phase=phase, description=description, **facts)
+        gradient = facts._replace(phase="backward")
+        active.resolve(mark, gradient, entry=entry, description=f"the gradient of {description}")
+    return active.resolve(key, facts, entry=entry, description=description)
 
 
 OVERRIDES = (

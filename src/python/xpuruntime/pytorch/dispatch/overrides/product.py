@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError
 from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.ambient import Place
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["FLOATS", "Plan", "Product"]
+__all__ = ["FLOATS", "GemmPlan", "Product", "allow_tf32", "is_deterministic"]
 
 _op_matmul = _core.op_matmul
+is_deterministic = _private_api.is_deterministic
+_fp32_precision = _private_api.fp32_precision
 
 #: What a policy for matmul speaks of. Products of integers and of complex numbers stay PyTorch's own.
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
@@ -31,7 +34,7 @@ _LARGEST = {torch.float64: float(torch.finfo(torch.float64).max)}
 _LARGEST_FLOAT = float(torch.finfo(torch.float32).max)
 
 
-class Plan:
+class GemmPlan:
     """How xpuruntime kernels do calls of one kind.
 
     Attributes
@@ -49,7 +52,7 @@ class Plan:
         Whether the addend is added afterwards. In 16 bits the product is computed and added in float32 then, so that
         there is one rounding, as in PyTorch's own.
     direct : bool
-        Whether the kernel may write into `out` itself.
+        Whether the kernel may write into `out` itself, where that shares no memory with an operand.
     out_dtype : str or None
         For the kernel.
     """
@@ -96,7 +99,7 @@ class Plan:
             and not (a.dtype is torch.float32 and a.device.type == "cuda")  # where TF32 has a switch, too
         )
 
-    def unfolded(self) -> Plan:
+    def unfolded(self) -> GemmPlan:
         """Return one by which the addend is added afterwards, for a kernel that adds none."""
         other = copy.copy(self)
         other.folds, other.adds = False, True
@@ -184,8 +187,20 @@ class Product:
                 return True
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
 
-    def compute(self, plan: Plan, place: Place, phase: str | None) -> Tensor:
-        """Do it by xpuruntime kernels.
+    def invoke(self, active: CompiledPolicy, route: Route, phase: str) -> Tensor:
+        """Compute it by the xpuruntime kernel of a route, under PyTorch's switches as they are now."""
+        place = route.place
+        assert place is not None
+        tf32, deterministic = allow_tf32(self.a), is_deterministic()
+        if tf32 is not place.allow_tf32 or deterministic is not place.deterministic:
+            place = active.place(
+                route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
+            )
+        # Another thread may have kept the route a moment ago, and not its plan yet.
+        return self.compute(route.plan or GemmPlan(self), place, phase or None)
+
+    def compute(self, plan: GemmPlan, place: Place, phase: str | None) -> Tensor:
+        """Compute it by xpuruntime kernels.
 
         Raises
         ------
@@ -201,23 +216,17 @@ class Product:
         if plan.folds:
             assert self.c is not None
             bias = self.c.reshape(-1).contiguous()
-        into = out if plan.direct else None
+        # PyTorch leaves open what comes of an `out` that shares memory with an operand; here it is the product.
+        into = out if plan.direct and out is not None and not _overlap(out, a, b, bias) else None
         activation = self.activation if plan.plain else None
-        try:
-            found = _op_matmul(place, a, b, bias, None, None, into, activation, plan.out_dtype, phase, None)
-        except InputError:
-            if into is None:
-                raise
-            # `out` shares memory with an operand: PyTorch leaves open what comes of it, and here it is the product.
-            into = None
-            found = _op_matmul(place, a, b, bias, None, None, None, activation, plan.out_dtype, phase, None)
+        found = _op_matmul(place, a, b, bias, None, None, into, activation, plan.out_dtype, phase, None)
         if not plan.plain:
             found = self._finish(found, plan)
         if out is None or into is not None:
             return found
         return _private_api.resize_out()(out, plan.shape).copy_(found)
 
-    def _finish(self, found: Tensor, plan: Plan) -> Tensor:
+    def _finish(self, found: Tensor, plan: GemmPlan) -> Tensor:
         if plan.scales:
             found.mul_(float(self.alpha))
         if plan.adds:
@@ -240,3 +249,23 @@ def _readable(matrix: Tensor) -> bool:
 
 def _shares_within(out: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
+
+
+def _overlap(out: Tensor, *operands: Tensor | None) -> bool:
+    """Say whether the memory of a result overlaps that of an operand."""
+    first, last = _span(out)
+    spans = (_span(one) for one in operands if one is not None)
+    return any(start < last and first < end for start, end in spans)
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor, and the one behind its last element."""
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
+
+
+def allow_tf32(tensor: Tensor) -> bool:
+    """Say whether PyTorch would multiply these by TF32: by the switch, which may change between two calls."""
+    return (
+        tensor.dtype is torch.float32 and tensor.device.type == "cuda" and _fp32_precision("cuda", "matmul") == "tf32"
+    )

@@ -14,6 +14,7 @@ from xpuruntime.pytorch.attention.entry_points import EntryPoint
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,19 +53,10 @@ def _say(active: CompiledPolicy, name: str, x: Tensor) -> None:
     key = (name, x.device, x.dtype, phase, module)
     if active.routes.get(key) is None:
         description = f"aten::{name} of {list(x.shape)} {call_state.DTYPES.get(x.dtype, x.dtype)} on {x.device}"
-        active.route(
-            key,
-            "matmul",
-            device=x.device,
-            dtype=x.dtype,
-            phase=phase,
-            module=module,
-            description=description,
-            entry=_LAYER,
-        )
+        facts = facts_of_call("matmul", device=x.device, dtype=x.dtype, phase=phase, module=module, sizes={})
+        active.resolve(key, facts, description=description, entry=_LAYER)
 
 
-#: The first argument of each is the input.
 OVERRIDES = (
     *(Override(f"mkldnn_rnn_layer{form}", "matmul", ("CPU",), _recurrent) for form in ("", "_backward")),
     *(Override(f"_cudnn_rnn{form}", "matmul", ("CUDA",), _recurrent) for form in ("", "_backward")),

@@ -15,6 +15,7 @@ from xpuruntime.pytorch.dispatch import call_state, context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +128,8 @@ def _scaled(native: Native) -> Callable[..., Any]:
                     name, "matmul", route, lambda *_, at=route, **__: product.compute(at, phase), args, more
                 )
             except (UnsupportedOperationError, InputError) as error:
+                if isinstance(error, InputError):
+                    native(keyset, *args, **more)  # raises where the arguments are wrong, in PyTorch's words
                 skip, route = active.refused(route, error), None
 
     return scaled_mm
@@ -147,12 +150,14 @@ def _find_route(
     if not active.decides("matmul") or key[0] is None or product.native:
         return active.keep_native(key, "matmul")
     a, b = product.a, product.b
-    return active.route(
-        key, "matmul", device=a.device, dtype=a.dtype, skip=skip, phase=phase, module=module,
-        unsupported_reason=product.unsupported_reason,
+    facts = facts_of_call(
+        "matmul", device=a.device, dtype=a.dtype, phase=phase, module=module,
+        sizes={"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]},
+    )  # fmt: skip
+    return active.resolve(
+        key, facts, skip=skip, unsupported_reason=product.unsupported_reason,
         description=f"aten::{name} of {list(a.shape)} and {list(b.shape)} {call_state.DTYPES.get(a.dtype, a.dtype)}"
         f" on {a.device}",
-        m=a.shape[0], n=b.shape[1], k=a.shape[1],
     )  # fmt: skip
 
 

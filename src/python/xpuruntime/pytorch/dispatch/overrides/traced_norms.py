@@ -13,11 +13,10 @@ from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.coverage.gap_reports import report_gaps
 from xpuruntime.pytorch.coverage.gaps import CoverageGap
 from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_facts import facts_of_call
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import TRACING, Override
-from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

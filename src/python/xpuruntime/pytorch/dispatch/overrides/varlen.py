@@ -18,6 +18,7 @@ from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,13 +76,17 @@ def _route(active: CompiledPolicy, query: Tensor, *, backward: bool) -> Route:
     description = (
         f"varlen_attn of {list(query.shape)} {call_state.DTYPES.get(query.dtype, query.dtype)} on {query.device}"
     )
-    facts: dict[str, Any] = {"device": query.device, "dtype": query.dtype, "module": module, "entry": VARLEN}
-    facts.update(head_dim=int(query.shape[-1]), skip=tuple(_reasons(implementation, by_cudnn=by_cudnn)))
+    facts = facts_of_call(
+        "attention", device=query.device, dtype=query.dtype, phase=phase, module=module,
+        sizes={"head_dim": int(query.shape[-1])},
+    )  # fmt: skip
+    skip = tuple(_reasons(implementation, by_cudnn=by_cudnn))
     descriptions = (description, f"the gradient of {description}")
     if phase == "train":  # what the gradient cannot have is refused before anything is computed
         mark = (*key[:4], True, "backward", *key[6:])
-        active.route(mark, "attention", phase="backward", description=descriptions[True], **facts)
-    return active.route(key, "attention", phase=phase, description=descriptions[backward], **facts)
+        gradient = facts._replace(phase="backward")
+        active.resolve(mark, gradient, entry=VARLEN, skip=skip, description=descriptions[True])
+    return active.resolve(key, facts, entry=VARLEN, skip=skip, description=descriptions[backward])
 
 
 def _by_cudnn(query: Tensor) -> bool:
