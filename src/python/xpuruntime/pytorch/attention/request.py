@@ -15,13 +15,7 @@ from xpuruntime.ops.ambient import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import timed_calls
-from xpuruntime.pytorch.attention.sdpa_backends import (
-    BACKENDS,
-    by_backend,
-    is_enabled,
-    rejection,
-    whole,
-)  # fmt: skip
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, is_enabled, rejection, whole
 from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -236,16 +230,9 @@ def four(x: Tensor) -> Tensor:
 
 def _word_of(route: Route) -> str:
     """Return the word that stands for PyTorch's kernel that a route has, or nothing where none does."""
-    passed = {kernel_name for kernel_name, _ in route.passed_over}
-    kernel_names = NATIVE_NAMES["attention"]
-    return next(
-        (
-            kernel_name
-            for kernel_name in route.asked
-            if kernel_name not in passed and kernel_names.get(kernel_name) == route.kernel
-        ),
-        "",
-    )
+    passed = {name for name, _ in route.passed_over}
+    names = NATIVE_NAMES["attention"]
+    return next((name for name in route.asked if name not in passed and names.get(name) == route.kernel), "")
 
 
 def native_rejection(kernel: str, call: AttentionCall) -> str:

@@ -98,14 +98,9 @@ def _layer_norm_backward(
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, mean, rstd, weight, bias, mask)
     found = _run(
-        "layer_norm_backward",
-        "layer_norm",
-        kernel,
-        summed,
-        by_torch.layer_norm_backward,
-        _our_layer_norm_backward,
+        "layer_norm_backward", "layer_norm", kernel, summed, by_torch.layer_norm_backward, _our_layer_norm_backward,
         args,
-    )
+    )  # fmt: skip
     return tuple(summed.new_empty(0) if one is None else one for one in found)
 
 

@@ -33,13 +33,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: What runs where no kernel is compiled.
 _UNFUSED = "torch.math"
 _ENTRY = FLEX._replace(
-    kernel_names={
-        kernel_name: _UNFUSED if kernel == FLEX.default else kernel for kernel_name, kernel in FLEX.kernel_names.items()
-    },
+    kernel_names={name: _UNFUSED if one == FLEX.default else one for name, one in FLEX.kernel_names.items()},
     default=_UNFUSED,
 )
 _WHY = "without torch.compile, flex_attention is unfused; compile the code that calls it, by Inductor"
-_SKIP = tuple((kernel_name, _WHY) for kernel_name, kernel in _ENTRY.kernel_names.items() if kernel != _UNFUSED)
+_SKIP = tuple((name, _WHY) for name, kernel in _ENTRY.kernel_names.items() if kernel != _UNFUSED)
 
 
 def _decided(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

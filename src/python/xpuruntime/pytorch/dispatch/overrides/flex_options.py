@@ -175,9 +175,7 @@ def _note_stated(active: CompiledPolicy, stated: str, facts: CallFacts, module: 
     if not requests_other_kernel("attention", asked):
         choice = FlexChoice(kernel, (), "default", "default", why, module)
     else:
-        status = (
-            "honoured" if any(FLEX.kernel_names.get(kernel_name) == kernel for kernel_name in asked) else "bypassed"
-        )
+        status = "honoured" if any(FLEX.kernel_names.get(name) == kernel for name in asked) else "bypassed"
         choice = FlexChoice(kernel, asked, source, status, why, module)
     flex_choices.note(choice)
 

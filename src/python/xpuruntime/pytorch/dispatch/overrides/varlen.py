@@ -100,14 +100,10 @@ def _reasons(implementation: str | None, *, by_cudnn: bool) -> list[tuple[str, s
     if by_cudnn:
         why = "this PyTorch gives varlen_attn to cuDNN, and a call has no option for it"
         return [(kernel_name, why) for kernel_name in ("flash_v2", "torch.flash", "flash_v3")]
-    found = [
-        (kernel_name, "this PyTorch has cuDNN turned off for varlen_attn") for kernel_name in ("cudnn", "torch.cudnn")
-    ]
+    found = [(name, "this PyTorch has cuDNN turned off for varlen_attn") for name in ("cudnn", "torch.cudnn")]
     if implementation not in _LEAVE_PACKED:
-        why = (
-            f"{implementation} is active in its place; torch.nn.attention.restore_flash_attention_impl() gives it back"
-        )
-        found += [(kernel_name, why) for kernel_name in ("flash_v2", "torch.flash")]
+        why = f"{implementation} is active in its place; torch.nn.attention.restore_flash_attention_impl() restores it"
+        found += [(name, why) for name in ("flash_v2", "torch.flash")]
     if implementation != _FLASH_V3:
         found.append(("flash_v3", "FlashAttention 3 is not active in PyTorch's registry"))
     return found
