@@ -12,6 +12,7 @@ from xpuruntime.policies import files
 from xpuruntime.policies.call_facts import CallFacts
 from xpuruntime.policies.compiled_rules import CompiledRules
 from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
+from xpuruntime.policies.dropped_results import warn_if_dropped
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelName, KernelRule
@@ -121,7 +122,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         return kernel
 
     def set(self, op: str, kernel: str | Sequence[str]) -> KernelPolicy:
-        """Return a new policy with this short form; this one stays as it is.
+        """Return a new policy with this short form. This one stays as it is; a new one that is dropped is warned of.
 
         Raises `PolicyError` for an unknown operation or kernel.
         """
@@ -129,14 +130,18 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
             raise PolicyError(
                 f"KernelPolicy.{_check_op(op)}: no kernel is given; to take the key out, use remove({op!r})"
             )
-        return self.replace(**{_check_op(op): kernel})
+        made = self._replaced({_check_op(op): kernel})
+        warn_if_dropped(f"policy.set({op!r}, {kernel!r})")
+        return made
 
     def remove(self, op: str) -> KernelPolicy:
-        """Return a new policy without this short form; this one stays as it is.
+        """Return a new policy without this short form. This one stays as it is; a new one that is dropped is warned of.
 
         Removing what is not set is no error. Raises `PolicyError` for an unknown operation.
         """
-        return self.replace(**{_check_op(op): None})
+        made = self._replaced({_check_op(op): None})
+        warn_if_dropped(f"policy.remove({op!r})")
+        return made
 
     def choose(self, op: str, **facts: Any) -> tuple[tuple[str, ...], str]:
         """Return the kernels asked for one operation, in order, and the key that asks.

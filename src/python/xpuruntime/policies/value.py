@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe
+from xpuruntime.policies.dropped_results import warn_if_dropped
 from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, did_you_mean
 
@@ -92,7 +93,15 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
         return {n: self.KINDS[n].plain(value) for n, value in self.stated_fields().items() if n not in hidden}
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed. Raises `PolicyError` for unknown fields and bad values."""
+        """Return a copy with some fields changed. Raises `PolicyError` for unknown fields and bad values.
+
+        Warns where nothing is done with the copy, since this value stays as it is.
+        """
+        made = self._replaced(changes)
+        warn_if_dropped(f"policy.replace({', '.join(f'{name}=...' for name in changes)})")
+        return made
+
+    def _replaced(self, changes: dict[str, Any]) -> Self:
         return type(self)(**{**{name: getattr(self, name) for name in self.KINDS}, **changes})
 
     def __repr__(self) -> str:

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`warn_if_dropped`: a warning where the new value that a method of a frozen policy returns is thrown away."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from xpuruntime.errors import XpuRuntimeWarning
+
+__all__ = ["warn_if_dropped"]
+
+
+def warn_if_dropped(call: str) -> None:
+    """Warn where the caller of the method that calls this does nothing with the result.
+
+    Parameters
+    ----------
+    call : str
+        The call in words: ``"policy.set('conv', 'cudnn')"``.
+
+    Notes
+    -----
+    CPython throws away the value of a statement that is a call alone by the next instruction, ``POP_TOP``. Whoever
+    calls from C, such as `map`, or shows the value, as an interactive session does, is not warned.
+    """
+    import dis  # policies are read where nothing else is imported yet
+
+    caller = sys._getframe(2)
+    following = next((one for one in dis.get_instructions(caller.f_code) if one.offset > caller.f_lasti), None)
+    if following is None or following.opname != "POP_TOP":
+        return
+    msg = f"the policy that {call} returns is thrown away, and the one that it is called on stays as it is. "
+    msg += f"Fix: policy = {call}"
+    warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
