@@ -13,6 +13,7 @@ import pytest
 import xpuruntime
 from xpuruntime import errors
 from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
+from xpuruntime.policies import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,3 +130,33 @@ def test_missing_devices_are_the_environment_and_accuracy_is_not() -> None:
     with warned, pytest.raises(xpuruntime.AccuracyError, match="does not agree") as caught:
         xpuruntime.InferenceSession(xpuruntime.demo_model_path(), policy=policy)
     assert isinstance(caught.value, xpuruntime.EngineError)
+
+
+#: What ends a command from within, and its code.
+ENDS = {
+    "Ctrl-C": (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    "a closed pipe": (BrokenPipeError(), ExitCode.CLOSED_PIPE),
+    "a bug": (ZeroDivisionError("a fault of ours"), ExitCode.BUG),
+    "a lock that does not hold": (errors.LockError("the lock names another kernel"), ExitCode.NOT_HONOURED),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_ends_a_command_from_within_has_the_same_code_in_every_command(
+    xrt: Callable[..., Any], digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, end: str
+) -> None:
+    error, code = ENDS[end]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(files, "load", fail)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("execution: {device: cpu}\n")
+    made = tmp_path / "made.xrt"
+    arguments = [str(made) if word == "OUT" else word for word in COMMANDS[command]]
+    result = xrt(command, digits, "--policy", str(policy), *arguments)
+    assert result.code == code, result.err
+    assert ("this is a bug in xpuruntime" in result.err) == (code is ExitCode.BUG)
+    assert not made.exists()
