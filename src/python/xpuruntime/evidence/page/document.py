@@ -21,13 +21,13 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from xpuruntime.evidence.report import Report
 
-__all__ = ["assemble", "render_page"]
+__all__ = ["PARTS", "assemble", "render_page"]
 
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
 _LICENCE = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- SPDX-FileCopyrightText: The xpuruntime developers -->\n"
 #: The parts of the script of a report, in the order in which they build on each other.
-_PARTS = (
+PARTS = (
     "elements", "core", "overview", "charts", "timeline", "sorting", "units", "memory", "sections", "tables", "groups",
     "columns", "layout", "paint", "graph", "inspector", "shell", "main",
 )  # fmt: skip
@@ -38,7 +38,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 def render_page(report: Report) -> str:
     """Return the whole page. It loads nothing, from nowhere, and shows all text of the report as text."""
     title = f"{report.headline} - {model_name(report)}"
-    return assemble("page.html", "report", _PARTS, title, page_data(report), render_fragment(report))
+    return assemble("page.html", "report", PARTS, title, page_data(report), render_fragment(report))
 
 
 def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
