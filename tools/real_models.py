@@ -177,7 +177,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 _PAGE = """# Published models
 
 {models} ONNX models from wheels of the Python package index, each on two engines through seven checks: {count[ok]} of
-the {rows} hold, {refused} are refused or deviate, each with a reason. Written by `python tools/real_models.py --page`.
+the {rows} hold, {refused} are refused or deviate, each with a reason. Where a raw engine refuses a model that a session
+runs, the session is compared with raw ONNX Runtime. Written by `python tools/real_models.py --page`.
 
 `run`, `bind`, `run_async`, `explain` and `compile`, whose artifact is loaded and run, return what the raw engine
 returns with one thread and the same options, to 1e-6 of the largest magnitude. In `explain` each node stands once, and
@@ -214,9 +215,9 @@ def table(rows: list[dict[str, Any]], checks: tuple[str, ...]) -> str:
     for row in rows:
         word = row["result"] if row["passed"] else row["result"].upper()
         cells.setdefault((row["model"], row["engine"]), {})[row["check"]] = word
-    lines = [f"{'model':26}{'engine':13}" + "".join(f"{name:11}" for name in checks)]
+    lines = [f"{'model':30}{'engine':13}" + "".join(f"{name:11}" for name in checks)]
     for (model, engine), words in cells.items():
-        lines.append(f"{model:26}{engine:13}" + "".join(f"{words.get(name, '-'):11}" for name in checks))
+        lines.append(f"{model:30}{engine:13}" + "".join(f"{words.get(name, '-'):11}" for name in checks))
     return "\n".join(lines)
 
 

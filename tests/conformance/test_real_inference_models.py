@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -30,3 +31,16 @@ def test_a_published_model_does_as_on_the_raw_engine_or_is_refused_as_expected(m
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(json.loads(rows.read_text())) == 7
+
+
+def test_the_page_has_every_model_and_each_of_its_reasons_is_in_the_table() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    import real_model_table as table
+
+    text = (ROOT / "docs" / "engines" / "real-models.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and " | " in line][1:]
+    assert [(one[0].removeprefix("| "), one[1]) for one in rows] == [
+        (model.name, engine) for model in table.MODELS for engine in ("onnxruntime", "openvino")
+    ]
+    reasons = set(re.findall(r"^\d+\. `(.*)`$", text, re.M))
+    assert reasons == set(table.EXPECTED.values()) | set(table.PROCESSOR.values())
