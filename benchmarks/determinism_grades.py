@@ -5,7 +5,7 @@
 Prints a row for each model and engine: the highest grade that passed, and where results first differ. Engines that are
 not installed are left out. The table of ``docs/guides/determinism.md`` is made by it.
 
-    python benchmarks/determinism_grades.py [--device cpu] [--json]
+    python benchmarks/determinism_grades.py [--device cpu] [--engines A,B] [--static-batch N] [--json]
 """
 
 from __future__ import annotations
@@ -63,23 +63,29 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--static-batch", type=int, help="execution.static_batch")
+    parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
     torch.manual_seed(0)
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for engine in ENGINES:
+        for engine in asked.engines.split(","):
             files = torch_models(Path(name)) if engine == "torch" else onnx_models(Path(name))
             for model, path in files.items():
+                execution = {} if asked.static_batch is None else {"static_batch": asked.static_batch}
+                if engine == "qnn":
+                    execution |= {"precision": "fp16", "provider_options": {"qnn": {"soc": "sm8650"}}}
                 device = "npu" if engine == "qnn" else asked.device
                 try:
-                    found = xrt.determinism(path, engine=engine, device=device, trust=engine == "torch")
+                    policy = {"execution": execution}
+                    found = xrt.determinism(path, None, device, engine, policy=policy, trust=engine == "torch")
                     stopped = next((one for one in found.tests if one.verdict != "passed"), None)
                     why = "" if stopped is None else f"{stopped.grade} {stopped.verdict}: {story(stopped)}"
                     rows.append({"model": model, "engine": engine, "observed": found.observed, "why": why})
                 except XpuRuntimeError as error:
-                    rows.append({"model": model, "engine": engine, "observed": "-", "why": str(error).splitlines()[0]})
+                    rows.append({"model": model, "engine": engine, "observed": "-", "why": str(error).splitlines()[-1]})
                 if not asked.json:
                     one = rows[-1]
                     print(f"| {one['model']} | {one['engine']} | `{one['observed']}` | {one['why']} |", flush=True)

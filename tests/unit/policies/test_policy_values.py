@@ -34,6 +34,7 @@ def test_defaults():
         "fallback": "error",
         "allow_cpu_ops": (),
         "static_shape": False,
+        "static_batch": None,
         "shapes": {},
         "cuda_graph": "off",
         "memory": MemoryPolicy(pool="engine", limit=None),

@@ -242,6 +242,10 @@ class LoadedModel(ABC):
         del feeds, names
         return None
 
+    def whole_batch(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return inputs as the engine itself gets them: padded where the policy states ``execution.static_batch``."""
+        return feeds
+
     @abstractmethod
     def conversions(self) -> Sequence[Conversion]:
         """Return what was converted or copied so far, each with a count."""

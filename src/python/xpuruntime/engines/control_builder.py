@@ -65,6 +65,12 @@ class ControlBuilder:
             "enforced",
             "the plan changes engine or device only as listed",
         )
+        self.add(
+            "execution.static_batch",
+            f"every run has {execution.static_batch} rows",
+            "enforced",
+            "smaller batches are padded; that rows do not depend on each other is tested on probe inputs at opening",
+        )
         wanted = request.policy.accuracy
         for key in self.stated:
             if key == "accuracy.reference" and wanted is not None and wanted.reference != REFERENCE:
@@ -105,6 +111,8 @@ class ControlBuilder:
         if grade != "run_to_run":
             level = "advisory" if level == "enforced" else level
             reason = f"{reason}; that covers run_to_run, and {grade} is not promised: test it with `xrt determinism`"
+        if grade == "batch_invariant" and request.policy.execution.static_batch is not None:
+            reason = f"{reason}; under execution.static_batch it takes no more of the engine than batch_position"
         self.add("execution.determinism", resolved, level, reason)
 
     def options(self, where: str, names: tuple[str, ...], handed: str) -> None:

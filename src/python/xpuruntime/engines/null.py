@@ -94,7 +94,9 @@ class NullEngine(Engine):
 
 def _control(key: str, value: Any) -> Control:
     placed = key in ("execution.engine", "execution.device", "execution.fallback", "mode")
-    placed = placed or key == "execution.static_shape" or key.startswith("execution.shapes.")
+    placed = (
+        placed or key in ("execution.static_shape", "execution.static_batch") or key.startswith("execution.shapes.")
+    )
     return Control(
         key=key,
         requested=str(value),

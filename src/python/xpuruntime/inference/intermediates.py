@@ -36,7 +36,7 @@ def tap(
     if found is not None:
         return found
     with _copy(engine, request, machine, names) as run:
-        results = run(inputs)
+        results = run(loaded.whole_batch(inputs))
     return {name: results[name] for name in names}
 
 
@@ -69,7 +69,7 @@ def tapped(
         yield lambda feeds: loaded.intermediates(feeds, names) or {}
         return
     with _copy(engine, request, machine, names) as run:
-        yield run
+        yield lambda feeds: run(loaded.whole_batch(feeds))
 
 
 def _check(info: ModelInfo, names: Sequence[str]) -> None:

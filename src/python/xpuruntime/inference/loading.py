@@ -70,6 +70,12 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
             plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))
     loaded = engine.load(request, judgement, machine)
     try:
+        size = request.policy.execution.static_batch
+        if size is not None:
+            from xpuruntime.inference.static_batch import StaticBatchModel
+
+            loaded = StaticBatchModel(loaded, request.model, size)
+            loaded.check()
         proof, said = _prove(engine, request, judgement, machine, loaded)
     except BaseException:
         loaded.close()

@@ -12,6 +12,7 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_mapping
+from xpuruntime.engines.model.static_batch import with_open_batch
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import Asked, plan_asked, reopen_plan, warn_of
@@ -153,7 +154,7 @@ class InferenceSession:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
             asked, self.plan, self._machine, stated = reopen_plan(model, plan, told, engines, machine, **given)
-        self._model = asked.model
+        self._model = asked.model if stated.execution.static_batch is None else with_open_batch(asked.model)
         self.policy = stated
         warn_of(self.plan, stacklevel=3)
         from xpuruntime.inference.loading import load_planned

@@ -82,6 +82,9 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         Operator types that may run on the CPU although another device is asked, such as ``"Shape"``.
     static_shape : bool
         Whether all input shapes are fixed at load time.
+    static_batch : int or None
+        Rows of every run of the engine: smaller batches are padded to them, and outputs cut, so that a row gives the
+        same bits in a batch of every size. ``None``: batches run as they are.
     shapes : dict of str to tuple of (int or str)
         Input name to its dimensions: each a size, or a range ``"1..512"`` (min..max) or ``"1..128..512"``
         (min..opt..max). Fixed sizes are put into the graph. Frozen, as `provider_options`.
@@ -139,6 +142,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             empty=True,
         ),
         "static_shape": Flag("Whether all input shapes are fixed at load time."),
+        "static_batch": Integer(1, 65536, "Rows of every run: smaller batches are padded to them.", optional=True),
         "shapes": InputShapes("Dimensions of the inputs, each a size or a range: input to list."),
         "cuda_graph": Choice(("off", "prefer", "require"), "Whether to run as one captured CUDA graph."),
         "memory": Nested(MemoryPolicy, "Which pool serves device memory, and how much of it."),
@@ -163,6 +167,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     fallback: tuple[str, ...] | Literal["error"] = "error"
     allow_cpu_ops: tuple[str, ...] = ()
     static_shape: bool = False
+    static_batch: int | None = None
     shapes: dict[str, tuple[int | str, ...]] = FrozenDict()
     cuda_graph: CudaGraph = "off"
     memory: MemoryPolicy = MemoryPolicy()
@@ -185,6 +190,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             fallback: str | Sequence[str] = "error",
             allow_cpu_ops: str | Sequence[str] = (),
             static_shape: bool = False,
+            static_batch: int | None = None,
             shapes: Mapping[str, Sequence[int | str]] = ...,
             cuda_graph: CudaGraph = "off",
             memory: MemoryPolicy | dict[str, Any] = ...,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.model.static_batch import with_static_batch
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.input_shapes import split_size
 
@@ -93,7 +94,7 @@ def open_dimensions(info: ModelInfo) -> dict[str, str]:
 
 
 def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
-    """Return the model as the policy's ``execution.shapes`` and ``execution.static_shape`` make it.
+    """Return the model as ``execution.shapes``, ``static_batch`` and ``static_shape`` of a policy make it.
 
     Sizes that are fixed stand in its inputs, its outputs and the graph that `ModelInfo.named_proto` gives; ranges are
     in `TensorInfo.limits`, which every call is checked against. Applying it twice changes nothing.
@@ -101,8 +102,8 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
     Raises
     ------
     PolicyError
-        As `shape_ranges`; also when ``static_shape`` is true and a dimension stays open: the message says what to
-        pass.
+        As `shape_ranges` and `with_static_batch`; also when ``static_shape`` is true and a dimension stays open: the
+        message says what to pass.
     """
     stated = policy.execution.shapes
     if stated:
@@ -120,6 +121,8 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
             outputs=tuple(_substituted(tensor, symbols) for tensor in info.outputs),
             fixed={**info.fixed, **{name: sizes for name, sizes in fixed.items() if any(s is not None for s in sizes)}},
         )
+    if policy.execution.static_batch is not None:
+        info = with_static_batch(info, policy.execution.static_batch)
     if policy.execution.static_shape and (left := open_dimensions(info)):
         shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
         raise PolicyError(

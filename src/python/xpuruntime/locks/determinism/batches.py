@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,13 +136,7 @@ def _axes(tensors: Sequence[TensorInfo], dimension: str | None) -> tuple[str | N
         if not axes:
             raise InputError(f"the model has no open dimension {dimension!r}")
         return dimension, axes
-    leading = [one for one in tensors if one.shape and not isinstance(one.shape[0], int)]
-    if not leading:
-        return None, {}
-    key = leading[0].shape[0] if leading[0].shape else None
-    if not isinstance(key, str):
-        return None, {one.name: 0 for one in leading if one.shape and one.shape[0] is None}
-    return key, {one.name: one.shape.index(key) for one in tensors if one.shape and key in one.shape}
+    return batch_axes(tensors)
 
 
 def _fixed(tensors: Sequence[TensorInfo], feeds: Mapping[str, Array]) -> Batch | NoBatch:

@@ -224,13 +224,16 @@ class _Testing:
         """Run in buffers on the host that hold NaN before each run."""
         if not self.session.plan.device.startswith("cpu") and self.session.plan.device != "npu":
             raise UnsupportedOperationError("outputs are on the device", device=self.session.plan.device)
-        want = kept(self.session.run(self.feeds))
-        if any(array.dtype.kind in "OSU" for array in (*want.values(), *self.feeds.values())):
+        whole = self.session._open().whole_batch
+        feeds = kept(whole(self.feeds))
+        want = kept(self.session.run(feeds))
+        if any(array.dtype.kind in "OSU" for array in (*want.values(), *feeds.values())):
             raise UnsupportedOperationError("text has no NaN")
-        same = [one for one in self.others if all(one[name].shape == self.feeds[name].shape for name in one)]
-        binding = self.session.bind(kept(self.feeds), {name: np.empty_like(array) for name, array in want.items()})
+        others = [whole(one) for one in self.others]
+        same = [one for one in others if all(one[name].shape == feeds[name].shape for name in one)]
+        binding = self.session.bind(kept(feeds), {name: np.empty_like(array) for name, array in want.items()})
         try:
-            return grades.poisoned(binding, self.feeds, same, want, self.trials)
+            return grades.poisoned(binding, feeds, same, want, self.trials)
         finally:
             binding.close()
 
