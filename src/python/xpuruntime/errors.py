@@ -11,7 +11,9 @@ Every message names the thing, the reason and the fix, with control characters a
      ├── PolicyError (ValueError)          a policy has an unknown key, a bad value, or is not a policy
      ├── ModelError (ValueError)           a model file is missing, corrupt, or refers outside its folder
      ├── InputError (ValueError)           an argument is wrong: name, dtype, rank, shape, layout
-     ├── EngineError                       an engine or its device is missing, or it failed while loading or running
+     ├── EngineError                       an engine cannot be used, or did not do what it was asked
+     │    ├── EngineUnavailable            it, a library or a device that it needs is not here or cannot be loaded
+     │    ├── EngineFailed                 it failed while loading, compiling or running a model
      │    └── AccuracyError                results are out of tolerance, so the model is not used
      ├── PlanError                         a plan does not fit the model, policy, machine or engine it is opened with
      └── LockError                         a lock cannot be read, or does not match what is here
@@ -29,6 +31,8 @@ __all__ = [
     "AccuracyError",
     "CudaError",
     "EngineError",
+    "EngineFailed",
+    "EngineUnavailable",
     "InputError",
     "LockError",
     "ModelError",
@@ -96,6 +100,14 @@ class InputError(XpuRuntimeError, ValueError):
 
 class EngineError(XpuRuntimeError):
     """An engine or the device it needs is not there, it refused the model, or it failed while running it."""
+
+
+class EngineUnavailable(EngineError):  # noqa: N818 - a state, as HTTP's 503 names it
+    """An engine, or a library or device that it needs, is not here, cannot be loaded, or is not registered."""
+
+
+class EngineFailed(EngineError):  # noqa: N818 - the other state
+    """An engine failed while it loaded, compiled or ran a model: its own error is in the message."""
 
 
 class AccuracyError(EngineError):

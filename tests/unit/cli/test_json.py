@@ -162,7 +162,7 @@ class TestPolicy:
         (("plan", "MODEL", "--device", "cuda:99"), 3, "CudaError"),
         (("plan", "MODEL", "--device", "cuda:-1"), 2, "PolicyError"),
         (("plan", "MODEL", "--engine", "onnxruntme"), 2, "PolicyError"),
-        (("plan", "MODEL", "--engine", "tensorrt"), 3, "EngineError"),
+        (("plan", "MODEL", "--engine", "tensorrt"), 3, "EngineUnavailable"),
         (("run", "MODEL", "--engine", "ort", "--precision", "bf16", "-d", "cpu"), 1, "UnsupportedOperationError"),
         (("run", "MODEL", "--input", "imge=[1]"), 2, "InputError"),
         (("demo", "--policy", "nope.yaml"), 2, "PolicyError"),

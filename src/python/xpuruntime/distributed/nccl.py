@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import preload
 
@@ -140,7 +140,7 @@ class NcclLibrary:
                 setattr(self, name, function)
             texts = (library.ncclGetErrorString, library.ncclGetLastError)
         except (OSError, AttributeError) as error:
-            raise EngineError(
+            raise EngineUnavailable(
                 f"{path} cannot be used as NCCL: {error}. Fix: install NCCL {OLDEST[0]}.{OLDEST[1]} or newer, "
                 f"{install_command('nccl')}",
                 engine="nccl",
@@ -153,7 +153,7 @@ class NcclLibrary:
         self.version_code = code.value
         self.version = _split_version(code.value)
         if self.version < OLDEST:
-            raise EngineError(
+            raise EngineUnavailable(
                 f"{path} is NCCL {version_text(self.version)}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed. Fix: "
                 f"{install_command('nccl')}",
                 engine="nccl",
@@ -208,7 +208,7 @@ def nccl_library() -> NcclLibrary:
     with _lock:
         if not _opened:
             if not sys.platform.startswith("linux"):
-                raise EngineError(
+                raise EngineUnavailable(
                     f"NCCL is not available on {sys.platform}: NVIDIA ships it for Linux only. Fix: run this on Linux",
                     engine="nccl",
                 )

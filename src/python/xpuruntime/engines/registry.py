@@ -10,7 +10,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import EngineError, XpuRuntimeWarning
+from xpuruntime.errors import EngineError, EngineUnavailable, XpuRuntimeWarning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class EngineRegistry:
         near = difflib.get_close_matches(name, words, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         msg = f"unknown engine {name!r}{hint} Registered: {', '.join(sorted(self._engines))}"
-        raise EngineError(msg, engine=name)
+        raise EngineUnavailable(msg, engine=name)
 
     def names(self) -> tuple[str, ...]:
         """Return the engine names in order of registration."""

@@ -7,7 +7,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import CudaError, EngineError, PolicyError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import (
+    CudaError,
+    EngineError,
+    EngineUnavailable,
+    PolicyError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 from xpuruntime.runtime.extras import reinstall_command
 
 if TYPE_CHECKING:
@@ -45,15 +52,15 @@ def refusal(
     -------
     XpuRuntimeError
         `PolicyError` when every engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
-        not there, `EngineError` when engines, their libraries or another device are missing or a compiled artifact does
-        not fit, `UnsupportedOperationError` otherwise.
+        not there, `EngineUnavailable` when engines, their libraries or another device are missing, `EngineError` when a
+        compiled artifact does not fit, `UnsupportedOperationError` otherwise.
     """
     absent = [v for v in verdicts if v.code == "device_missing" and v.candidate.endswith("@auto")]
     counted = [verdict for verdict in verdicts if verdict not in absent] or verdicts
     codes = {verdict.code for verdict in counted}
     device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
     if not verdicts:
-        return EngineError(
+        return EngineUnavailable(
             f"nothing can run {model_path}: no engine is registered. "
             f"Fix: {reinstall_command()}, which registers those that come with it"
         )
@@ -65,18 +72,20 @@ def refusal(
     message = "\n".join([text, *lines])
 
     if len(absent) == len(verdicts):  # engines were named, and there is none of their devices
-        return EngineError(message, engine=engine)
+        return EngineUnavailable(message, engine=engine)
     if codes <= {"engine_unknown", "option_invalid"}:
         return PolicyError(message, engine=engine)
     cuda = [c.device.startswith("cuda") for c in candidates]
     if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):
         return CudaError(message, device=device, engine=engine)
     if "device_missing" in codes and codes <= _ELSEWHERE | {"device_missing"}:
-        return EngineError(message, device=device, engine=engine)
+        return EngineUnavailable(message, device=device, engine=engine)
     if codes - _ELSEWHERE and codes - _ELSEWHERE <= {"library_missing", "engine_broken"}:
-        return EngineError(message, device=device, engine=engine)  # one engine could, once it is mended
-    if codes & _ARTIFACT_CODES or (codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES):
+        return EngineUnavailable(message, device=device, engine=engine)  # one engine could, once it is mended
+    if codes & _ARTIFACT_CODES:
         return EngineError(message, device=device, engine=engine)
+    if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:
+        return EngineUnavailable(message, device=device, engine=engine)
     return UnsupportedOperationError(message, device=device, engine=engine)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.errors import EngineError, InputError
+from xpuruntime.errors import EngineError, EngineUnavailable, InputError
 from xpuruntime.runtime.elf import read_build_id, read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
@@ -279,7 +279,7 @@ def _load(soname: str, index: LibraryIndex, done: dict[str, Library | None], ext
         return
     del done[soname]
     why = "; ".join(failures) if failures else "it was not found"
-    raise EngineError(
+    raise EngineUnavailable(
         f"{soname} cannot be loaded: {why}. Searched: {index.describe()}. "
         f"Fix: {install_command(extra)}, or put its folder on LD_LIBRARY_PATH"
     )

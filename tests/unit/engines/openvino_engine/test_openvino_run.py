@@ -368,7 +368,7 @@ def test_threads_with_shapes_of_their_own(wide: Path) -> None:
         ("No CPU resources available!", xrt.EngineError, "ENABLE_CPU_RESERVATION"),
         (
             "Exception from src/inference/src/cpp/core.cpp:117:\nsomething else",
-            xrt.EngineError,
+            xrt.EngineFailed,
             "OpenVINO: something else",
         ),
     ],

@@ -205,7 +205,7 @@ def test_failures_become_errors_of_ours() -> None:
     assert isinstance(failure("running m", ["x"], **known, pool="limit of 1 GiB"), xrt.OutOfMemoryError)
     assert isinstance(failure("running m", ["In f (cudaError 700: illegal address)"], **known), xrt.CudaError)
     error = failure("building m", ["no tactics within workspace limit"], **known)
-    assert type(error) is xrt.EngineError
+    assert type(error) is xrt.EngineFailed
     assert "execution.memory.limit" in str(error)
     assert (error.engine, error.device) == ("tensorrt", "cuda:0")
     assert "it gave no reason" in str(failure("building m", [], **known))

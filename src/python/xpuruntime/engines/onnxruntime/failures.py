@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from xpuruntime.errors import CudaError, EngineError, InputError, ModelError, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.errors import CudaError, EngineFailed, InputError, ModelError, OutOfMemoryError, XpuRuntimeError
 
 __all__ = ["translate"]
 
@@ -44,4 +44,4 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
         return ModelError(message, **known)
     if re.search(r"CUDA (?:failure|error)|CUDNN_STATUS|CUBLAS_STATUS", text):
         return CudaError(message, **known)
-    return EngineError(message, **known)
+    return EngineFailed(message, **known)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.observing import assignment
 from xpuruntime.engines.onnxruntime.trial import refuse_crash
-from xpuruntime.errors import EngineError, UnsupportedOperationError
+from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import Source
@@ -139,7 +139,7 @@ def _absent(session: Any, settings: Settings, device: str) -> EngineError:
         f"asked for {settings.provider}, but ONNX Runtime opened the session on "
         f"{', '.join(session.get_providers())}; its library could not be loaded: run `xrt doctor`"
     )
-    return EngineError(msg, engine="onnxruntime", device=device)
+    return EngineUnavailable(msg, engine="onnxruntime", device=device)
 
 
 def _refusal(strays: list[Assigned], settings: Settings, device: str) -> UnsupportedOperationError:

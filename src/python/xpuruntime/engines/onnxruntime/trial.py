@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.model.graph import graphs
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
-from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.errors import EngineFailed, XpuRuntimeError
 from xpuruntime.files.folders import cache_folder, make_private, not_private
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.scratch import ScratchFolder
@@ -119,7 +119,7 @@ def refuse_crash(settings: Settings, source: Source, level: str, device: str) ->
             else f"state execution.provider_options.onnxruntime.graph_optimization_level: {SAFE_LEVEL}, or leave it "
             "out, which is the same for models converted to fp16"
         )
-        raise EngineError(
+        raise EngineFailed(
             f"{source.label} {source.changed} cannot be used at graph_optimization_level: {settings.level}: in a "
             f"process of its own, ONNX Runtime {ended}. Fix: {fix}",
             engine="onnxruntime",

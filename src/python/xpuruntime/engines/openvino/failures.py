@@ -7,7 +7,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import EngineError, ModelError, OutOfMemoryError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import (
+    EngineError,
+    EngineFailed,
+    ModelError,
+    OutOfMemoryError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +68,7 @@ def translate(error: BaseException, *, doing: str, device: str, nodes: Sequence[
         return EngineError(f"{message} {fix}", **known)
     if _BAD_MODEL.search(text):
         return ModelError(message, **known)
-    return EngineError(message, **known)
+    return EngineFailed(message, **known)
 
 
 def _refused(raw: str, text: str, nodes: Sequence[NodeInfo]) -> str | None:

@@ -22,7 +22,7 @@ from xpuruntime.engines.openvino.flattening import flatten_softmax
 from xpuruntime.engines.openvino.naming import name_operations
 from xpuruntime.engines.openvino.readback import read_back, word
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
-from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def _core(device: str) -> Any:
         return ov.Core()
     except Exception as error:  # a vendor package can fail in any way
         msg = f"OpenVINO cannot be used: {error}. Reinstall it: pip install --force-reinstall openvino "
-        raise EngineError(msg, engine="openvino", device=device) from None
+        raise EngineUnavailable(msg, engine="openvino", device=device) from None
 
 
 def _whole(compiled: Any, name: str) -> int:

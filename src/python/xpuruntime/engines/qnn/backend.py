@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,9 @@ def load_backend(folder: Path) -> None:
             ctypes.CDLL(str(library))
     except OSError as error:
         fix = "pip install --force-reinstall --no-deps onnxruntime-qnn"
-        raise EngineError(f"QNN's HTP library cannot be loaded: {error}. {fix}", engine="qnn", device="npu") from None
+        raise EngineUnavailable(
+            f"QNN's HTP library cannot be loaded: {error}. {fix}", engine="qnn", device="npu"
+        ) from None
 
 
 @contextlib.contextmanager

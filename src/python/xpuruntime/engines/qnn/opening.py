@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.qnn.backend import load_backend
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from xpuruntime.engines.qnn.targets import Target
@@ -149,14 +149,14 @@ def _device() -> Any:
             except Exception as error:  # ONNX Runtime's own exceptions, or those of the loader
                 fix = "pip install --force-reinstall --no-deps onnxruntime-qnn"
                 msg = f"ONNX Runtime cannot load the QNN provider: {error}. {fix}"
-                raise EngineError(msg, engine="qnn", device="npu") from None
+                raise EngineUnavailable(msg, engine="qnn", device="npu") from None
             found = _devices(ort)
     if not found:
         msg = (
             "the QNN provider is loaded but offers no device on this machine; the simulator needs Linux or Windows on "
             "x86-64, a device needs Qualcomm's driver"
         )
-        raise EngineError(msg, engine="qnn", device="npu")
+        raise EngineUnavailable(msg, engine="qnn", device="npu")
     return found[0]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.errors import EngineError, UnsupportedOperationError
+from xpuruntime.errors import EngineFailed, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ def refusal(rejected: Sequence[Rejected], faults: Sequence[str], *, label: str, 
     if not rejected:
         said = "; ".join(faults) or "QNN gave no reason, not even in its verbose log"
         msg = f"QNN does not load {label} for {where}: {said}. Run `xrt doctor`, and check the options of the policy"
-        return EngineError(msg, engine="qnn", device="npu")
+        return EngineFailed(msg, engine="qnn", device="npu")
     named = "; ".join(f"{one.name} ({one.op}): {one.reason}" for one in rejected[:_NAMED])
     more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
     ops = ", ".join(sorted({one.op for one in rejected}))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.qnn.worker_main import receive, send
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineError, EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,7 +187,7 @@ class Worker:
         if self._link.dead is not None:
             reason = self._link.dead
             self.close()
-            raise EngineError(f"{reason}. Run `xrt doctor`", engine="qnn", device="npu")
+            raise EngineFailed(f"{reason}. Run `xrt doctor`", engine="qnn", device="npu")
 
     @property
     def pid(self) -> int:
@@ -240,7 +240,7 @@ class Worker:
                 pass
         if question.answer is None:
             reason = question.failure or self._link.dead or "the QNN worker process is gone"
-            raise EngineError(f"{reason}. This session runs no more; open a new one", engine="qnn", device="npu")
+            raise EngineFailed(f"{reason}. This session runs no more; open a new one", engine="qnn", device="npu")
         reply, results = question.answer
         if "error" in reply:
             raise WorkerFailed(reply["error"]["type"], reply["error"]["text"])

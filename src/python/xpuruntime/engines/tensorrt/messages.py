@@ -13,7 +13,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import CudaError, EngineError, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.errors import CudaError, EngineFailed, OutOfMemoryError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,5 +111,5 @@ def failure(doing: str, heard: list[str], *, engine: str, device: str, pool: str
     if pool or (_OUT_OF_MEMORY.search(text) and not _SCRATCH.search(text)):
         fix = "Use smaller shapes, a larger execution.memory.limit, or free other sessions."
         return OutOfMemoryError(f"{message} {fix}", engine=engine, device=device)
-    kind = CudaError if _CUDA.search(text) else EngineError
+    kind = CudaError if _CUDA.search(text) else EngineFailed
     return kind(message, engine=engine, device=device)

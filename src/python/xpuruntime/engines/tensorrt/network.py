@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.tensorrt.messages import cleaned, failure
-from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import EngineFailed, ModelError, UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def _refused(parser: Any, source: Source, request: Request, flavour: Flavour, he
     if all(code.startswith(("UNSUPPORTED", "INVALID_NODE", "INVALID_GRAPH")) for code in codes):
         fix = "Change the node in the model, or use engine onnxruntime."
         return UnsupportedOperationError(f"{message}. {fix}", **known, status=codes[0])
-    return EngineError(message, **known, status=codes[0])
+    return EngineFailed(message, **known, status=codes[0])
 
 
 def _reason(text: str) -> str:

@@ -9,7 +9,7 @@ from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.tensorrt.products import probe_api
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def bindings(flavour: Flavour) -> Any:
         return importlib.import_module(flavour.module)
     except Exception as error:  # an import of a vendor package can fail in any way
         msg = f"{flavour.title} does not import: {error}. {flavour.install}"
-        raise EngineError(msg, engine=flavour.name) from error
+        raise EngineUnavailable(msg, engine=flavour.name) from error
 
 
 def probe(flavour: Flavour) -> EngineFacts:

@@ -10,7 +10,7 @@ from xpuruntime.engines.arrays import kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.torch.names import torch_dtype
-from xpuruntime.errors import EngineError, InputError
+from xpuruntime.errors import EngineFailed, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class TorchBinding(Binding):
         except Exception as error:
             if model.settings.graph == "require":
                 text = str(error).strip().splitlines()[0]
-                raise EngineError(
+                raise EngineFailed(
                     f"{model.request.model.path} cannot be captured as a CUDA graph: {text}. "
                     "State cuda_graph: prefer to run it without",
                     engine="torch",

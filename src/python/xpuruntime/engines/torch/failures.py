@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.errors import CudaError, EngineError, OutOfMemoryError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import CudaError, EngineFailed, OutOfMemoryError, UnsupportedOperationError, XpuRuntimeError
 
 __all__ = ["translate"]
 
@@ -26,4 +26,4 @@ def translate(error: Exception, *, doing: str, device: str) -> XpuRuntimeError:
             engine="torch",
             device=device,
         )
-    return EngineError(text, engine="torch", device=device)
+    return EngineFailed(text, engine="torch", device=device)
