@@ -54,11 +54,9 @@ def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
-def imported_by(path: Path) -> list[tuple[int, str]]:
-    """Return line and full name of everything a file imports, wherever in the file, except for type checkers only."""
+def runtime_imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a file, wherever in it, except those for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    inside_package = path.relative_to(SOURCE.parent).with_suffix("").parts
-    package = inside_package[:-1]
     typing_only = {
         id(node)
         for block in ast.walk(tree)
@@ -66,13 +64,22 @@ def imported_by(path: Path) -> list[tuple[int, str]]:
         for child in block.body
         for node in ast.walk(child)
     }
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in typing_only
+    ]
+
+
+def imported_by(path: Path) -> list[tuple[int, str]]:
+    """Return line and full name of everything a file imports, wherever in the file, except for type checkers only."""
+    inside_package = path.relative_to(SOURCE.parent).with_suffix("").parts
+    package = inside_package[:-1]
     found = []
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
+    for node in runtime_imports(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             if module == "xpuruntime":
@@ -107,6 +114,76 @@ def test_imports_go_one_way(path: Path):
         if target in ALLOWED and target not in ALLOWED[room]:
             wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Return for each module of the package the modules of it that it imports, wherever in the file."""
+    paths = {}
+    for path in modules():
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = set()
+        for node in runtime_imports(path):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif node.level == 0 and node.module is not None:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {one if one in paths else node.module for one in inner}
+        graph[name] = (found & paths.keys()) - {name}
+    return graph
+
+
+def import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or over others (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == order[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                cycles.append(sorted(group))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return cycles
+
+
+def test_no_modules_import_each_other():
+    """Also not inside of a room, and not by an import inside of a function; type checkers' imports are left out."""
+    graph = module_graph()
+    assert len(graph) > 500
+    cycles = import_cycles(graph)
+    assert not cycles, "\n".join(
+        f"{name} imports {', '.join(sorted(graph[name] & set(group)))}" for group in cycles for name in group
+    )
+
+
+def test_the_cycle_test_can_fail(tmp_path, monkeypatch):
+    source = tmp_path / "src" / "python" / "xpuruntime"
+    (source / "policies").mkdir(parents=True)
+    (source / "policies" / "__init__.py").write_text("")
+    (source / "policies" / "one.py").write_text("from xpuruntime.policies import two\n")
+    (source / "policies" / "two.py").write_text("def f():\n    from xpuruntime.policies.three import g\n")
+    (source / "policies" / "three.py").write_text("import xpuruntime.policies.one\n")
+    (source / "policies" / "four.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from xpuruntime.policies.four import x\n"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", source)
+    assert import_cycles(module_graph()) == [[f"xpuruntime.policies.{name}" for name in ("one", "three", "two")]]
 
 
 def test_the_direction_test_can_fail(tmp_path, monkeypatch):

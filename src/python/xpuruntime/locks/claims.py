@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.locks.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
 from xpuruntime.policies.verify_policy import Inconclusive
 
 if TYPE_CHECKING:
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "SECTIONS", "VERDICTS", "Claim", "ClaimVerdict", "VerificationResult"]
 
 SCHEMA = "xpuruntime.verification/1"
-
-Section = Literal["evidence", "accuracy", "determinism", "speed", "memory", "start", "audit"]
-ClaimVerdict = Literal["pass", "fail", "inconclusive", "unobservable", "skipped"]
-
-#: In the order in which they are checked.
-SECTIONS: tuple[Section, ...] = ("evidence", "accuracy", "determinism", "memory", "start", "audit", "speed")
-#: The worst first.
-VERDICTS: tuple[ClaimVerdict, ...] = ("fail", "inconclusive", "unobservable", "skipped", "pass")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

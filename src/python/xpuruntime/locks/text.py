@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.tables import plain, table
-from xpuruntime.locks.claims import VERDICTS
+from xpuruntime.locks.vocabulary import VERDICTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -26,7 +26,7 @@ from xpuruntime.errors import (
 )
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.reading import read_regular
-from xpuruntime.locks.claims import SECTIONS, Claim, Section, VerificationResult
+from xpuruntime.locks.claims import Claim, VerificationResult
 from xpuruntime.locks.conditions import machine_conditions
 from xpuruntime.locks.verifying.accuracy import accuracy_claims
 from xpuruntime.locks.verifying.audit import audit_claims
@@ -36,6 +36,7 @@ from xpuruntime.locks.verifying.memory import memory_claims, start_claims
 from xpuruntime.locks.verifying.metrics import Metric, read_metric
 from xpuruntime.locks.verifying.speed import speed_claims
 from xpuruntime.locks.verifying.subject import Subject
+from xpuruntime.locks.vocabulary import SECTIONS, Section
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.refusal import did_you_mean
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime import _core
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import ANY_CALL
-from xpuruntime.policies.kernel_rule import bounds_of
+from xpuruntime.policies.int_range import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

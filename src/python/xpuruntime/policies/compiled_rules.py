@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts
+from xpuruntime.policies.int_range import bounds_of
 from xpuruntime.policies.name_patterns import Glob, literal_of, literal_prefix
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ Condition: TypeAlias = "tuple[int, Callable[[Any], bool | None]]"
 
 def conditions_of(match: RuleMatch) -> tuple[Condition, ...]:
     """Return the keys that a rule states as tests of facts, the cheapest first."""
-    from xpuruntime.policies.kernel_rule import bounds_of
-
     found: list[Condition] = []
     if match.op is not None:
         found.append((_AT["op"], match.op.__eq__))

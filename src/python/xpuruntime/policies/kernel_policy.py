@@ -72,6 +72,9 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
     'cudnn_heuristic'
     """
 
+    #: The class of policy files, `Policy`, which enters itself: it is made of this one.
+    WHOLE: ClassVar[Any]
+
     KINDS: ClassVar[dict[str, Kind]] = {
         **{op: _kernels(op) for op in OPS},
         "rules": ListOf(
@@ -210,24 +213,21 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         return cls._from_policy(files.load(path), files.name_of(path))
 
     def _document(self) -> dict[str, Any]:
-        from xpuruntime.policies.policy import Policy
-
-        document = Policy(kernels=self).to_dict()
+        document: dict[str, Any] = self.WHOLE(kernels=self).to_dict()
         del document["mode"]
         return document
 
     @classmethod
     def _from_policy(cls, document: files.Document, name: str) -> Self:
-        from xpuruntime.policies.policy import Policy
-
-        policy = Policy.from_document(document)
+        policy = cls.WHOLE.from_document(document)
         others = [key for key in ("mode", "execution", "accuracy", "verify") if document.has(key)]
         if others:
             raise PolicyError(
                 f"{name}: states {' and '.join(others)}, which a KernelPolicy cannot hold; "
                 f"read it with Policy.load and take its .kernels"
             )
-        return policy.kernels  # type: ignore[return-value]
+        kernels: Self = policy.kernels
+        return kernels
 
 
 def _check_op(op: str) -> str:

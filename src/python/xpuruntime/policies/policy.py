@@ -252,6 +252,9 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         return cls(**fields)
 
 
+KernelPolicy.WHOLE = Policy
+
+
 def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(value, PolicyValue) and key in ("execution.memory", "execution.artifacts"):
         for name, field in value.stated_fields().items():

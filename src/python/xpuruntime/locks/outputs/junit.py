@@ -8,8 +8,8 @@ import re
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.claims import SECTIONS
 from xpuruntime.locks.text import place_text
+from xpuruntime.locks.vocabulary import SECTIONS
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:

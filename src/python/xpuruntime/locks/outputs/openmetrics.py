@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.claims import VERDICTS
+from xpuruntime.locks.vocabulary import VERDICTS
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:

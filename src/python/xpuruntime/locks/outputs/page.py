@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.locks.claims import SECTIONS
 from xpuruntime.locks.rules import rule_of
 from xpuruntime.locks.text import place_text, worst_first
+from xpuruntime.locks.vocabulary import SECTIONS
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
