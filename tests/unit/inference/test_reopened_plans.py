@@ -192,6 +192,16 @@ class TestSpec:
         np.testing.assert_allclose(logits, expected(), rtol=1e-5)
         assert (request, execution) == (planned().request_hash, planned().execution_hash)
 
+    def test_a_lock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        xrt.lock(MODEL, POLICY, "model.lock")
+        spec = pickle.loads(pickle.dumps(xrt.SessionSpec(model=MODEL, policy=POLICY, lock="model.lock")))
+        assert spec.lock == str(tmp_path / "model.lock")
+        np.testing.assert_allclose(opened(spec)[0], expected(), rtol=1e-5)
+        other = xrt.SessionSpec(model=MODEL, policy={"execution": {"device": "cpu", "threads": 2}}, lock="model.lock")
+        with pytest.raises(xrt.LockError):
+            other.open()
+
     def test_an_artifact(self, tmp_path: Path) -> None:
         xrt.compile_model(MODEL, tmp_path / "model.xrt", policy=POLICY)
         spec = pickle.loads(pickle.dumps(xrt.SessionSpec(model=tmp_path / "model.xrt")))
@@ -207,6 +217,7 @@ class TestSpec:
             ({"model": ""}, InputError),
             ({"model": "m.onnx", "policy": {"execution": {"devise": "cpu"}}}, PolicyError),
             ({"model": "m.onnx", "plan": "{}"}, InputError),
+            ({"model": "m.onnx", "plan": planned(), "lock": "m.lock"}, InputError),
         ],
     )
     def test_what_is_no_spec(self, arguments: dict[str, Any], error: type[Exception]) -> None:

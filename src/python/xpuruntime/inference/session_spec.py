@@ -35,6 +35,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine : str or tuple of str, optional
     plan : Plan, optional
         Open exactly this plan; see `InferenceSession`.
+    lock : str or path, optional
+        A lock file to open under, kept as an absolute path; not beside a plan.
     trust : bool
         As for `InferenceSession`.
 
@@ -52,6 +54,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     engine: str | tuple[str, ...] | None = None
     plan: Plan | None = None
+    lock: Any = None
     trust: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +68,10 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"plan is an object of type {type(self.plan).__name__}. Fix: read it with Plan.from_json")
         put = msgspec.structs.force_setattr
         put(self, "model", os.path.abspath(user_path(self.model, "the model")))  # noqa: PTH100 - keeps links
+        if self.lock is not None:
+            if self.plan is not None:
+                raise InputError("a lock has a plan of its own: leave out plan, or lock")
+            put(self, "lock", os.path.abspath(user_path(self.lock, "the lock")))  # noqa: PTH100 - keeps links
         if self.policy is not None:
             put(self, "policy", Policy.coerce(self.policy))
         if isinstance(self.engine, list):
@@ -86,5 +93,6 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
             engine=self.engine,
             policy=self.policy,
             plan=self.plan,
+            lock=self.lock,
             trust=self.trust,
         )
