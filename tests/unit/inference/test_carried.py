@@ -12,8 +12,10 @@ import onnx
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.evidence.model_metadata.export_lock import ExportLock, LockedKernel, onnx_digest
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule, read_policy
+from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
+from xpuruntime.lockfile.export_lock import ExportLock
+from xpuruntime.lockfile.records import CallEntry
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 from xpuruntime.testing import models
 
@@ -201,11 +203,21 @@ class TestLock:
     @pytest.mark.parametrize("text", ["{", '{"schema": "x"}', None])
     def test_one_that_cannot_be_read(self, tmp_path: Path, text: str | None) -> None:
         proto = models.mlp()
-        lock = text or lock_for(proto, schema="xpuruntime.export/9").to_json()
+        lock = text or lock_for(proto).to_json().replace("xpuruntime.lock/1", "xpuruntime.lock/9")
         path = write(tmp_path, None, lock, proto=proto)
         assert any("lock" in line for line in plan(path).warnings)
         with pytest.raises(xrt.LockError, match="lock"):
             plan(path, policy={"mode": "strict"})
+
+    def test_one_of_an_earlier_release_is_read(self) -> None:
+        text = (
+            '{"torch":"2.13.0","xpuruntime":"0.1.0","exporter":"torch.export","opset":0,"weights":"sha256:00",'
+            '"device":"cpu","device_name":"","arch":"","kernels":[{"op":"matmul","dtype":"fp32","kernel":"cpu.blas",'
+            '"module":"fc"}],"schema":"xpuruntime.export/1"}'
+        )
+        old = ExportLock.from_json(text, "m")
+        assert (old.torch, old.kernels[0].kernel, old.kernels[0].module) == ("2.13.0", "cpu.blas", "fc")
+        assert ExportLock.from_json(old.to_json(), "m") == old
 
     def test_weights_elsewhere_are_not_compared(self, tmp_path: Path) -> None:
         proto = models.mlp()
@@ -226,7 +238,7 @@ class TestLock:
         import re
 
         proto = models.mlp()
-        kernels = (LockedKernel(op="matmul", dtype="fp32", kernel=kernel),)
+        kernels = (CallEntry(op="matmul", dtype="fp32", kernel=kernel),)
         device = "cuda:0" if arch else "cpu"
         path = write(tmp_path, OURS, lock_for(proto, kernels=kernels, arch=arch, device=device), proto=proto)
         with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:

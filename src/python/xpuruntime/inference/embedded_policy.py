@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.errors import LockError, ModelError, PolicyError
-from xpuruntime.evidence.model_metadata.export_lock import ExportLock
 from xpuruntime.evidence.model_metadata.policy import (
     LOCK_KEY,
     OP_OF_NODE,
@@ -18,6 +17,7 @@ from xpuruntime.evidence.model_metadata.policy import (
     module_of_node,
     read_policy,
 )
+from xpuruntime.lockfile.export_lock import ExportLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

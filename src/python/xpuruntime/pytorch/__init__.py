@@ -45,6 +45,7 @@ _LAZY = {
     "Exported": "exporter",
     "get_kernel_policy": "dispatch.policy_scope",
     "kernel_policy": "dispatch.policy_scope",
+    "lock": "training_lock",
     "LayerParity": "layer_parity.parity",
     "memory_report": "allocator.report",
     "Parity": "layer_parity.parity",

@@ -21,8 +21,8 @@ from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
-from xpuruntime.evidence.model_metadata.export_lock import onnx_digest
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
+from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:

@@ -218,6 +218,7 @@ def set_kernel_policy(
     policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     *,
     root: torch.nn.Module | None = None,
+    lock: str | os.PathLike[str] | None = None,
     **kernels: Any,
 ) -> None:
     """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another frame.
@@ -229,11 +230,16 @@ def set_kernel_policy(
         ``None`` and no kernels: as `clear_kernel_policy`.
     root : torch.nn.Module, optional
         The module at which paths begin that rules ask for; default: the largest one that has been called.
+    lock : path, optional
+        A training lock that `xpuruntime.pytorch.lock` wrote, instead of a policy: its kernels with their
+        configurations, once its validators hold. Nothing is tuned.
     **kernels
         The fields of a `KernelPolicy` instead: ``matmul="cublasLt", attention="flash_v2"``.
 
     Raises
     ------
+    LockError
+        The lock does not hold, cannot be read, or is not one of training.
     PolicyError
         Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
         policy that held before holds on.
@@ -266,7 +272,7 @@ def set_kernel_policy(
     >>> xrt_torch.clear_kernel_policy()
     """
     _import_graph_trees()
-    report(_core.call_aside(_change, _policy_of(policy, kernels, root), root))
+    report(_core.call_aside(_change, _policy_of(policy, kernels, root, lock), root))
 
 
 def _import_graph_trees() -> None:
@@ -301,7 +307,7 @@ class kernel_policy:  # noqa: N801 - used like a function
 
     Parameters
     ----------
-    policy, root, **kernels
+    policy, root, lock, **kernels
         As for `set_kernel_policy`. Without a policy and kernels, PyTorch's own kernels run inside.
 
     Warns
@@ -322,9 +328,10 @@ class kernel_policy:  # noqa: N801 - used like a function
         policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
         *,
         root: torch.nn.Module | None = None,
+        lock: str | os.PathLike[str] | None = None,
         **kernels: Any,
     ) -> None:
-        self._policy = _policy_of(policy, kernels, root)
+        self._policy = _policy_of(policy, kernels, root, lock)
         self._root = root
         _import_graph_trees()
         self._entered: list[_Entered] = []
@@ -345,10 +352,16 @@ class kernel_policy:  # noqa: N801 - used like a function
             report(active)
 
 
-def _policy_of(policy: Any, kernels: dict[str, Any], root: Any) -> Policy | None:
+def _policy_of(policy: Any, kernels: dict[str, Any], root: Any, lock: Any) -> Policy | None:
     if root is not None and not isinstance(root, torch.nn.Module):
         msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
         raise TypeError(msg)
+    if lock is not None:
+        if policy is not None or kernels:
+            raise PolicyError("a lock has a policy of its own: leave out the policy and kernels, or lock")
+        from xpuruntime.pytorch.training_lock import policy_of_lock
+
+        return policy_of_lock(lock)
     if root is not None and policy is None and not kernels:
         raise PolicyError("root is where the paths in a policy's rules begin, and no policy is given")
     if policy is not None and kernels:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    from xpuruntime.evidence.model_metadata.export_lock import ExportLock
+    from xpuruntime.lockfile.export_lock import ExportLock
     from xpuruntime.policies import Policy
 
 __all__ = ["OPSET", "Exported"]

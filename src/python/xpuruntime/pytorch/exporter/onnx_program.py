@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
-from xpuruntime.evidence.model_metadata.export_lock import onnx_digest
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
+from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.atomic_files import appearing
 from xpuruntime.pytorch.exporter.exported import OPSET, Exported

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import xpuruntime
-from xpuruntime.evidence.model_metadata.export_lock import ExportLock, locked_kernels
+from xpuruntime.lockfile.export_lock import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.policies.name_patterns import NameSet

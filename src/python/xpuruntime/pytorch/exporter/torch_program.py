@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import ModelError
-from xpuruntime.evidence.model_metadata.export_lock import digest_tensors
 from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
+from xpuruntime.evidence.model_metadata.weight_digest import digest_tensors
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.atomic_files import appearing
 from xpuruntime.pytorch.exporter.exported import Exported

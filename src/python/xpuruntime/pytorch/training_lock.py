@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Training locks: the kernels of a step, by operation, sizes, type, phase and module, as rules that replay them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+import xpuruntime
+from xpuruntime.errors import InputError, LockError
+from xpuruntime.files.paths import kind_of, user_path
+from xpuruntime.lockfile.canonical import load_lock, save_lock
+from xpuruntime.lockfile.differences import compare_identities
+from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.entries import OWN_KERNELS
+from xpuruntime.lockfile.records import CallEntry, Identity, Lock, LockedPolicy, Provenance
+from xpuruntime.lockfile.rules import policy_digest, rules_of_calls, stated_keys, without_lock
+from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.snapshot import machine_snapshot
+
+if TYPE_CHECKING:
+    import os
+
+    from xpuruntime.pytorch.explanation.explanation import Explanation
+    from xpuruntime.pytorch.explanation.summary import Row
+
+__all__ = ["lock", "policy_of_lock"]
+
+#: Operators whose sizes follow from the shapes of two matrices.
+_PRODUCTS = ("aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out")
+_MATRIX = 2
+
+
+def lock(
+    found: Explanation, path: str | os.PathLike[str] | None = None, *, upgrade: bool = False, note: str = ""
+) -> Lock:
+    """Return a lock of the kernels that a step ran, and write it.
+
+    Calls that no policy asks for are not in it. Where the file is there and the step ran as it has it, the file is left
+    as it is.
+
+    Parameters
+    ----------
+    found : Explanation
+        Of `explain`, around one step under a policy, after its ``with`` block.
+    path : str or path, optional
+        The file; default: none is written.
+    upgrade : bool
+        Replace a lock that is there and does not hold.
+    note : str
+        Kept in the lock.
+
+    Raises
+    ------
+    LockError
+        The lock that is there does not hold; or calls that a rule cannot tell apart ran different kernels.
+    InputError
+        Nothing was run under a policy, or the file cannot be read or written.
+
+    Examples
+    --------
+    >>> import tempfile, torch, xpuruntime.pytorch as xrt_torch
+    >>> path = tempfile.mkdtemp() + "/step.lock"
+    >>> with xrt_torch.kernel_policy(matmul="cpu.blas"), xrt_torch.explain() as found:
+    ...     product = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    >>> made = xrt_torch.lock(found, path)
+    >>> with xrt_torch.kernel_policy(lock=path):
+    ...     again = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    """
+    made = _lock_of(found, note)
+    if path is None:
+        return made
+    target = user_path(path, "the lock")
+    if kind_of(target) == "file":
+        old = load_lock(target)
+        drifts = compare_identities(old.identity, made.identity)
+        if not drifts:
+            return old
+        if not upgrade:
+            raise drift_error(str(target), drifts)
+    save_lock(made, target)
+    return made
+
+
+def _lock_of(found: Explanation, note: str) -> Lock:
+    if found.policy is None:
+        raise InputError("no policy held when explain() was entered, and a lock is of the kernels that one asks for")
+    policy = without_lock(Policy.coerce(found.policy))
+    rows = [row for row in found.rows if row.op and row.resolved and row.source != "default"]
+    if not rows:
+        raise InputError("no call of the step is one that its policy asks for: there is nothing to lock")
+    device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
+    here = _surroundings(device, policy)
+    kernels = [row.resolved for row in rows]
+    validators = collect_validators(here, own_kernels=[one for one in kernels if one.startswith(OWN_KERNELS)])
+    ids = tuple(sorted(one.id for one in validators))
+    return Lock.of(
+        Identity(
+            subject="training",
+            policy=LockedPolicy(sha256=policy_digest(policy), stated=stated_keys(policy), document=policy.to_dict()),
+            validators=validators,
+            calls=_calls(rows, ids),
+        ),
+        provenance=Provenance(
+            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            command="xpuruntime.pytorch.lock",
+            version=xpuruntime.__version__,
+            note=note,
+        ),
+    )
+
+
+def _calls(rows: list[Row], ids: tuple[str, ...]) -> tuple[CallEntry, ...]:
+    """Return one entry for each kind of calls that a rule can tell apart; those with a module first."""
+    found: dict[tuple[Any, ...], CallEntry] = {}
+    for row in rows:
+        entry = CallEntry(
+            op=row.op,
+            dtype=row.dtypes[0] if len(row.dtypes) == 1 else "",
+            facts=_sizes(row),
+            phase=row.phase,
+            module=row.module,
+            kernel=row.resolved,
+            count=row.count,
+            depends_on=ids,
+        )
+        key = (not entry.module, entry.module, entry.op, entry.phase, entry.dtype, tuple(sorted(entry.facts.items())))
+        other = found.get(key)
+        if other is None:
+            found[key] = entry
+        elif other.kernel == entry.kernel:
+            found[key] = msgspec.structs.replace(other, count=other.count + entry.count)
+        else:
+            raise LockError(
+                f"cannot lock {entry.name}: calls that a rule cannot tell apart ran {other.kernel} and {entry.kernel}. "
+                "Fix: call them from modules of their own, or state one kernel for them in kernels.rules"
+            )
+    return tuple(found[key] for key in sorted(found))
+
+
+def _sizes(row: Row) -> dict[str, int]:
+    """Return ``m``, ``n`` and ``k`` of a product of two matrices; of other calls nothing."""
+    matrices = [shape for shape in row.shapes if len(shape) == _MATRIX]
+    if row.op != "matmul" or row.operator not in _PRODUCTS or len(matrices) < _MATRIX:
+        return {}
+    (m, k), (inner, n) = matrices[-2:]
+    return {"m": m, "n": n, "k": k} if inner == k else {}
+
+
+def _surroundings(device: str, policy: Policy) -> Surroundings:
+    facts = EngineFacts(name="torch", version=str(torch.__version__), loadable=True)
+    machine = machine_snapshot().with_engines({"torch": facts})
+    return Surroundings(engine="torch", device=device, machine=machine, policy=stated_keys(policy))
+
+
+def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
+    """Return the policy that replays a training lock, once its validators hold: its calls are the first rules.
+
+    Raises
+    ------
+    LockError
+        The lock does not hold, cannot be read, or is not one of training.
+    InputError
+        There is no such file.
+    """
+    source = user_path(path, "the lock")
+    found = load_lock(source)
+    identity = found.identity
+    if identity.subject != "training" or identity.policy is None:
+        raise LockError(
+            f"{source} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
+            "with `xpuruntime.pytorch.lock`"
+        )
+    policy = Policy.coerce(identity.policy.document)
+    device = next((one.key for one in identity.validators if one.kind == "device"), "cpu")
+    drifts = compare_validators(identity, _surroundings(device, policy))
+    if drifts:
+        raise drift_error(str(source), drifts)
+    kernels = policy.kernels
+    return policy.replace(kernels=kernels.replace(rules=(*rules_of_calls(identity.calls), *kernels.rules)))

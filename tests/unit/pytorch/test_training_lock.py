@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Locks of training steps: their kernels are replayed, and what drifts is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime.lockfile.canonical import load_lock, save_lock
+from xpuruntime.lockfile.records import Identity, Lock
+
+
+def step(seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    net(torch.randn(3, 8)).square().sum().backward()
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+def locked(path: Path, matmul: str = "cpu.blas") -> Lock:
+    with xt.kernel_policy(matmul=matmul), xt.explain() as found:
+        step()
+    return xt.lock(found, path)
+
+
+def test_a_step_is_replayed(tmp_path: Path) -> None:
+    made = locked(tmp_path / "step.lock")
+    phases = {(one.module, one.phase) for one in made.identity.calls}
+    assert {("0", "train"), ("2", "train"), ("0", "backward"), ("2", "backward")} <= phases
+    assert {one.kernel for one in made.identity.calls} == {"cpu.blas"}
+    with xt.kernel_policy(matmul="cpu.blas"):
+        expected = step()
+    with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as found:
+        grads = step()
+    assert all(torch.equal(one, other) for one, other in zip(grads, expected, strict=True))
+    asked = [row for row in found.rows if row.op == "matmul"]
+    assert asked
+    assert all(row.source.startswith("kernels.rules[") and row.resolved == "cpu.blas" for row in asked)
+
+
+def test_locking_twice_gives_the_same_identity(tmp_path: Path) -> None:
+    first = locked(tmp_path / "step.lock")
+    before = (tmp_path / "step.lock").read_bytes()
+    assert locked(tmp_path / "step.lock").digest == first.digest
+    assert (tmp_path / "step.lock").read_bytes() == before
+
+
+def test_other_kernels_are_named_and_the_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "step.lock"
+    locked(path)
+    before = path.read_bytes()
+    with pytest.raises(xrt.LockError, match=r"kernel matmul fp32 .*expected cpu\.blas, found cpu\.reference"):
+        locked(path, "cpu.reference")
+    assert path.read_bytes() == before
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+        step()
+    xt.lock(found, path, upgrade=True)
+    assert {one.kernel for one in load_lock(path).identity.calls} == {"cpu.reference"}
+
+
+@pytest.mark.parametrize("kind", ["engine", "library", "device", "kernel_source", "cpu_isa", "package", "environment"])
+def test_validators(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "step.lock"
+    identity = locked(path).identity
+    one = next(one for one in identity.validators if one.kind == kind)
+    expect: Any = {**one.expect, "version": "0.9"} if isinstance(one.expect, dict) else "other"
+    other = msgspec.structs.replace(one, expect=expect)
+    edited = tuple(other if found is one else found for found in identity.validators)
+    save_lock(Lock.of(msgspec.structs.replace(identity, validators=edited)), path)
+    with pytest.raises(xrt.LockError) as refused:
+        xt.kernel_policy(lock=path)
+    (drift,) = refused.value.drifts
+    assert (drift.code, drift.validator) == (kind, one.id)
+    assert list(drift.entries) == [call.name for call in identity.calls]
+
+
+def test_what_cannot_be_locked(tmp_path: Path) -> None:
+    with xt.explain() as found:
+        step()
+    with pytest.raises(xrt.InputError, match="no policy held"):
+        xt.lock(found)
+    save_lock(Lock.of(Identity(subject="inference")), tmp_path / "other.lock")
+    with pytest.raises(xrt.LockError, match="lock of inference"):
+        xt.kernel_policy(lock=tmp_path / "other.lock")
+    with pytest.raises(xrt.PolicyError, match="a policy of its own"):
+        xt.kernel_policy(matmul="cpu.blas", lock=tmp_path / "other.lock")
