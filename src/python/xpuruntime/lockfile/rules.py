@@ -86,7 +86,21 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
     calls : iterable of CallEntry
     """
     kernels = policy.kernels
+    rules = kernels.rules
+    if kernels.auto_strategy == "best_performance":
+        # What was measured is a rule by now; a node without one is served by the engine, and stays so.
+        kernels = kernels.replace(
+            auto_strategy="first_supported", **{op: _without_auto(getattr(kernels, op)) for op in OPS}
+        )
+        stated = ((one, _without_auto(one.use)) for one in rules)
+        rules = tuple(one.replace(use=use) for one, use in stated if use or one.precision is not None)
     return without_lock(policy).replace(
         execution=without_lock(policy).execution.replace(engine=engine, device=device, fallback="error"),
-        kernels=kernels.replace(rules=(*rules_of_calls(calls), *kernels.rules)),
+        kernels=kernels.replace(rules=(*rules_of_calls(calls), *rules)),
     )
+
+
+def _without_auto(use: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    """Return the kernels that are named, without the choice that was left at the end."""
+    named = tuple(one for one in ((use,) if isinstance(use, str) else use or ()) if one != "auto")
+    return named or None
