@@ -108,6 +108,8 @@ def test_github(
         (("--out", "junit=nowhere/a.xml"), "the folder"),
         (("--out", "junit=a", "--out", "sarif=a"), "name the same file"),
         (("--out", "md=policy.yaml"), "would replace the policy"),
+        (("--lock", "policy.yaml", "--out", "md=./policy.yaml"), "would replace the policy"),
+        (("--lock", "nowhere.lock"), "nowhere.lock"),
         (("--only", "evidnce"), "did you mean 'evidence'?"),
         (("--budget", "60"), "no unit is given"),
         (("--inconclusive", "ignore"), "'ignore' is not a valid value"),

@@ -164,6 +164,33 @@ class TestEvidence:
         assert result.exit_code == 1
 
 
+class TestLock:
+    def test_a_lock_that_holds_and_one_that_does_not(self, digits, tmp_path):
+        path = tmp_path / "digits.lock"
+        xrt.lock(digits, CPU, path)
+        result = xrt.verify(digits, lock=path, only=["evidence"])
+        assert only_claim(result, "evidence.lock").verdict == "pass", str(result)
+        assert (result.exit_code, result.lock) == (0, str(path))
+        policy = {"execution": {**CPU["execution"], "threads": 1}}
+        result = xrt.verify(digits, policy, lock=path, only=["evidence"])
+        failed = [one.id for one in result.of("fail") if one.id.startswith("evidence.lock.")]
+        assert "evidence.lock.policy" in failed
+        assert result.exit_code == 1
+
+    def test_a_lock_of_another_machine_is_not_compared(self, digits, tmp_path, monkeypatch):
+        from xpuruntime.lockfile.drift import Drift
+        from xpuruntime.locks.relock import LockResult
+        from xpuruntime.locks.verifying import locked
+
+        path = tmp_path / "digits.lock"
+        made = xrt.lock(digits, CPU, path).lock
+        drift = Drift(code="cpu_isa", subject="cpu", validator="cpu-1", expected="avx512f", found="avx2")
+        monkeypatch.setattr(locked, "lock", lambda *_, **__: LockResult(lock=made, drifts=(drift,)))
+        result = xrt.verify(digits, lock=path, only=["evidence"])
+        assert only_claim(result, "evidence.lock.cpu_isa").code == "other_machine"
+        assert (result.comparable, result.exit_code) == (False, 3)
+
+
 class TestAccuracy:
     def test_an_output_out_of_tolerance(self, digits):
         result = planted(digits, lambda run, feeds: {k: v + 1 for k, v in run(feeds).items()}, only=["accuracy"])

@@ -26,6 +26,10 @@ OnlyOption = Annotated[
     str | None,
     typer.Option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy.", show_default=False),
 ]
+LockOption = Annotated[
+    str | None,
+    typer.Option("--lock", metavar="FILE", help="Also check a lock that `xrt lock` wrote.", show_default=False),
+]
 AgainstOption = Annotated[
     str | None,
     typer.Option(
@@ -84,6 +88,7 @@ def verify(
     input: InputOption = None,
     choice: Choice,
     dim: DimOption = None,
+    lock: LockOption = None,
     only: OnlyOption = None,
     metric: MetricOption = None,
     against: AgainstOption = None,
@@ -104,6 +109,7 @@ def verify(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session_options import prepare
+    from xpuruntime.files.conflicts import refuse_overwriting
     from xpuruntime.locks.outputs import FORMATS
     from xpuruntime.locks.outputs.gitlab import report_files
     from xpuruntime.locks.verify import verify as verified
@@ -116,12 +122,14 @@ def verify(
     for option, path in named.items():
         check_target(option, path)
     check_outputs(named, model, choice, input)
+    refuse_overwriting(named, [] if lock is None else [("the lock", lock)])
     seconds = None if budget is None else read_duration(budget, "--budget")
     _check_inconclusive(inconclusive)
     feeds = prepare(model, input, dim, trust=choice.trust)[1]
     with working("verifying", as_json=json):
         result = verified(
             model,
+            lock=lock,
             inputs=feeds.arrays,
             only=None if only is None else [one.strip() for one in only.split(",")],
             metrics=metric or (),

@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
     "not_opened": Rule("XRT1008", "SessionNotOpened", "The model could not be opened under the policy."),
     "lock_differs": Rule("XRT1009", "LockEntryDiffers", "Something else ran than the lock records."),
     "lock_stale": Rule("XRT1010", "LockStale", "A validator of the lock does not hold here."),
+    "other_machine": Rule("XRT1011", "OtherMachine", "The lock was made on another machine: nothing can be compared."),
     "out_of_tolerance": Rule("XRT2001", "OutputOutOfTolerance", "An output is too far from the reference."),
     "not_compared": Rule("XRT2002", "OutputNotCompared", "An output could not be compared with the reference."),
     "below_floor": Rule("XRT2003", "MetricBelowFloor", "A metric of the user is below its least value."),

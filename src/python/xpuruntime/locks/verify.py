@@ -26,12 +26,14 @@ from xpuruntime.errors import (
 )
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.reading import read_regular
+from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.locks.claims import Claim, VerificationResult
 from xpuruntime.locks.conditions import machine_conditions
 from xpuruntime.locks.verifying.accuracy import accuracy_claims
 from xpuruntime.locks.verifying.audit import audit_claims
 from xpuruntime.locks.verifying.determinism import determinism_claims
 from xpuruntime.locks.verifying.evidence import evidence_claims
+from xpuruntime.locks.verifying.locked import OTHER_MACHINE
 from xpuruntime.locks.verifying.memory import memory_claims, start_claims
 from xpuruntime.locks.verifying.metrics import Metric, read_metric
 from xpuruntime.locks.verifying.speed import speed_claims
@@ -70,6 +72,7 @@ def verify(
     model: ModelLike,
     policy: PolicyLike | None = None,
     *,
+    lock: str | os.PathLike[str] | None = None,
     inputs: Mapping[str, Any] | None = None,
     only: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = (),
@@ -92,6 +95,8 @@ def verify(
         As for `InferenceSession`.
     policy : Policy, path, mapping, or ``"auto"``, optional
         Its section ``verify`` says what is checked beyond its keys. Claims of a file name line and column.
+    lock : path, optional
+        A lock file, checked as ``xrt lock --check`` does; its policy holds where none is given.
     inputs : mapping of str to array, optional
         Default: made up from the model's shapes, the same each time; the result notes it.
     only : sequence of str, optional
@@ -118,6 +123,8 @@ def verify(
     ------
     InputError
         An argument is wrong, or the inputs do not fit the model.
+    LockError
+        The lock file cannot be used.
     PolicyError
     ModelError
     EngineError
@@ -140,6 +147,9 @@ def verify(
     asked = _sections(only)
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
+    locked = None if lock is None else load_lock(lock)
+    if stated is None and locked is not None and locked.identity.policy is not None:
+        stated = locked.identity.policy.document
     limits = Policy.coerce(stated).verify or VerifyPolicy()
     if against is not None:
         _check_interpreter(os.fspath(against))
@@ -152,6 +162,8 @@ def verify(
         model=os.fspath(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__,
         policy=None if document is None else document.name,
         policy_sha256=_policy_digest(stated, document),
+        lock=None if lock is None else os.fspath(lock),
+        lock_sha256=None if locked is None else locked.digest.removeprefix("sha256:"),
         inconclusive=inconclusive,
     )
     start = time.perf_counter()
@@ -183,6 +195,8 @@ def verify(
             asked=asked,
             budget=seconds,
             against=None if against is None else os.fspath(against),
+            lock=result.lock,
+            options=options,
         )
         claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
         return msgspec.structs.replace(
@@ -191,6 +205,7 @@ def verify(
             engine=session.plan.engine,
             device=session.plan.device,
             claims=claims,
+            comparable=all(one.code != OTHER_MACHINE for one in claims),
             notes=(*notes, *session.plan.warnings),
             facts=machine_conditions(),
         )

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.evidence.report_builder.observations import computing
 from xpuruntime.locks.claims import Claim, ClaimVerdict
+from xpuruntime.locks.verifying.locked import lock_claims
 from xpuruntime.policies.name_patterns import Glob
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ _RUNS = 5
 
 
 def evidence_claims(subject: Subject) -> Iterator[Claim]:
-    """Run an instrumented copy of the session, and yield what its report shows."""
+    """Run an instrumented copy of the session, and yield what its report shows; then what differs from the lock."""
     yield from observed_claims(subject, subject.session.explain(subject.feeds, runs=_RUNS))
+    if subject.lock is not None:
+        yield from lock_claims(subject)
 
 
 def observed_claims(subject: Subject, report: Report) -> Iterator[Claim]:

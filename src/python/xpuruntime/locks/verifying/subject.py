@@ -49,6 +49,10 @@ class Subject(NamedTuple):
         Seconds for measurements of speed.
     against : str or None
         Another interpreter to compare speed with.
+    lock : str or None
+        The lock file that is checked.
+    options : dict
+        The arguments that the session was opened with.
     """
 
     session: InferenceSession
@@ -64,6 +68,8 @@ class Subject(NamedTuple):
     asked: frozenset[str]
     budget: float
     against: str | None
+    lock: str | None
+    options: dict[str, Any]
 
     @property
     def limits(self) -> VerifyPolicy:
