@@ -132,11 +132,11 @@ py::object shielded(const py::object& function) {
 }
 
 // Interruptions that come while something is undone, of which each begins it anew.
-constexpr int kMostInterruptions = 1000;
+constexpr int kMaxInterruptions = 1000;
 
 template <typename Undo>
 void finish(const py::object& what, const Undo& undo) {
-  for (int failures = 0, left = kMostInterruptions; left > 0; --left) {
+  for (int failures = 0, left = kMaxInterruptions; left > 0; --left) {
     try {
       undo();
       return;

@@ -218,7 +218,7 @@ void OpKernel::compute(OrtKernelContext* context) {
 
 void OpKernel::describe_and_run(OrtKernelContext* context, const Inputs& inputs, std::size_t hash,
                                 StreamHandle stream) {
-  std::array<Operand, OpSpec::kMostInputs> operands;
+  std::array<Operand, OpSpec::kMaxInputs> operands;
   for (std::size_t i = 0; i < spec_.inputs.size(); ++i) {
     operands[i] = operand_of(spec_.inputs[i], inputs.keys[i], device_, inputs.data[i]);
   }

@@ -37,7 +37,7 @@ class OpKernel {
  private:
   struct Inputs {
     InputKeys keys;
-    std::array<void*, OpSpec::kMostInputs> data{};
+    std::array<void*, OpSpec::kMaxInputs> data{};
   };
   void check_types(const OrtKernelInfo* info) const;
   void read_constants(const OrtKernelInfo* info);
@@ -51,7 +51,7 @@ class OpKernel {
   const OpSpec& spec_;
   const DeviceId device_;
   std::size_t count_ = 0;  // of inputs that the node has, those left out at the end not counted
-  std::array<std::optional<InputKey>, OpSpec::kMostInputs> constants_;  // never another shape
+  std::array<std::optional<InputKey>, OpSpec::kMaxInputs> constants_;  // never another shape
   std::unique_ptr<const Operation> operation_;
   CallSite site_;
   PreparedCalls prepared_;

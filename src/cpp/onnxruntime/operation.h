@@ -46,7 +46,7 @@ class Operation {
  public:
   virtual ~Operation() = default;
 
-  /// From OpSpec::kMostInputs operands, by the places of OpSpec::inputs; what is left out is
+  /// From OpSpec::kMaxInputs operands, by the places of OpSpec::inputs; what is left out is
   /// absent. Throws InputError naming the input.
   virtual Prepared prepare(std::span<const Operand> inputs) const = 0;
   /// The shape of the output, from as many inputs. A wrong input is not refused here: then nothing
@@ -75,7 +75,7 @@ struct AttributeSpec {
 
 /// One operator of the domain `xpuruntime`.
 struct OpSpec {
-  static constexpr std::size_t kMostInputs = 4;
+  static constexpr std::size_t kMaxInputs = 4;
 
   const char* name = "";
   std::span<const InputSpec> inputs;

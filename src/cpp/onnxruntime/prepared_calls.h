@@ -21,7 +21,7 @@ struct InputKey {
 
   friend bool operator==(const InputKey& left, const InputKey& right) noexcept;
 };
-using InputKeys = std::array<InputKey, OpSpec::kMostInputs>;
+using InputKeys = std::array<InputKey, OpSpec::kMaxInputs>;
 
 /// A described call that can be made again with other addresses.
 struct PreparedCall {

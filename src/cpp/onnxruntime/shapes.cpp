@@ -33,7 +33,7 @@ SymbolicShape shape_of(const OrtApi& api, const OrtTensorTypeAndShapeInfo* info)
 void infer_shape(const OrtApi& api, const OpSpec& spec, OrtShapeInferContext* context) {
   std::size_t count = 0;
   check(api, api.ShapeInferContext_GetInputCount(context, &count));
-  std::vector<SymbolicShape> inputs(OpSpec::kMostInputs);
+  std::vector<SymbolicShape> inputs(OpSpec::kMaxInputs);
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   for (std::size_t i = 0; i < count && i < inputs.size(); ++i) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // the context's

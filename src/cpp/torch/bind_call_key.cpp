@@ -15,14 +15,14 @@ namespace py = pybind11;
 namespace xpuruntime::bindings {
 namespace {
 
-constexpr std::size_t kMostBytes = 512;
+constexpr std::size_t kMaxBytes = 512;
 constexpr std::uintptr_t kAlignment = 16;
 
 // Bytes that are filled from the front.
 class KeyBytes {
  public:
   bool put(const void* data, std::size_t size) noexcept {
-    if (size > kMostBytes - size_) return false;
+    if (size > kMaxBytes - size_) return false;
     std::memcpy(bytes_.data() + size_, data, size);
     size_ += size;
     return true;
@@ -36,7 +36,7 @@ class KeyBytes {
   }
 
  private:
-  std::array<char, kMostBytes> bytes_{};
+  std::array<char, kMaxBytes> bytes_{};
   std::size_t size_ = 0;
 };
 

@@ -32,8 +32,8 @@ using Status = std::int32_t;
 using BoxedKernel = void (*)(Value*, std::uint64_t, std::uint64_t);
 
 constexpr std::uint64_t kTorchVersion = std::uint64_t{2} << 56U | std::uint64_t{10} << 48U;
-constexpr std::size_t kMostRank = 3;
-constexpr std::size_t kMostFacts = 1 + 3 * (1 + 2 * kMostRank);
+constexpr std::size_t kMaxRank = 3;
+constexpr std::size_t kMaxFacts = 1 + 3 * (1 + 2 * kMaxRank);
 
 // PyTorch's C functions, and the two of Python that pass tensors to and from C.
 struct Shim {
@@ -161,7 +161,7 @@ class Facts {
     std::int32_t device = 0;
     std::int32_t index = 0;
     const void* data = nullptr;
-    if (torch.dim(tensor, &rank) != 0 || rank > static_cast<std::int64_t>(kMostRank) ||
+    if (torch.dim(tensor, &rank) != 0 || rank > static_cast<std::int64_t>(kMaxRank) ||
         torch.sizes(tensor, dims.data()) != 0 || torch.strides(tensor, &dims[1]) != 0 ||
         torch.dtype(tensor, &dtype) != 0 || torch.device_type(tensor, &device) != 0 ||
         torch.device_index(tensor, &index) != 0 || torch.data(tensor, &data) != 0) {
@@ -179,7 +179,7 @@ class Facts {
     return true;
   }
 
-  std::array<std::uint64_t, kMostFacts> words_{};
+  std::array<std::uint64_t, kMaxFacts> words_{};
   std::size_t size_ = 1;
 };
 
@@ -199,8 +199,8 @@ bool multiply(void* function, const Operands& given, Owned& made) noexcept {
         torch.device_type(given.a, &device) != 0 || torch.device_index(given.a, &index) != 0) {
       return false;
     }
-    std::array<std::int64_t, kMostRank> sizes{};
-    std::array<std::int64_t, kMostRank> strides{};
+    std::array<std::int64_t, kMaxRank> sizes{};
+    std::array<std::int64_t, kMaxRank> strides{};
     std::int64_t stride = 1;
     const auto last = static_cast<std::size_t>(rank - 1);
     for (std::size_t i = last + 1; i-- > 0;) {

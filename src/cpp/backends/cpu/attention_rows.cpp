@@ -20,8 +20,9 @@ std::int64_t AttentionRows::visible(std::int64_t row) const noexcept {
   return kv_length();
 }
 
-double AttentionRows::weigh(std::int64_t b, std::int64_t h, std::int64_t row, const double* query,
-                            double* weights, double* scratch) const noexcept {
+double AttentionRows::softmax_weights(std::int64_t b, std::int64_t h, std::int64_t row,
+                                      const double* query, double* weights,
+                                      double* scratch) const noexcept {
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   const std::int64_t seen = visible(row);
   double largest = kNothing;

@@ -30,8 +30,8 @@ struct AttentionRows {
   /// Into `weights` (kv_length) the softmax of one row, before dropout, from its query in `query`
   /// (head_dim); `scratch` holds head_dim. A row that sees nothing gets zeros. Returns the natural
   /// logarithm of the sum of exponentials, -infinity for such a row.
-  double weigh(std::int64_t b, std::int64_t h, std::int64_t row, const double* query,
-               double* weights, double* scratch) const noexcept;
+  double softmax_weights(std::int64_t b, std::int64_t h, std::int64_t row, const double* query,
+                         double* weights, double* scratch) const noexcept;
 };
 
 /// `rng` is the slot of seed and offset; they are read now.

@@ -15,7 +15,7 @@ namespace {
 
 // Elements of the matrix laid out for one block, and pixels that a block should have so that
 // preparing the weights for it is worth it.
-constexpr std::int64_t kMostLaidOut = 512 * 1024;
+constexpr std::int64_t kMaxLaidOut = 512 * 1024;
 constexpr std::int64_t kFewPixels = 96;
 
 /// The stride between neighbours when some dimensions are walked as one, the last the fastest;
@@ -110,7 +110,7 @@ Support check_blas_dtype(const OpDesc& op) {
 }
 
 std::int64_t rows_of_block(const ConvSize& size, std::int64_t taps) {
-  const std::int64_t wanted = std::max(kFewPixels, kMostLaidOut / std::max<std::int64_t>(taps, 1));
+  const std::int64_t wanted = std::max(kFewPixels, kMaxLaidOut / std::max<std::int64_t>(taps, 1));
   return std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(size.width, 1), 1,
                                   std::max<std::int64_t>(size.height, 1));
 }

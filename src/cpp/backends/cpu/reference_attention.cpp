@@ -31,7 +31,7 @@ class ReferenceAttention final : public ReferenceAttentionKernel<Slot> {
       double* const scratch = query + head_dim_;
       double* const sums = scratch + head_dim_;
       rows.q.get_row(b, h, row, query);
-      const double log_sum = rows.weigh(b, h, row, query, weights, scratch);
+      const double log_sum = rows.softmax_weights(b, h, row, query, weights, scratch);
       // [batch, heads, q_length] is seen with a 1 in front.
       if (lse) lse.set(0, b, h, row, log_sum);
       std::fill(sums, sums + head_dim_, 0.0);

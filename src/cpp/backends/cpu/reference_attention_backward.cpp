@@ -58,7 +58,7 @@ class ReferenceAttentionBackward final : public ReferenceAttentionKernel<Slot> {
     for (std::int64_t row = 0; row < rows.q_length(); ++row) {
       rows.q.get_row(b, h, row, query);
       grad_out.get_row(b, h, row, gradient);
-      rows.weigh(b, h, row, query, weights, scratch);
+      rows.softmax_weights(b, h, row, query, weights, scratch);
       const std::int64_t seen = rows.visible(row);
       double mean = 0;
       for (std::int64_t j = 0; j < seen; ++j) {

@@ -20,7 +20,7 @@ struct NormRows {
   void* sum;    ///< null without
   float* mean;  ///< null without
   float* rstd;  ///< null without
-  /// fp32, readable up to the next multiple of kMostLanes.
+  /// fp32, readable up to the next multiple of kMaxLanes.
   const float* weight;
   const float* bias;
   std::int64_t x_stride, residual_stride, y_stride, sum_stride, mean_stride, rstd_stride;
@@ -31,7 +31,7 @@ struct NormBackwardRows {
   bool centred;
   const void* grad_y;
   const void* x;
-  const float* weight;  ///< fp32, readable up to the next multiple of kMostLanes
+  const float* weight;  ///< fp32, readable up to the next multiple of kMaxLanes
   const float* mean;    ///< null for an RMS norm
   const float* rstd;
   const void* grad_sum;  ///< null without
@@ -48,11 +48,11 @@ struct FinishRows {
   Activation activation;
 };
 
-inline constexpr std::int64_t kMostLanes = 16;
+inline constexpr std::int64_t kMaxLanes = 16;
 
 /// `columns` rounded up to whole vectors.
 constexpr std::int64_t padded(std::int64_t columns) noexcept {
-  return (columns + kMostLanes - 1) / kMostLanes * kMostLanes;
+  return (columns + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
 }
 
 /// The same functions, compiled for one instruction set. In each array: fp32, fp16, bf16.

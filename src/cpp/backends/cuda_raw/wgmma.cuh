@@ -27,7 +27,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 template <int kCount>
-__device__ __forceinline__ void hold(float (&registers)[kCount]) {
+__device__ __forceinline__ void fence_registers(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }

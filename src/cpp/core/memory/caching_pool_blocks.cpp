@@ -8,7 +8,7 @@ namespace xpuruntime {
 namespace {
 
 // A smaller rest than this stays with a large block.
-constexpr std::size_t kLeastLargeRest = std::size_t{128} << 10;
+constexpr std::size_t kMinLargeRest = std::size_t{128} << 10;
 
 SizeIndex<CachedBlock>& index_of(Home& home, bool small) noexcept {
   return small ? home.free_small : home.free_large;
@@ -89,7 +89,7 @@ CachedBlock* CachingPool::fit(Home& from, Home& to, std::size_t size, bool small
   CachedBlock* const block = index_of(from, small).find(size);
   if (block == nullptr) return nullptr;
   const std::size_t rest = block->size - size;
-  const std::size_t least = size <= Home::kSmall ? Home::kUnit : kLeastLargeRest;
+  const std::size_t least = size <= Home::kSmall ? Home::kUnit : kMinLargeRest;
   std::unique_ptr<CachedBlock> tail = rest >= least ? new_block() : nullptr;
   remove_free(block);
   block->state = BlockState::kInUse;

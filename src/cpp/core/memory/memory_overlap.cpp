@@ -41,7 +41,7 @@ struct Spans {
   }
 };
 
-constexpr int kMostSteps = 4096;
+constexpr int kMaxSteps = 4096;
 
 std::int64_t floor_div(std::int64_t value, std::int64_t by) noexcept {
   return value / by - (value % by < 0 ? 1 : 0);
@@ -49,7 +49,7 @@ std::int64_t floor_div(std::int64_t value, std::int64_t by) noexcept {
 
 // Whether the spans from `first` on can add up to `distance`.
 bool reaches(const Spans& spans, std::size_t first, std::int64_t distance, int& steps) noexcept {
-  if (++steps > kMostSteps) return true;
+  if (++steps > kMaxSteps) return true;
   if (first == spans.count) return distance == 0;
   std::int64_t low = 0;
   std::int64_t high = 0;
@@ -62,7 +62,7 @@ bool reaches(const Spans& spans, std::size_t first, std::int64_t distance, int& 
   const std::int64_t to = std::min(span.high, floor_div(distance - low, span.step));
   for (std::int64_t i = from; i <= to; ++i) {
     if (reaches(spans, first + 1, distance - i * span.step, steps)) return true;
-    if (steps > kMostSteps) return true;
+    if (steps > kMaxSteps) return true;
   }
   return false;
 }

@@ -12,7 +12,7 @@
 namespace xpuruntime {
 namespace {
 
-constexpr std::size_t kMostConfigs = 8;
+constexpr std::size_t kMaxConfigs = 8;
 
 std::string text(std::pair<int, int> version) {
   return std::to_string(version.first) + "." + std::to_string(version.second);
@@ -116,7 +116,7 @@ std::vector<Chooser::Measured> Chooser::prepare_all(const std::vector<Row*>& row
     };
     std::vector<std::string> configs;
     try {
-      outside_capture([&] { configs = row->kernel->configs(op_, device_, kMostConfigs); });
+      outside_capture([&] { configs = row->kernel->configs(op_, device_, kMaxConfigs); });
     } catch (const std::exception& error) {
       reject({}, error.what());
       continue;

@@ -24,8 +24,8 @@
 namespace xpuruntime {
 namespace {
 
-constexpr std::size_t kMostLaunches = 1024;           // in one run of one candidate
-constexpr double kLeastRun = 300, kMostRun = 20'000;  // microseconds of one run
+constexpr std::size_t kMaxLaunches = 1024;         // in one run of one candidate
+constexpr double kMinRun = 300, kMaxRun = 20'000;  // microseconds of one run
 constexpr double kTie = 1.01, kHopeless = 2.0;
 constexpr std::size_t kRoundsBeforeStop = 3, kRoundsBeforeDrop = 2;
 
@@ -81,12 +81,12 @@ class Runner {
   // that reading them from memory, all together in some hundredths of a millisecond, does not show.
   std::size_t count_launches(double once) const {
     once = std::max(once, 0.5);
-    const auto wanted = std::min(static_cast<std::size_t>(kLeastRun / once) + 1, kMostLaunches);
+    const auto wanted = std::min(static_cast<std::size_t>(kMinRun / once) + 1, kMaxLaunches);
     if (!cuda()) return wanted;
     const std::size_t sets = operands_.sets();
-    const auto most = std::max<std::size_t>(static_cast<std::size_t>(kMostRun / once), 2);
+    const auto most = std::max<std::size_t>(static_cast<std::size_t>(kMaxRun / once), 2);
     if (most < sets) return most;
-    return std::max(std::min((wanted + sets - 1) / sets * sets, kMostLaunches / sets * sets), sets);
+    return std::max(std::min((wanted + sets - 1) / sets * sets, kMaxLaunches / sets * sets), sets);
   }
 
   bool cuda() const { return stream_.device().type == DeviceType::kCuda; }
@@ -141,7 +141,7 @@ void attempt(std::unique_ptr<Runner>& runner, TunerTime& time, const Body& body)
 }
 
 std::size_t count_sets(std::size_t one, std::size_t cache, std::size_t room) {
-  const std::size_t wanted = std::clamp<std::size_t>(2 * cache / one + 1, 2, kMostLaunches);
+  const std::size_t wanted = std::clamp<std::size_t>(2 * cache / one + 1, 2, kMaxLaunches);
   return std::max<std::size_t>(std::min(wanted, room / one), 1);
 }
 

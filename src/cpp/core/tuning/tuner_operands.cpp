@@ -16,7 +16,7 @@ namespace xpuruntime {
 namespace {
 
 constexpr std::size_t kLine = 256;
-constexpr std::size_t kMostNoise = std::size_t{4} << 20U;
+constexpr std::size_t kMaxNoise = std::size_t{4} << 20U;
 
 std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -126,7 +126,7 @@ void TunerOperands::fill(const OpDesc& op, const OperandPlan& plan, const Stream
     if (!op.has(slot) || is_output(op.kind, slot) || plan.bytes[slot] == 0) continue;
     const std::size_t bytes = plan.bytes[slot];
     const std::size_t unit = std::max<std::size_t>(op[slot].dtype.itemsize(), 1);
-    const std::size_t piece = std::min(bytes, kMostNoise / unit * unit);
+    const std::size_t piece = std::min(bytes, kMaxNoise / unit * unit);
     sources.push_back(noise(op[slot].dtype, piece, random));
     std::byte* const origin = base + plan.first[slot];
     copy(origin, sources.back().data(), piece);

@@ -11,7 +11,7 @@ namespace xpuruntime::cuda_raw {
 namespace {
 
 constexpr std::int64_t kLongest = (std::int64_t{1} << 31) - 256;
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;
 
 std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -95,9 +95,9 @@ std::string flash_backward_refusal(const FlashBackwardArgs& args,
            " bytes of shared memory a block, the device has " +
            std::to_string(device.shared_memory) + ": use a smaller head_dim or another kernel";
   }
-  if (args.batch * args.kv_heads * ((args.kv_length + 63) / 64) > kMostBlocks ||
-      args.batch * args.heads * (workspace.rows / 8) > kMostBlocks ||
-      args.heads / std::max<std::int64_t>(args.kv_heads, 1) * (workspace.rows / 32) > kMostBlocks) {
+  if (args.batch * args.kv_heads * ((args.kv_length + 63) / 64) > kMaxBlocks ||
+      args.batch * args.heads * (workspace.rows / 8) > kMaxBlocks ||
+      args.heads / std::max<std::int64_t>(args.kv_heads, 1) * (workspace.rows / 32) > kMaxBlocks) {
     return "batch * heads * length is too large for one launch: split the batch";
   }
   return {};
@@ -122,10 +122,10 @@ void flash_backward(const FlashBackwardArgs& args, void* workspace,
   params.group = args.kv_heads == 0 ? 0 : static_cast<int>(args.heads / args.kv_heads);
   // Heads side by side while q, grad_out and the sums of grad_q of them stay in the L2 cache.
   constexpr std::int64_t kCacheBytes = std::int64_t{64} << 20;
-  constexpr std::int64_t kMostHeads = 16;
+  constexpr std::int64_t kMaxHeads = 16;
   const std::int64_t head_bytes = params.group * places.rows * places.columns * 8;
   params.section = static_cast<int>(
-      std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, kMostHeads));
+      std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, kMaxHeads));
   params.shift = args.causal_bottom_right ? params.kv_length - params.q_length : 0;
   params.scale_log2 = args.scale * 1.4426950408889634F;
 

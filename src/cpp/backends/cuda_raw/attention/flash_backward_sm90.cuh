@@ -173,7 +173,7 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
     multiply_rows(scores, 0, Shape::kQ);
     wgmma_commit();
     wgmma_wait<0>();
-    hold(scores);
+    fence_registers(scores);
   }
   for (int step = 0; step < work.tiles; ++step) {
     const int stage = step & 1;
@@ -225,7 +225,7 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
     }
     wgmma_commit();
     wgmma_wait<1>();
-    hold(grads);
+    fence_registers(grads);
 
     std::uint32_t score_grads[kRows / 16][4];
 #pragma unroll
@@ -246,7 +246,7 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
     }
     bulk_fence();
     wgmma_wait<0>();
-    hold(grad_v);
+    fence_registers(grad_v);
     if (step + 1 < work.tiles) {
       barrier_wait(shared + Shape::kQReady + 8 * (stage ^ 1),
                    static_cast<std::uint32_t>((step + 1) / 2 & 1));
@@ -280,7 +280,7 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
     multiply_rows(scores, 0, Shape::kQ + Shape::kRowBytes - at_stage);
     wgmma_commit();
     wgmma_wait<2>();
-    hold(grad_q);
+    fence_registers(grad_q);
 
     const int row_piece = row0 / 16 + warp + (Shape::kColumns == 128 ? 0 : 4 * group);
     float* sums =
@@ -315,8 +315,8 @@ __device__ void flash_backward_compute(const FlashBackwardParams& p, const Flash
       ++head;
     }
     wgmma_wait<0>();
-    hold(grad_k);
-    hold(scores);
+    fence_registers(grad_k);
+    fence_registers(scores);
     barrier_arrive(shared + Shape::kStageFree + 8 * stage);
   }
 

@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         const float base = top == -INFINITY ? 0.0f : top * factor;
-        const float shrink = exp2_fast(row_max[t][half] * factor - base);
+        const float rescale = exp2_fast(row_max[t][half] * factor - base);
         row_max[t][half] = top;
-        float sum = row_sum[t][half] * shrink;
+        float sum = row_sum[t][half] * rescale;
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         row_sum[t][half] = sum;
 #pragma unroll
         for (int d = 0; d < kHeadDim / 8; ++d) {
-          out[t][d][2 * half] *= shrink;
-          out[t][d][2 * half + 1] *= shrink;
+          out[t][d][2 * half] *= rescale;
+          out[t][d][2 * half + 1] *= rescale;
         }
       }
       if constexpr (kGeneral) {

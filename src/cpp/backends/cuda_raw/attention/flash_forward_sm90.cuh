@@ -145,7 +145,7 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
   Ring<S::kStages> k_ring;
   Ring<S::kStages> v_ring;
   std::uint32_t q_parity = 0;
-  float shrink[2];
+  float rescale[2];
 
   // The products of the queries with the tile that k_ring is at, and what follows them.
   const auto wait_k = [&](bool new_item) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
   };
   const auto end_out = [&] {
     wgmma_wait<0>();
-    hold(rows.out);
+    fence_registers(rows.out);
     release(shared_address(&shared.v_free[v_ring.slot]));
     v_ring.next();
   };
@@ -187,11 +187,11 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
       end0 = min(end0, first_row + lane / 4 + problem.diagonal);
       end1 = min(end1, first_row + lane / 4 + 8 + problem.diagonal);
     }
-    cut(rows, end0 - first_column - lane % 4 * 2, end1 - first_column - lane % 4 * 2);
+    mask_columns(rows, end0 - first_column - lane % 4 * 2, end1 - first_column - lane % 4 * 2);
   };
   const Dropout dropout = kGeneral ? Dropout(problem.extras) : Dropout();
   const float factor = kGeneral ? 1.0f : problem.scale_log2;
-  const auto weigh = [&](const Item& item, int tile) {
+  const auto softmax_tile = [&](const Item& item, int tile) {
     const int row = item.first_row + warp_offset + lane / 4;
     const int column = tile * S::kColumns + lane % 4 * 2;
     if constexpr (kGeneral) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
       }
     }
     cut_tile(item, tile);
-    soften(rows, factor, shrink);
+    online_softmax(rows, factor, rescale);
     if constexpr (kGeneral) {
       if (dropout.threshold != 0) {
         drop_weights<S::kColumns / 2>(rows.score, dropout, item.bh, row, column);
@@ -230,9 +230,9 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
   wait_k(true);
   start_scores();
   wgmma_wait<0>();
-  hold(rows.score);
+  fence_registers(rows.score);
   release_k(tile);
-  weigh(item, tile);
+  softmax_tile(item, tile);
   pack_weights<S, kBfloat16>(rows);
 
   for (;;) {
@@ -251,14 +251,14 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
     start_out();
     group_arrive(kTurnBarrier + next_group, 256);
     wgmma_wait<1>();
-    hold(rows.score);
+    fence_registers(rows.score);
     release_k(tile);
     const float tops[2] = {rows.top[0], rows.top[1]};
     const float sums[2] = {rows.sum[0], rows.sum[1]};
     if (ends) clear_sums();
     if constexpr (!S::kOverlap) end_out();
-    weigh(next, tile);
-    hold(rows.score);
+    softmax_tile(next, tile);
+    fence_registers(rows.score);
     // The wait stands in both branches, which all warps of the group take alike: a block of code
     // ends before it, and the compiler, which sees no reason against it, would otherwise wait ahead
     // of the softmax.
@@ -272,9 +272,9 @@ __device__ __forceinline__ void compute_all(Shared<S>& shared, const Problem& pr
     } else {
       if constexpr (S::kOverlap) end_out();
       pack_weights<S, kBfloat16>(rows);
-      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+      if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < S::kHeadDim / 2; ++i) rows.out[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < S::kHeadDim / 2; ++i) rows.out[i] *= rescale[i / 2 % 2];
       }
     }
   }

@@ -26,7 +26,7 @@ struct Rows {
 
 /// Columns from end[h] on, counted from this thread's first, are out for its row h.
 template <typename S>
-__device__ __forceinline__ void cut(Rows<S>& rows, int end0, int end1) {
+__device__ __forceinline__ void mask_columns(Rows<S>& rows, int end0, int end1) {
 #pragma unroll
   for (int n = 0; n < S::kColumns / 8; ++n) {
 #pragma unroll
@@ -38,9 +38,9 @@ __device__ __forceinline__ void cut(Rows<S>& rows, int end0, int end1) {
 }
 
 /// Turns scores to weights and keeps the running maximum and sum; what was summed up under the last
-/// maximum is to be multiplied by shrink. Scores times `factor` are in units of log2.
+/// maximum is to be multiplied by rescale. Scores times `factor` are in units of log2.
 template <typename S>
-__device__ __forceinline__ void soften(Rows<S>& rows, float factor, float (&shrink)[2]) {
+__device__ __forceinline__ void online_softmax(Rows<S>& rows, float factor, float (&rescale)[2]) {
   constexpr int kSteps = S::kColumns / 8;
   float base[2];
   float sum[2][2];  // two chains of additions a row
@@ -56,9 +56,9 @@ __device__ __forceinline__ void soften(Rows<S>& rows, float factor, float (&shri
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     base[half] = top == -INFINITY ? 0.0f : top * factor;
-    shrink[half] = exp2_fast(rows.top[half] * factor - base[half]);
+    rescale[half] = exp2_fast(rows.top[half] * factor - base[half]);
     rows.top[half] = top;
-    sum[half][0] = rows.sum[half] * shrink[half];
+    sum[half][0] = rows.sum[half] * rescale[half];
     sum[half][1] = 0.0f;
   }
 #pragma unroll

@@ -124,7 +124,7 @@ void launch_any(const NormBackwardArgs& args, const Partials& partials, const Pl
     launch({strips, static_cast<unsigned>(plan.parts)}, {kWarp, kColumnTeams}, 0, stream, false,
            backward_columns<T, kWidth>, args, partials, plan.rows_per_part);
   }
-  launch({static_cast<unsigned>(plan.blocks)}, {kMostWarps * kWarp}, 0, stream, false,
+  launch({static_cast<unsigned>(plan.blocks)}, {kMaxWarps * kWarp}, 0, stream, false,
          backward_long_rows<T, kWidth>, args);
 }
 

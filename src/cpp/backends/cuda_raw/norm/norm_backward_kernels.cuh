@@ -21,9 +21,9 @@ __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-constexpr int kMostStages = 4;
+constexpr int kMaxStages = 4;
 
-/// Waits until at most `left` of this thread's copy groups are under way: 0 to kMostStages - 1.
+/// Waits until at most `left` of this thread's copy groups are under way: 0 to kMaxStages - 1.
 __device__ __forceinline__ void wait_for_copies(int left) {
   if (left == 0) {
     asm volatile("cp.async.wait_group 0;" ::: "memory");

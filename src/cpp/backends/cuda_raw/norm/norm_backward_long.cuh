@@ -18,7 +18,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(1024)
     backward_long_rows(const __grid_constant__ NormBackwardArgs args) {
   using Item = Pack<T, kWidth>;
-  __shared__ float2 scratch[2][kMostWarps];
+  __shared__ float2 scratch[2][kMaxWarps];
   const RowTeam team;
   const int packs = static_cast<int>(args.columns) / kWidth;
   const float scale = 1.0F / static_cast<float>(args.columns);

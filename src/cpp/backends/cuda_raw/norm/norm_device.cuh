@@ -14,7 +14,7 @@ namespace xpuruntime::cuda_raw::norm {
 
 constexpr int kAccessBytes = 16;
 constexpr int kWarp = 32;
-constexpr int kMostWarps = 32;
+constexpr int kMaxWarps = 32;
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ float widen(__half value) { return __half2float(value); }

@@ -54,7 +54,7 @@ Plan make_plan(const NormForwardArgs& args, int sm_count) {
     plan.few = args.rows <= std::int64_t{sm_count} * 2 && choose(few_choices);
     if (!plan.few) choose(wide_choices);
   }
-  if (plan.packs == 0) plan.threads = kMostWarps * kWarp;
+  if (plan.packs == 0) plan.threads = kMaxWarps * kWarp;
   if (plan.threads == kWarp && !plan.few) plan.teams = plan.packs == 1 ? 8 : 2;
   return plan;
 }

@@ -199,12 +199,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 /// Rows too long for registers: a block a row, which is read twice.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kMostWarps* kWarp)
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
     forward_long_rows(const __grid_constant__ NormForwardArgs args) {
   using Item = Pack<T, kWidth>;
   constexpr int kChunk = kWidth == 1 ? 16 : 32 / kWidth;  // packs
-  __shared__ float2 scratch[kMostWarps];
-  __shared__ float counts[kMostWarps];
+  __shared__ float2 scratch[kMaxWarps];
+  __shared__ float counts[kMaxWarps];
   const std::int64_t row = blockIdx.x;
   const RowTeam team;
   const int packs = static_cast<int>(args.columns) / kWidth;

@@ -10,7 +10,7 @@
 namespace xpuruntime::cuda_raw {
 namespace {
 
-constexpr std::int64_t kMostColumns = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxColumns = std::int64_t{1} << 30;
 
 std::string refuse_sizes(std::int64_t rows, std::int64_t columns, int cc_major) {
   if (cc_major < 8) {
@@ -18,7 +18,7 @@ std::string refuse_sizes(std::int64_t rows, std::int64_t columns, int cc_major) 
            ".x and these kernels need 8.0: use another kernel";
   }
   if (rows < 0) return "rows is " + std::to_string(rows) + ": give 0 or more";
-  if (columns < 1 || columns > kMostColumns) {
+  if (columns < 1 || columns > kMaxColumns) {
     return "columns is " + std::to_string(columns) + ": give 1 to 2^30";
   }
   return {};
