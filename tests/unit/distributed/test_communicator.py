@@ -105,7 +105,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("EngineError libnccl.so.2 cannot be loaded: it was not found. Searched: ")
+    assert done.stdout.startswith("EngineUnavailable libnccl.so.2 cannot be loaded: it was not found. Searched: ")
     assert 'pip install "nvidia-nccl-cu' in done.stdout
     assert "(the extra xpuruntime[nccl])" in done.stdout
 

@@ -102,7 +102,7 @@ def test_a_precision_rule_may_leave_the_kernel_to_auto() -> None:
     plan = xrt.plan(MODEL, device="cpu", precision="fp16", policy={"kernels": {"rules": rules}})
     control = next(one for one in plan.controls if one.key == "kernels.rules[0]")
     assert control.enforceability == "enforced"
-    assert plan.settings["keep_fp32"] == ("fc*",)
+    assert list(plan.settings["keep_fp32"]) == ["fc*"]
 
 
 def test_mode_and_accuracy_are_honoured_in_the_evidence() -> None:

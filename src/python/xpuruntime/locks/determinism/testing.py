@@ -259,7 +259,8 @@ class _Testing:
             def test(inside: Sequence[str], run: Run) -> Found:
                 want = kept(run(self.feeds))
                 for number in range(1, self.processes + 1):
-                    place = Path(tempfile.mkdtemp(dir=room))
+                    place = room / f"process-{len([*room.iterdir()])}"
+                    place.mkdir()
                     got = run_fresh({**job, "names": list(inside)}, self.feeds, number, place)
                     if differing(want, got):
                         what = f"this process and fresh process {number} differ"

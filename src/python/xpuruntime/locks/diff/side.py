@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,9 +133,9 @@ def _own_package(folder: Path) -> Path:
     import xpuruntime
     from xpuruntime import _core
 
-    root = Path(tempfile.mkdtemp(prefix="package-", dir=folder))
+    root = folder / f"package-{len([*folder.iterdir()])}"
     package = root / "xpuruntime"
-    package.mkdir()
+    package.mkdir(parents=True)
     for place in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
         for one in place.iterdir():
             target = package / one.name

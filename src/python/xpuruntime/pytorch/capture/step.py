@@ -124,16 +124,14 @@ class CapturedStep:
         InputError
             An argument is neither a tensor nor hashable.
         """
-        if not self._lock.acquire(blocking=False):
+        if self._lock.locked():
             msg = (
                 "a call of this captured step is still running, in another thread or around this one; its graphs share "
                 "their inputs, outputs and memory, so make one step for each thread, or call it in turn"
             )
             raise UnsupportedOperationError(msg)
-        try:
+        with self._lock:  # an exception between a call of acquire() and a try block would leave it locked
             return self._call(args, kwargs)
-        finally:
-            self._lock.release()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._order()
