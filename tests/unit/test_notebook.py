@@ -32,6 +32,9 @@ RECORDS = {
     "decided": ("xrt.decisions()", "cpu.reference"),
     "pools": ("memory_report()", "pool"),
     "diagnosis": ("diagnose()", "libraries loaded"),
+    "verified": ("xrt.verify(model, {'execution': {'device': 'cpu'}}, only=['accuracy'])", "accuracy"),
+    "grades": ("xrt.determinism(model, engine='onnxruntime', device='cpu', grade='run_to_run')", "run_to_run"),
+    "diff": ("xrt.compare_environments('report.json', 'report.json')", "nothing differs"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
@@ -50,6 +53,7 @@ model = xrt.demo_model_path()
 session = xrt.InferenceSession(model, device='cpu', engine='onnxruntime')
 feeds = {session.inputs[0].name: xrt.demo_images()[0][:1]}
 xrt.ops.matmul(np.ones((2, 3)), np.ones((3, 4)), kernel='cpu.reference')
+_ = session.explain(runs=1).save('report.json')
 
 def profiled_block():
     with xrt.profile(devices=False) as block:
@@ -212,8 +216,9 @@ def test_every_record_with_a_text_has_html():
 
 def test_every_record_is_executed_in_a_notebook():
     shown = {
-        "Artifact", "CaptureReport", "Comparison", "Decisions", "Diagnosis", "Explanation", "Exported", "MemoryReport",
-        "Parity", "Plan", "Profile", "Report", "ReportComparison", "profile",
+        "Artifact", "CaptureReport", "Comparison", "Decisions", "DeterminismTests", "Diagnosis", "Diff", "Explanation",
+        "Exported", "MemoryReport", "Parity", "Plan", "Profile", "Report", "ReportComparison", "VerificationResult",
+        "profile",
     }  # fmt: skip
     assert {name.rpartition(":")[2] for name in records_of_the_source()} <= shown
 

@@ -146,6 +146,11 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         """
         return write_whole(path, self.to_json() + "\n", "the difference")
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
     def __str__(self) -> str:
         from xpuruntime.evidence.render_text.tables import plain
         from xpuruntime.locks.diff.text import render
