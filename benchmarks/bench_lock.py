@@ -129,7 +129,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(name, given.device, Path(folder)))
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
-    write("lock", {"rows": rows, "targets": TARGETS}, given.out)
+    write(f"lock_{given.device.partition(':')[0]}", {"rows": rows, "targets": TARGETS}, given.out)
     return int(not all(row["same_kernels"] and row["same_bits"] for row in rows))
 
 

@@ -22,7 +22,6 @@ KINDS = {
     "data": ("#e8eaf6", "#3f51b5"),
     "step": ("#e0f2f1", "#00796b"),
     "stop": ("#fdecea", "#b3261e"),
-    "later": ("#ffffff", "#757575"),
 }
 STYLE = (
     "text{font-family:system-ui,'Noto Sans','Noto Sans KR',sans-serif;fill:#1a1c2b;text-anchor:middle}"
@@ -31,17 +30,15 @@ STYLE = (
 )
 
 
-def loop(texts: dict[str, tuple[str, str, str]], later: str, title: str) -> Diagram:
+def loop(texts: dict[str, tuple[str, str, str]], title: str) -> Diagram:
     """Return the loop of the product: three boxes to the right, three back."""
     places = {"policy": (0, 0), "plan": (1, 0), "run": (2, 0), "evidence": (2, 1), "lock": (1, 1), "verify": (0, 1)}
     boxes = {}
     for name, (column, row) in places.items():
-        kind = "later" if name in ("lock", "verify") else "step" if name == "run" else "data"
         head, *lines = texts[name]
-        boxes[name] = Box(column, row, head, (*lines, later) if kind == "later" else tuple(lines), kind)
-    names = list(places)
-    arrows = [Arrow(a, b, dashed=b in ("lock", "verify")) for a, b in pairwise(names)]
-    return Diagram(title, 212, boxes, (*arrows, Arrow("verify", "policy", dashed=True)))
+        boxes[name] = Box(column, row, head, tuple(lines), "step" if name in ("run", "verify") else "data")
+    arrows = [Arrow(a, b) for a, b in pairwise(places)]
+    return Diagram(title, 212, boxes, (*arrows, Arrow("verify", "policy")))
 
 
 DIAGRAMS = {
@@ -54,8 +51,7 @@ DIAGRAMS = {
             "lock": ("lock", "what ran, pinned", "to be run again"),
             "verify": ("verify", "fails where", "it would differ"),
         },
-        "not there yet",
-        "policy, plan, run, evidence; then lock and verify, which are not there yet",
+        "policy, plan, run, evidence, lock, verify",
     ),
     "loop.ko": loop(
         {
@@ -66,8 +62,7 @@ DIAGRAMS = {
             "lock": ("잠금 lock", "실행된 것을 고정해", "다시 실행한다"),
             "verify": ("검증 verify", "달라지면", "실패한다"),
         },
-        "아직 없음",
-        "정책, 계획, 실행, 증거. 그다음 잠금과 검증은 아직 없다",
+        "정책, 계획, 실행, 증거, 잠금, 검증",
     ),
     **DESIGN,
 }
@@ -88,16 +83,14 @@ def draw_box(diagram: Diagram, box: Box) -> str:
     """Return a rectangle with its lines of text."""
     left, top, width, height = frame(diagram, box)
     fill, border = KINDS[box.kind]
-    dashes = ' stroke-dasharray="6 5"' if box.kind == "later" else ""
     parts = [
         f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="9" fill="{fill}" stroke="{border}" '
-        f'stroke-width="2"{dashes}/>'
+        f'stroke-width="2"/>'
     ]
     middle, y = left + width // 2, top + (height - LINE * (1 + len(box.lines))) // 2 + 16
     parts.append(f'<text class="h" x="{middle}" y="{y}">{escape(box.head)}</text>')
     for index, line in enumerate(box.lines, 1):
-        italic = ' font-style="italic"' if box.kind == "later" and index == len(box.lines) else ""
-        parts.append(f'<text class="s" x="{middle}" y="{y + index * LINE}"{italic}>{escape(line)}</text>')
+        parts.append(f'<text class="s" x="{middle}" y="{y + index * LINE}">{escape(line)}</text>')
     return "\n".join(parts)
 
 

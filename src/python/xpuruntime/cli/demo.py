@@ -10,7 +10,7 @@ __all__ = ["demo"]
 
 
 def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOption = False) -> int:
-    """Run the shipped digits model on real images: plan, accuracy, latency, evidence, verification.
+    """Run the shipped digits model on real images: plan, accuracy, latency, evidence, lock, verification.
 
     Exits with 1 when the policy was not honoured, a claim of the verification failed, or the accuracy is below 98 %.
     """

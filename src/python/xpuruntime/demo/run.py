@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The demo itself: plan, load, check, time, explain, verify."""
+"""The demo itself: plan, load, check, time, explain, lock, verify."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from xpuruntime.inference import InferenceSession
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.policies import Policy
 
 __all__ = ["DemoResult", "run_demo"]
@@ -54,6 +56,8 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
         Whether the evidence shows that the policy was honoured.
     report : dict
         The evidence, as `Report.to_dict` gives it.
+    lock : str
+        Digest of the lock that was made of the run, and that the verification checked.
     verified : bool
         Whether no claim of the verification failed.
     verification : dict
@@ -69,6 +73,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, Latency]
     honoured: bool
     report: dict[str, Any]
+    lock: str
     verified: bool
     verification: dict[str, Any]
 
@@ -87,7 +92,7 @@ def run_demo(
     policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
     console: Console | None = None,
 ) -> DemoResult:
-    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, verification.
+    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification.
 
     Parameters
     ----------
@@ -107,7 +112,9 @@ def run_demo(
     XpuRuntimeError
         Whatever planning, loading or running raises.
     """
+    from xpuruntime.files.scratch import ScratchFolder
     from xpuruntime.inference import InferenceSession
+    from xpuruntime.locks.relock import lock
     from xpuruntime.locks.verify import verify
     from xpuruntime.locks.verifying.metrics import Metric
 
@@ -136,14 +143,22 @@ def run_demo(
         _print(console, report)
         plan = session.plan.to_dict()
 
-    verification = verify(
-        demo_model_path(),
-        policy,
-        device=device,
-        inputs={"image": images[:1]},
-        only=["evidence", "accuracy", "audit"],
-        metrics=[Metric("recognised", lambda run: _recognised(run, images, labels), REQUIRED_ACCURACY)],
-    )
+    one = {"image": images[:1]}
+    with ScratchFolder("demo") as folder:
+        path = Path(folder) / "digits.lock"
+        made = lock(demo_model_path(), policy, path, device=device, inputs=one, command="xrt demo").lock
+        if console is not None:
+            _heading(console, "Lock")
+            console.print(_lock_line(made))
+        verification = verify(
+            demo_model_path(),
+            policy,
+            device=device,
+            lock=path,
+            inputs=one,
+            only=["evidence", "accuracy", "audit"],
+            metrics=[Metric("recognised", lambda run: _recognised(run, images, labels), REQUIRED_ACCURACY)],
+        )
     _heading(console, "Verification")
     _print(console, verification)
     return DemoResult(
@@ -155,8 +170,19 @@ def run_demo(
         latency=latency,
         honoured=report.honoured,
         report=report.to_dict(),
+        lock=made.digest,
         verified=verification.verdict != "fail",
         verification=verification.to_dict(),
+    )
+
+
+def _lock_line(made: Lock) -> str:
+    """Return how much of the run the lock has."""
+    identity = made.identity
+    seen = sum(one.known == "observed" for one in identity.entries)
+    return (
+        f"{len(identity.entries)} units, the kernels of {seen} observed; {len(identity.validators)} validators; "
+        f"{len(identity.outputs)} output of a probe input\n{made.digest}"
     )
 
 
