@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.append(str(ROOT / "tools"))
 
 from render_examples import rendered  # noqa: E402 - it needs the path
 

@@ -13,8 +13,8 @@ import xpuruntime as xrt
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the models are of transformers: pip install --group real-models")
 
-from real_models import FAMILIES, losses  # noqa: E402 - it needs both
 from torch.nn.modules import module as torch_module  # noqa: E402
+from transformer_models import FAMILIES, losses  # noqa: E402 - it needs both
 
 import xpuruntime.pytorch as xt  # noqa: E402
 
