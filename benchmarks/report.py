@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from charts import CHARTS, targets
 from report_kernels import KERNEL_SECTIONS
+from report_lock import locks
 from report_onnxruntime import custom_ops
 from report_openvino import openvino
 from report_parts import Check, Section, machine, number, spread, table, target_table
@@ -227,6 +228,8 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "torch_overhead": torch_sessions,
     "unit_times": unit_times,
     "rules_cpu": kernel_rules,
+    "lock_cpu": locks,
+    "lock_cuda": locks,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
@@ -267,6 +270,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "torch_overhead",
             "unit_times",
             "rules_cpu",
+            "lock_cpu",
+            "lock_cuda",
         ),
     ),
     "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),
