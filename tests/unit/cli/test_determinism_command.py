@@ -8,10 +8,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import onnx
-import planted
 import pytest
 
 from xpuruntime.testing import models
+
+pytest.importorskip("torch")
+
+import planted
 
 if TYPE_CHECKING:
     from pathlib import Path

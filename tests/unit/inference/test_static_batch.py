@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import planted
 import pytest
-import torch
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.testing import models
+
+torch = pytest.importorskip("torch")
+
+import planted  # noqa: E402 - it needs PyTorch
 
 ENCODER = Path(__file__).resolve().parents[2] / "models" / "encoder.onnx"
 SIZE = 4

@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 import xpuruntime as xrt
-import xpuruntime.pytorch as xt
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 
 
 def step(seed: int = 0) -> list[torch.Tensor]:

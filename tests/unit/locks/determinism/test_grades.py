@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import onnxruntime
-import planted
 import pytest
-import torch
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
 from xpuruntime.locks.determinism import session_determinism
 from xpuruntime.testing import models
+
+torch = pytest.importorskip("torch")
+
+import planted  # noqa: E402 - it needs PyTorch
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.sections.determinism import DeterminismTests

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 import xpuruntime as xrt
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 from xpuruntime.testing import models
+
+torch = pytest.importorskip("torch")
 
 if TYPE_CHECKING:
     from pathlib import Path
