@@ -14,7 +14,7 @@ from typing import Any
 
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
 from xpuruntime.lockfile.schema import lock_schema
-from xpuruntime.locks.schemas import verification_schema
+from xpuruntime.locks.verification.schema import verification_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGE = FOLDER / "report-keys.md"

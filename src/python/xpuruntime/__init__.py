@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     )
     from xpuruntime.lockfile.canonical import load_lock
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.locks.claims import Claim, VerificationResult
     from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.result import Diff
     from xpuruntime.locks.relock import LockResult, lock
-    from xpuruntime.locks.verify import verify
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import AccuracyPolicy, ArtifactPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
@@ -161,7 +161,7 @@ _LAZY = {
     "AccuracyPolicy": "policies",
     "Artifact": "engines.artifact",
     "ArtifactPolicy": "policies",
-    "Claim": "locks.claims",
+    "Claim": "locks.verification.claims",
     "Comparison": "inference",
     "Device": "runtime.device",
     "DeviceManager": "_core",
@@ -186,7 +186,7 @@ _LAZY = {
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
-    "VerificationResult": "locks.claims",
+    "VerificationResult": "locks.verification.claims",
     "clear_decisions": "ops",
     "compare_engines": "inference",
     "compare_environments": "locks.diff.diffing",
@@ -206,7 +206,7 @@ _LAZY = {
     "set_current_device": "runtime.device",
     "synchronize": "runtime.device",
     "use_policy": "ops",
-    "verify": "locks.verify",
+    "verify": "locks.verification.verify",
 }
 
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.

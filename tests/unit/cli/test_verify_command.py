@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from xpuruntime.locks.schemas import verification_schema
+from xpuruntime.locks.verification.schema import verification_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuruntime.errors import InputError
-from xpuruntime.locks.outputs import FORMATS, write_output
-from xpuruntime.locks.outputs.github import append_summary, escape_data, escape_property, workflow_commands
-from xpuruntime.locks.outputs.in_toto import to_in_toto
-from xpuruntime.locks.outputs.junit import to_junit
-from xpuruntime.locks.outputs.markdown import to_markdown
-from xpuruntime.locks.outputs.openmetrics import to_openmetrics
-from xpuruntime.locks.outputs.sarif import FINGERPRINT, to_sarif
+from xpuruntime.locks.verification.outputs import FORMATS, write_output
+from xpuruntime.locks.verification.outputs.github import append_summary, escape_data, escape_property, workflow_commands
+from xpuruntime.locks.verification.outputs.in_toto import to_in_toto
+from xpuruntime.locks.verification.outputs.junit import to_junit
+from xpuruntime.locks.verification.outputs.markdown import to_markdown
+from xpuruntime.locks.verification.outputs.openmetrics import to_openmetrics
+from xpuruntime.locks.verification.outputs.sarif import FINGERPRINT, to_sarif
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 

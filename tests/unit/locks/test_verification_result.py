@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from claim_records import HOSTILE, claim, result
 
-from xpuruntime.locks.claims import VERDICTS
-from xpuruntime.locks.rules import RULES
-from xpuruntime.locks.schemas import verification_schema
+from xpuruntime.locks.verification.claim_codes import RULES
+from xpuruntime.locks.verification.claims import VERDICTS
+from xpuruntime.locks.verification.schema import verification_schema
 
 #: Word for inconclusive claims to the exit code that one of them brings.
 INCONCLUSIVE = {None: 4, "fail": 1, "warn": 0, "pass": 0}

@@ -19,8 +19,8 @@ from xpuruntime.errors import EngineError, InputError, PolicyError
 from xpuruntime.evidence import Report
 from xpuruntime.evidence.records import Observation
 from xpuruntime.inference import InferenceSession
-from xpuruntime.locks.verifying.metrics import Metric
-from xpuruntime.locks.verifying.speed import Finding, decide
+from xpuruntime.locks.verification.sections.metrics import Metric
+from xpuruntime.locks.verification.sections.speed import Finding, decide
 from xpuruntime.measuring.statistics import Comparison, Verdict
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.runtime.machine import EngineFacts
@@ -182,7 +182,7 @@ class TestLock:
     def test_a_lock_of_another_machine_is_not_compared(self, digits, tmp_path, monkeypatch):
         from xpuruntime.lockfile.drift import Drift
         from xpuruntime.locks.relock import LockResult
-        from xpuruntime.locks.verifying import locked
+        from xpuruntime.locks.verification.sections import locked
 
         path = tmp_path / "digits.lock"
         made = xrt.lock(digits, CPU, path).lock

@@ -18,7 +18,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.locks.claims import VerificationResult
+    from xpuruntime.locks.verification.claims import VerificationResult
 
 __all__ = ["verify"]
 
@@ -110,9 +110,9 @@ def verify(
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session_options import prepare
     from xpuruntime.files.conflicts import refuse_overwriting
-    from xpuruntime.locks.outputs import FORMATS
-    from xpuruntime.locks.outputs.gitlab import report_files
-    from xpuruntime.locks.verify import verify as verified
+    from xpuruntime.locks.verification.outputs import FORMATS
+    from xpuruntime.locks.verification.outputs.gitlab import report_files
+    from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
@@ -172,7 +172,7 @@ def _check_inconclusive(word: str | None) -> None:
 
 def _github(result: VerificationResult, *, as_json: bool) -> None:
     """Print annotations, which GitHub reads from both streams; under ``--json`` on stderr. Append the summary."""
-    from xpuruntime.locks.outputs.github import append_summary, workflow_commands
+    from xpuruntime.locks.verification.outputs.github import append_summary, workflow_commands
 
     stream = sys.stderr if as_json else sys.stdout
     for line in workflow_commands(result):

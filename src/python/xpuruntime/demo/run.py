@@ -115,8 +115,8 @@ def run_demo(
     from xpuruntime.files.scratch import ScratchFolder
     from xpuruntime.inference import InferenceSession
     from xpuruntime.locks.relock import lock
-    from xpuruntime.locks.verify import verify
-    from xpuruntime.locks.verifying.metrics import Metric
+    from xpuruntime.locks.verification.sections.metrics import Metric
+    from xpuruntime.locks.verification.verify import verify
 
     images, labels = demo_images()
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lockfile.canonical import lock_bytes
-from xpuruntime.locks.outputs.in_toto import STATEMENT
+from xpuruntime.locks.verification.outputs.in_toto import STATEMENT
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:

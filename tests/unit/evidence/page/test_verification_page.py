@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.locks.claims import Claim, VerificationResult
+from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 HOSTILE = "<b id='bad'>x</b> \x1b[31m"
 

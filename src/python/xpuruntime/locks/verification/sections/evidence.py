@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.evidence.report_builder.observations import computing
-from xpuruntime.locks.claims import Claim, ClaimVerdict
-from xpuruntime.locks.verifying.locked import lock_claims
+from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
+from xpuruntime.locks.verification.sections.locked import lock_claims
 from xpuruntime.policies.name_patterns import Glob
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.records import Observation, Unit
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["evidence_claims", "observed_claims"]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.locks.rules import rule_of
-from xpuruntime.locks.text import place_text, worst_first
-from xpuruntime.locks.vocabulary import SECTIONS
+from xpuruntime.locks.verification.claim_codes import rule_of
+from xpuruntime.locks.verification.text import place_text, worst_first
+from xpuruntime.locks.verification.vocabulary import SECTIONS
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["render_page"]
 

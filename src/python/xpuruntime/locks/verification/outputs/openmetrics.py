@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.vocabulary import VERDICTS
+from xpuruntime.locks.verification.vocabulary import VERDICTS
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xpuruntime.locks.claims import VerificationResult
+    from xpuruntime.locks.verification.claims import VerificationResult
 
 __all__ = ["to_openmetrics"]
 

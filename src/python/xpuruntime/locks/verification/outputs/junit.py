@@ -8,14 +8,14 @@ import re
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.text import place_text
-from xpuruntime.locks.vocabulary import SECTIONS
+from xpuruntime.locks.verification.text import place_text
+from xpuruntime.locks.verification.vocabulary import SECTIONS
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["to_junit"]
 

@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.tables import bytes_text
-from xpuruntime.locks.claims import Claim, ClaimVerdict
+from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.policies.quantities import duration_text, share_text
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["memory_claims", "start_claims"]
 

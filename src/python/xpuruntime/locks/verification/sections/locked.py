@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.claims import Claim
 from xpuruntime.locks.relock import lock
+from xpuruntime.locks.verification.claims import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.lockfile.drift import Drift
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["OTHER_MACHINE", "lock_claims"]
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.claims import Claim, ClaimVerdict
 from xpuruntime.locks.determinism import session_determinism
+from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.evidence.sections.determinism import GradeTest
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["determinism_claims"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.locks.text import place_text, worst_first
+from xpuruntime.locks.verification.text import place_text, worst_first
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["to_markdown"]
 

@@ -21,7 +21,7 @@ from xpuruntime.policies import Policy
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.measuring.rounds import Sampler
 
 __all__ = ["ControlError", "Pair", "open_pair"]

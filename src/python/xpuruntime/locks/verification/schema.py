@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from xpuruntime.evidence.schemas import schema_of
-from xpuruntime.locks.claims import SCHEMA, VerificationResult
+from xpuruntime.locks.verification.claims import SCHEMA, VerificationResult
 
 __all__ = ["verification_schema"]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of, user_path
-from xpuruntime.locks.outputs.markdown import to_markdown
-from xpuruntime.locks.text import worst_first
+from xpuruntime.locks.verification.outputs.markdown import to_markdown
+from xpuruntime.locks.verification.text import worst_first
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["append_summary", "escape_data", "escape_property", "workflow_commands"]
 

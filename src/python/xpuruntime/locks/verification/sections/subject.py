@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.locks.claims import Claim
+from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.policies.places import place_of
 from xpuruntime.policies.verify_policy import VerifyPolicy
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.inference import InferenceSession
-    from xpuruntime.locks.verifying.metrics import Metric
+    from xpuruntime.locks.verification.sections.metrics import Metric
     from xpuruntime.policies import Policy
     from xpuruntime.policies.files import Document
 

@@ -13,14 +13,14 @@ import msgspec
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import tolerance_of
-from xpuruntime.locks.claims import Claim
+from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.measuring.statistics import Margin, Verdict, compare
 from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.measuring.statistics import Comparison
 
 __all__ = ["audit_claims"]

@@ -10,11 +10,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from xpuruntime.locks.rules import rule_of
+from xpuruntime.locks.verification.claim_codes import rule_of
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["FINGERPRINT", "to_sarif"]
 

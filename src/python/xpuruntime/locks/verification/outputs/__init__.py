@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.locks.outputs.in_toto import to_in_toto
-from xpuruntime.locks.outputs.junit import to_junit
-from xpuruntime.locks.outputs.markdown import to_markdown
-from xpuruntime.locks.outputs.openmetrics import to_openmetrics
-from xpuruntime.locks.outputs.page import render_page
-from xpuruntime.locks.outputs.sarif import to_sarif
+from xpuruntime.locks.verification.outputs.in_toto import to_in_toto
+from xpuruntime.locks.verification.outputs.junit import to_junit
+from xpuruntime.locks.verification.outputs.markdown import to_markdown
+from xpuruntime.locks.verification.outputs.openmetrics import to_openmetrics
+from xpuruntime.locks.verification.outputs.page import render_page
+from xpuruntime.locks.verification.outputs.sarif import to_sarif
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from pathlib import Path
 
-    from xpuruntime.locks.claims import VerificationResult
+    from xpuruntime.locks.verification.claims import VerificationResult
 
 __all__ = ["FORMATS", "write_output"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.locks.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
+from xpuruntime.locks.verification.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
 from xpuruntime.policies.verify_policy import Inconclusive
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
-        from xpuruntime.locks.outputs.page import render_page
+        from xpuruntime.locks.verification.outputs.page import render_page
 
         return render_page(self)
 
@@ -196,7 +196,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.save(path, "html")
 
     def save(self, path: str | os.PathLike[str], format: str = "json") -> Path:
-        """Write the result in a format: a name of `xpuruntime.locks.outputs.FORMATS`.
+        """Write the result in a format: a name of `xpuruntime.locks.verification.outputs.FORMATS`.
 
         The file is replaced as a whole or not at all.
 
@@ -205,12 +205,12 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             There is no such format, or the file cannot be written.
         """
-        from xpuruntime.locks.outputs import write_output
+        from xpuruntime.locks.verification.outputs import write_output
 
         return write_output(self, format, path)
 
     def __str__(self) -> str:
-        from xpuruntime.locks.text import plain_text
+        from xpuruntime.locks.verification.text import plain_text
 
         return plain_text(self)
 
@@ -220,7 +220,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.locks.text import render
+        from xpuruntime.locks.verification.text import render
 
         return render(self)
 

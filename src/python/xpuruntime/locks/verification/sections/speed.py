@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from xpuruntime.errors import InputError
-from xpuruntime.locks.claims import Claim
-from xpuruntime.locks.verifying.controls import ControlError, open_pair
+from xpuruntime.locks.verification.claims import Claim
+from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
 from xpuruntime.measuring.rounds import measure
 from xpuruntime.measuring.statistics import Margin, Verdict, compare, holm, require_runs, runs_required
 from xpuruntime.measuring.worker import WorkerFailure
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.errors import XpuRuntimeError
-    from xpuruntime.locks.verifying.controls import Pair
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.controls import Pair
+    from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.measuring.rounds import Measured, Sampler
     from xpuruntime.measuring.statistics import Comparison
 

@@ -12,7 +12,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.claims import VerificationResult
+    from xpuruntime.locks.verification.claims import VerificationResult
 
 __all__ = ["PREDICATE", "STATEMENT", "to_in_toto"]
 

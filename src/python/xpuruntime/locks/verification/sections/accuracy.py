@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import compare_session
-from xpuruntime.locks.claims import Claim
-from xpuruntime.locks.verifying.metrics import metric_claim
+from xpuruntime.locks.verification.claims import Claim
+from xpuruntime.locks.verification.sections.metrics import metric_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.engines.precision import OutputFigures, ProbeResult, Tolerance
-    from xpuruntime.locks.verifying.subject import Subject
+    from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["accuracy_claims"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of
-from xpuruntime.locks.claims import Claim
+from xpuruntime.locks.verification.claims import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

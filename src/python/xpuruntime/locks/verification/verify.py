@@ -27,18 +27,18 @@ from xpuruntime.errors import (
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.reading import read_regular
 from xpuruntime.lockfile.canonical import load_lock
-from xpuruntime.locks.claims import Claim, VerificationResult
-from xpuruntime.locks.conditions import machine_conditions
-from xpuruntime.locks.verifying.accuracy import accuracy_claims
-from xpuruntime.locks.verifying.audit import audit_claims
-from xpuruntime.locks.verifying.determinism import determinism_claims
-from xpuruntime.locks.verifying.evidence import evidence_claims
-from xpuruntime.locks.verifying.locked import OTHER_MACHINE
-from xpuruntime.locks.verifying.memory import memory_claims, start_claims
-from xpuruntime.locks.verifying.metrics import Metric, read_metric
-from xpuruntime.locks.verifying.speed import speed_claims
-from xpuruntime.locks.verifying.subject import Subject
-from xpuruntime.locks.vocabulary import SECTIONS, Section
+from xpuruntime.locks.verification.claims import Claim, VerificationResult
+from xpuruntime.locks.verification.conditions import machine_conditions
+from xpuruntime.locks.verification.sections.accuracy import accuracy_claims
+from xpuruntime.locks.verification.sections.audit import audit_claims
+from xpuruntime.locks.verification.sections.determinism import determinism_claims
+from xpuruntime.locks.verification.sections.evidence import evidence_claims
+from xpuruntime.locks.verification.sections.locked import OTHER_MACHINE
+from xpuruntime.locks.verification.sections.memory import memory_claims, start_claims
+from xpuruntime.locks.verification.sections.metrics import Metric, read_metric
+from xpuruntime.locks.verification.sections.speed import speed_claims
+from xpuruntime.locks.verification.sections.subject import Subject
+from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.refusal import did_you_mean
 

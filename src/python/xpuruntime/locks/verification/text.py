@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.tables import plain, table
-from xpuruntime.locks.vocabulary import VERDICTS
+from xpuruntime.locks.verification.vocabulary import VERDICTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.locks.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["place_text", "plain_text", "render", "worst_first"]
 
