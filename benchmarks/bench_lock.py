@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--models", nargs="+", default=["resnet50", "decoder"])
     parser.add_argument("--out")
+    parser.add_argument("--note", help="sentence for the page, such as what else ran on the machine")
     parser.add_argument("--replay", nargs=3)
     given = parser.parse_args()
     if given.replay:
@@ -129,7 +130,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(name, given.device, Path(folder)))
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
-    write(f"lock_{given.device.partition(':')[0]}", {"rows": rows, "targets": TARGETS}, given.out)
+    write(f"lock_{given.device.partition(':')[0]}", {"rows": rows, "targets": TARGETS, "note": given.note}, given.out)
     return int(not all(row["same_kernels"] and row["same_bits"] for row in rows))
 
 
