@@ -17,10 +17,10 @@ import onnxruntime
 import pytest
 
 from xpuruntime.lockfile.drift import drift_error
-from xpuruntime.lockfile.libraries import MappedLibraries, find_file, library_identity, place_of
 from xpuruntime.lockfile.records import Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, place_of
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 CUDA = CudaFacts(
@@ -77,7 +77,7 @@ def machine(**changes: Any) -> Machine:
 def test_nothing_drifts_where_nothing_changed() -> None:
     identity = identity_of(HERE)
     assert not compare_validators(identity, HERE)
-    assert identity == identity_of(replace(HERE, mapped=MappedLibraries()))
+    assert identity == identity_of(replace(HERE, mapped=mapped_libraries()))
     kinds = {one.kind for one in identity.validators}
     assert kinds == {
         "model", "external_data", "policy", "device", "engine", "library", "kernel_source", "cpu_isa", "environment",
@@ -172,12 +172,12 @@ def test_a_library_that_is_gone() -> None:
 
 def test_a_library_is_found_before_it_is_mapped() -> None:
     one = library(identity_of(HERE))
-    path = find_file(one.key, one.expect["place"], MappedLibraries(""))
+    path = find_file(one.key, one.expect["place"], {})
     assert path is not None
     assert library_identity(path)["build_id"] == one.expect["build_id"]
     code = (
-        "import sys; from xpuruntime.lockfile.libraries import *\n"
-        "print(library_identity(find_file(sys.argv[1], sys.argv[2], MappedLibraries()))['build_id'])\n"
+        "import sys; from xpuruntime.runtime.library_identity import *\n"
+        "print(library_identity(find_file(sys.argv[1], sys.argv[2], mapped_libraries()))['build_id'])\n"
         "assert 'onnxruntime' not in sys.modules"
     )
     done = subprocess.run(
@@ -188,7 +188,7 @@ def test_a_library_is_found_before_it_is_mapped() -> None:
 
 @pytest.mark.skipif(which("readelf") is None, reason="compares with readelf of binutils")
 def test_build_ids_are_those_that_readelf_shows() -> None:
-    paths = [*MappedLibraries().matching(("*.so*",)).values()]
+    paths = [*mapped_libraries().values()]
     compared = 0
     for path in paths[:40]:
         shown = subprocess.run(["readelf", "-n", path], capture_output=True, text=True, check=False).stdout

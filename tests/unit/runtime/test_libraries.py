@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.elf import read_build_id, read_elf
+from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
-from xpuruntime.runtime.library_identity import package_libraries
 from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
+from xpuruntime.runtime.package_libraries import package_libraries
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
 
@@ -151,12 +151,12 @@ class TestElf:
         assert read_elf(outer).needed[0] == "libinner.so.3"
 
     def test_the_build_id_is_the_linkers(self, tmp_path: Path) -> None:
-        assert read_build_id(build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123")) == "abcdef0123"
-        assert read_build_id(build(tmp_path, "libnone.so.1", "-Wl,--build-id=none")) is None
+        assert read_elf(build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123")).build_id == "abcdef0123"
+        assert read_elf(build(tmp_path, "libnone.so.1", "-Wl,--build-id=none")).build_id is None
         one = build(tmp_path / "a", "libsame.so.1", "-Wl,--build-id=sha1")
         other = build(tmp_path / "b", "libsame.so.1", "-Wl,--build-id=sha1", body="int answer(void) { return 43; }")
-        assert len(read_build_id(one) or "") == 40
-        assert read_build_id(one) != read_build_id(other)
+        assert len(read_elf(one).build_id or "") == 40
+        assert read_elf(one).build_id != read_elf(other).build_id
 
     def test_a_truncated_note_is_survived(self, tmp_path: Path) -> None:
         whole = build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123").read_bytes()
@@ -164,7 +164,7 @@ class TestElf:
         for length in range(0, 1200, 7):
             broken.write_bytes(whole[:length])
             with contextlib.suppress(InputError):
-                assert read_build_id(broken) in (None, "abcdef0123")
+                assert read_elf(broken).build_id in (None, "abcdef0123")
 
     def test_the_libraries_of_a_package_with_their_builds(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

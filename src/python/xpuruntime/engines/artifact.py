@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,10 @@ import msgspec
 from xpuruntime.engines.model import ModelInfo
 from xpuruntime.engines.precision.compare import ProbeResult
 from xpuruntime.errors import ModelError
+from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
-from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from xpuruntime.engines.base import Request
 
 __all__ = [
@@ -32,10 +29,8 @@ __all__ = [
     "FileFacts",
     "Manifest",
     "calibration_digest",
-    "digest_of",
     "digest_of_files",
     "external_digests",
-    "file_digest",
     "model_digest",
 ]
 
@@ -44,7 +39,6 @@ SCHEMA = "xpuruntime.artifact/1"
 MANIFEST = "manifest.json"
 #: The probe input of an artifact and what fp32 on the CPU answers to it; only where a tolerance has to be met.
 PROBE = "probe.npz"
-_BLOCK = 1 << 20
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,26 +163,11 @@ def digest_of_files(artifact: Artifact) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file in hex. Raises OSError."""
-    with open_regular(path) as file:
-        return digest_of(file, os.fstat(file.fileno()).st_size)
-
-
-def digest_of(file: BinaryIO, size: int) -> str:
-    """Return the SHA-256 of the next `size` bytes of an open file, in hex. Raises OSError."""
-    digest = hashlib.sha256()
-    while block := file.read(min(_BLOCK, size)):
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest()
-
-
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, mtime_ns: int) -> str:
     """Return the digest of a file that had this size and time."""
     del size, mtime_ns
-    return file_digest(Path(path))
+    return file_digest(path)
 
 
 def calibration_digest(request: Request) -> str | None:

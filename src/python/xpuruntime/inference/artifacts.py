@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest, digest_of
+from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest
 from xpuruntime.errors import ModelError
+from xpuruntime.files.digests import digest_of
 from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import open_regular, read_regular
 from xpuruntime.policies import ArtifactPolicy, Policy

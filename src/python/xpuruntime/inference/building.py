@@ -20,10 +20,10 @@ from xpuruntime.engines.artifact import (
     FileFacts,
     Manifest,
     calibration_digest,
-    file_digest,
     model_digest,
 )
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
+from xpuruntime.files.digests import file_digest
 from xpuruntime.files.folders import make_private
 from xpuruntime.files.locking import locked
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["library_patterns", "packages_of", "variables_of"]
+__all__ = ["libraries_of", "packages_of", "variables_of"]
 
 _CUDA = (
     "libcuda.so*", "libcublas.so*", "libcublasLt.so*", "libcudnn*.so*", "libcufft.so*", "libcurand.so*",
@@ -59,9 +59,10 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def library_patterns(engine: str, device: str) -> tuple[str, ...]:
-    """Return patterns for the file names of the libraries that compute what an engine runs on a device."""
-    return _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
+def libraries_of(engine: str, device: str, mapped: Mapping[str, str]) -> dict[str, str]:
+    """Return those mapped libraries, file name to path, that compute what an engine runs on a device."""
+    patterns = _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
+    return {name: path for name, path in mapped.items() if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
 
 
 def variables_of(engine: str, device: str, environment: Mapping[str, str]) -> dict[str, str]:

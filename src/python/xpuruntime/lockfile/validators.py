@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.lockfile.drift import Drift, shown
-from xpuruntime.lockfile.libraries import MappedLibraries, find_file, library_identity, place_of
 from xpuruntime.lockfile.records import Validator, stable_id
-from xpuruntime.lockfile.tables import library_patterns, packages_of, variables_of
+from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
 from xpuruntime.runtime.distributions import distributions
+from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +44,8 @@ class Surroundings:
     calibration, artifact : str or None
         SHA-256 of the inputs to quantise with, and of the compiled artifact.
     environment : mapping of str to str
-    mapped : MappedLibraries
+    mapped : mapping of str to str
+        File name to path of the libraries that this process has mapped.
     """
 
     engine: str
@@ -55,7 +56,7 @@ class Surroundings:
     calibration: str | None = None
     artifact: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    mapped: MappedLibraries = field(default_factory=MappedLibraries)
+    mapped: Mapping[str, str] = field(default_factory=mapped_libraries)
 
     def engine_facts(self) -> dict[str, Any]:
         """Return the version of the engine and the distribution that it is from."""
@@ -120,7 +121,7 @@ def collect_validators(here: Surroundings, *, own_kernels: Iterable[str] = ()) -
         expected["calibration", "calibration"] = here.calibration
     if here.artifact is not None:
         expected["artifact", "artifact"] = here.artifact
-    for name, path in here.mapped.matching(library_patterns(here.engine, here.device)).items():
+    for name, path in libraries_of(here.engine, here.device, here.mapped).items():
         expected["library", name] = {**library_identity(path), "place": place_of(path)}
     if any(own_kernels) and (core := _core_identity()) is not None:
         expected["kernel_source", CORE] = core
@@ -152,10 +153,10 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, .
 
 def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
     """Return a drift for each library of a lock that this process has mapped, and that is another build."""
-    mapped = MappedLibraries()
+    mapped = mapped_libraries()
     drifts = []
     for one in identity.validators:
-        path = mapped.path(one.key) if one.kind == "library" else None
+        path = mapped.get(one.key) if one.kind == "library" else None
         if path is None:
             continue
         expected = {name: value for name, value in one.expect.items() if name != "place"}

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import statistics
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError, LockError
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
 from xpuruntime.lockfile.entries import OWN_KERNELS, call_entries, unit_entries
-from xpuruntime.lockfile.libraries import MappedLibraries
 from xpuruntime.lockfile.records import (
     Identity,
     Lock,
@@ -45,7 +42,6 @@ __all__ = ["create_lock"]
 
 #: Lock files of packages, which are digested where they lie beside the model or in the current folder.
 _DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "requirements.txt")
-_MAX_DEPENDENCIES = 64 << 20
 _TIMES, _ROUNDS, _CALLS = 3, 9, 5
 #: Tolerance of outputs whose bits do not repeat, where the policy states none.
 _RTOL, _ATOL = 1e-3, 1e-5
@@ -115,7 +111,6 @@ def create_lock(
             artifact=session._artifact,
             policy=stated_keys(source),
         )
-        here = replace(here, mapped=MappedLibraries())
         own = [one.kernel for one in calls if one.kernel.startswith(OWN_KERNELS)]
         validators = collect_validators(here, own_kernels=own)
         outputs, samples = _outputs(runs, source)
@@ -228,7 +223,7 @@ def _dependencies(model: Any) -> dict[str, str]:
     for folder in folders:
         for name in _DEPENDENCIES:
             try:
-                found.setdefault(name, hashlib.sha256(read_regular(folder / name, _MAX_DEPENDENCIES)).hexdigest())
+                found.setdefault(name, file_digest(folder / name))
             except OSError:
                 continue
     return found

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -15,11 +14,10 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["ElfFacts", "read_build_id", "read_elf"]
+__all__ = ["ElfFacts", "read_elf"]
 
-_T = TypeVar("_T")
 #: Kind, address, offset in the file, and size.
 _Segment = tuple[int, int, int, int]
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
@@ -27,6 +25,8 @@ _NT_GNU_BUILD_ID = 3
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
 #: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
 _MOST = 64 << 20
+#: Bytes that are read at once of a name.
+_BLOCK = 256
 
 
 class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,24 +46,9 @@ def read_elf(path: str | Path) -> ElfFacts:
     InputError
         The file cannot be read, is no ELF file, or is corrupt.
     """
-    return _opened(path, _read)
-
-
-def read_build_id(path: str | Path) -> str | None:
-    """Return the GNU build ID of an ELF file in hex, or ``None`` where it has none; reads headers and notes alone.
-
-    Raises
-    ------
-    InputError
-        As `read_elf`.
-    """
-    return _opened(path, lambda file: _build_id(file, *_segments(file)[::2]))
-
-
-def _opened(path: str | Path, read: Callable[[BinaryIO], _T]) -> _T:
     try:
         with open_regular(path) as file:
-            return read(file)
+            return _read(file)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (struct.error, ValueError, UnicodeDecodeError) as error:
@@ -149,16 +134,19 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
     base = next((at + address - start for start, at, length in loads if start <= address < start + length), None)
     if base is None:
         raise ValueError("its string table lies outside the file")
-    file.seek(base)
-    strings = file.read(size)
-    if len(strings) < size:
+    file.seek(max(base + size - 1, 0))
+    if not file.read(1):
         raise ValueError("it is truncated")
 
     def text(index: int) -> str:
-        end = strings.find(b"\0", index)
-        if not 0 <= index < len(strings) or end < 0:
-            raise ValueError("a name lies outside its string table")
-        return strings[index:end].decode()
+        file.seek(base + index)
+        found = b""
+        while b"\0" not in found:
+            block = file.read(max(0, min(size - index - len(found), _BLOCK)))
+            if not block:
+                raise ValueError("a name lies outside its string table")
+            found += block
+        return found.partition(b"\0")[0].decode()
 
     paths = [text(value) for tag, value in tags if tag in (_DT_RPATH, _DT_RUNPATH)]
     return ElfFacts(

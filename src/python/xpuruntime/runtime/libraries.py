@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
-from xpuruntime.runtime.elf import read_build_id, read_elf
+from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
 from xpuruntime.runtime.machine import Library
@@ -23,7 +23,15 @@ from xpuruntime.runtime.machine import Library
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LibraryIndex", "find_library", "identified", "libraries_needed_by", "loaded_libraries", "preload"]
+__all__ = [
+    "LibraryIndex",
+    "find_library",
+    "identified",
+    "libraries_needed_by",
+    "loaded_libraries",
+    "mapped_paths",
+    "preload",
+]
 
 #: File names of the libraries `loaded_libraries` lists unless told otherwise.
 VENDOR_PATTERNS = (
@@ -158,18 +166,12 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
     tuple of Library
         In order of name, with `path` the real file, and with size and build ID.
     """
-    if maps is None:
-        try:
-            maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
-        except OSError:
-            return ()
-    paths = {line.split(None, 5)[5].removesuffix(" (deleted)") for line in maps.splitlines() if line.count("/")}
     found: list[Library] = []
     wheels: dict[str, str] | None = None
-    for path in sorted(paths):
+    for path in mapped_paths(maps):
         name = Path(path).name
         ours = patterns is VENDOR_PATTERNS and name.startswith("_core.") and Path(path).parent.name == "xpuruntime"
-        if ".so" not in name or not (ours or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)):
+        if not (ours or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)):
             continue
         version, real = _file_version(name), os.path.realpath(path)
         origin = "system"
@@ -183,6 +185,17 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
     return tuple(sorted(found, key=lambda library: (library.name, library.path)))
 
 
+def mapped_paths(maps: str | None = None) -> list[str]:
+    """Return the paths of the libraries that this process has mapped, sorted; `maps` as for `loaded_libraries`."""
+    if maps is None:
+        try:
+            maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+        except OSError:
+            return []
+    paths = {line.split(None, 5)[5].removesuffix(" (deleted)") for line in maps.splitlines() if "/" in line}
+    return sorted(path for path in paths if ".so" in os.path.basename(path))  # noqa: PTH119 - thousands of lines
+
+
 def identified(library: Library) -> Library:
     """Return a library with the size and build ID of its file, as far as that can be read; takes microseconds."""
     try:
@@ -190,7 +203,7 @@ def identified(library: Library) -> Library:
     except OSError:
         return library
     try:
-        build_id = read_build_id(library.path)
+        build_id = read_elf(library.path).build_id
     except InputError:
         build_id = None
     return msgspec.structs.replace(library, size=size, build_id=build_id)

@@ -1,86 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Package libraries: the shared libraries that an engine's package brings and needs, with their builds."""
+"""Library identity: soname, size and build ID of a shared library, and where its file is."""
 
 from __future__ import annotations
 
-import glob
-import importlib.util
+import functools
 import os
-import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.libraries import LibraryIndex, identified, libraries_needed_by, loaded_libraries
-from xpuruntime.runtime.machine import Library
+from xpuruntime.files.digests import file_digest
+from xpuruntime.files.paths import reason_of
+from xpuruntime.runtime.elf import read_elf
+from xpuruntime.runtime.libraries import LibraryIndex, mapped_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-__all__ = ["package_libraries"]
+__all__ = ["find_file", "library_identity", "mapped_libraries", "place_of"]
 
 
-def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Library, ...], tuple[Library, ...]]:
-    """Return the shared libraries of a package and the libraries of CUDA that they need. Imports and loads nothing.
+def mapped_libraries() -> dict[str, str]:
+    """Return file name to path of the libraries that this process has mapped, sorted by path."""
+    found: dict[str, str] = {}
+    for path in mapped_paths():
+        found.setdefault(os.path.basename(path), path)  # noqa: PTH119 - hot
+    return found
+
+
+def place_of(path: str) -> str:
+    """Return where a library lies relative to the folder of `sys.path` that it is in, or its absolute path."""
+    for folder in sorted((one for one in sys.path if one), key=len, reverse=True):
+        prefix = os.path.join(folder, "")  # noqa: PTH118 - texts
+        if path.startswith(prefix):
+            return path[len(prefix) :]
+        real = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118 - texts
+        if os.path.realpath(path).startswith(real):
+            return os.path.realpath(path)[len(real) :]
+    return path
+
+
+def find_file(name: str, place: str, mapped: Mapping[str, str]) -> str | None:
+    """Return the file that this process has mapped, or would map, as the library `name`; ``None`` if none is found.
 
     Parameters
     ----------
-    patterns : sequence of str
-        The name of a top-level package and a shell pattern of files in it, such as ``"onnxruntime/capi/*.so*"``.
-    cuda : bool
-        Look for what they need of CUDA, which means searching the machine.
-
-    Returns
-    -------
-    own, cuda : tuple of tuple of Library
-        In order of name. Of CUDA, a library that the process has loaded, else the first one in search order; one that
-        is not found is left out.
+    name : str
+        Its file name.
+    place : str
+        As `place_of` gave it where the lock was made.
+    mapped : mapping of str to str
+        As `mapped_libraries` returns it.
     """
-    own: dict[str, Library] = {}
-    for pattern in patterns:
-        package, _, inside = pattern.partition("/")
-        for folder in _folders(package):
-            for path in sorted(glob.glob(os.path.join(glob.escape(folder), inside))):  # noqa: PTH118, PTH207
-                name = Path(path).name
-                if Path(path).is_file():
-                    version = re.search(r"\.so\.(\d[\d.]*)$", name)
-                    found = Library(name=name, path=path, version=version[1] if version else None, origin="package")
-                    own.setdefault(name, identified(found))
-    return tuple(own[name] for name in sorted(own)), _cuda_libraries(own) if cuda else ()
+    found = mapped.get(name)
+    if found is not None:
+        return found
+    if not place.startswith("/"):
+        for folder in sys.path:
+            path = Path(folder or ".", place)
+            if path.is_file():
+                return str(path)
+    elif Path(place).is_file():
+        return place
+    others = _index().find_soname(name) if name.startswith("lib") else []
+    return others[0].path if others else None
 
 
-def _folders(package: str) -> list[str]:
+@functools.cache
+def _index() -> LibraryIndex:
+    return LibraryIndex()
+
+
+def library_identity(path: str) -> dict[str, Any]:
+    """Return ``soname``, ``size`` and ``build_id``; a file without build ID has ``sha256`` in its place.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is no library.
+    """
     try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    return list(spec.submodule_search_locations or ()) if spec is not None else []
+        facts = os.stat(path)  # noqa: PTH116 - hot
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
+    return dict(_identity(path, facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns))
 
 
-def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
-    """Return what the libraries need of CUDA, and what that needs in turn."""
-    index: LibraryIndex | None = None
-    loaded = {library.name: library for library in loaded_libraries()}
-    found: dict[str, Library] = {}
-    seen = set(own)
-    paths = [library.path for library in own.values()]
-    while paths:
-        try:
-            linked, later = libraries_needed_by(paths.pop())
-        except InputError:
-            continue
-        for soname in (*linked, *later):
-            if soname in seen:
-                continue
-            seen.add(soname)
-            library = next(
-                (one for name, one in loaded.items() if name == soname or name.startswith(soname + ".")), None
-            )
-            if library is None:
-                index = index or LibraryIndex()
-                library = next(iter(index.find_soname(soname)), None)
-            if library is not None:
-                found[soname] = identified(library)
-                paths.append(library.path)
-    return tuple(found[soname] for soname in sorted(found))
+@functools.lru_cache(maxsize=1024)
+def _identity(path: str, size: int, *_: int) -> tuple[tuple[str, Any], ...]:
+    """Return the identity of a file that had this size, these times and this inode."""
+    elf = read_elf(path)
+    soname = elf.soname or os.path.basename(path)  # noqa: PTH119 - a text
+    if elf.build_id:
+        return (("build_id", elf.build_id), ("size", size), ("soname", soname))
+    try:
+        digest = file_digest(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
+    return (("sha256", digest), ("size", size), ("soname", soname))

@@ -17,8 +17,8 @@ from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.libraries import identified
-from xpuruntime.runtime.library_identity import package_libraries
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
+from xpuruntime.runtime.package_libraries import package_libraries
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
+from xpuruntime.files.digests import digest_of
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
@@ -332,14 +333,12 @@ def _node(place: Place) -> NodeInfo:
 @functools.lru_cache(maxsize=64)
 def _digest(path: str, size: int, mtime_ns: int) -> str:
     """Return the SHA-256 of a file, which must still be the one of that size and time."""
-    digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
             facts = os.fstat(file.fileno())
-            while block := file.read(1 << 20):
-                digest.update(block)
+            digest = digest_of(file, facts.st_size)
     except OSError as error:
         raise refuse(path, f"the file cannot be read ({error.strerror})", "put it back, or inspect it again") from None
     if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):
         raise refuse(path, "the file changed since it was inspected", "inspect it again")
-    return digest.hexdigest()
+    return digest
