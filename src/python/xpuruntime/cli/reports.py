@@ -159,6 +159,6 @@ def _schema(path: str) -> str | None:
 
 
 class _Header(msgspec.Struct):
-    """What tells xpuruntime files from other JSON, also where a tool has sorted the keys."""
+    """The mark of xpuruntime's files in other JSON, also where a tool has sorted the keys."""
 
     schema: str

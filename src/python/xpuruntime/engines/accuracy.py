@@ -56,7 +56,7 @@ class ProbeRefusedError(InputError):
 
 
 class Check(NamedTuple):
-    """What a loaded model is compared with, and whether it is refused beyond that or only told of."""
+    """Reference and limits of a loaded model, and whether a result beyond them is refused or only reported."""
 
     tolerance: Tolerance
     refuses: bool

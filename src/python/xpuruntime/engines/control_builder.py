@@ -132,9 +132,9 @@ class ControlBuilder:
         from xpuruntime.engines.registry import default_registry
 
         listed = self.stated.get("execution.engine", ())
-        told = {control.key for control in self.controls}
+        present = {control.key for control in self.controls}
         for key, value in self.stated.items():
-            if not key.startswith("execution.provider_options.") or key in told:
+            if not key.startswith("execution.provider_options.") or key in present:
                 continue
             engine = key.split(".")[2]
             if engine in names:
@@ -152,9 +152,9 @@ class ControlBuilder:
 
     def finish(self, engine: str) -> tuple[Control, ...]:
         """Return the controls; a stated key that none was added for is one that the engine has no means for."""
-        told = {control.key for control in self.controls}
+        present = {control.key for control in self.controls}
         for key in self.stated:
-            if key not in told and key != "mode":
+            if key not in present and key != "mode":
                 self.add(
                     key, "-", "unsupported", f"{engine} has no such setting", "remove the key, or use mode: prefer"
                 )

@@ -108,7 +108,7 @@ def prepare_source(
     ----------
     request : Request
     log : ConversionLog
-        Is told what was changed.
+        Gets a line for each change.
     convert : {"fp16", "bf16"}, optional
         Convert the graph; its inputs and outputs keep their types.
     keep_fp32 : sequence of str

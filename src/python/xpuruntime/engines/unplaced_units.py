@@ -88,7 +88,7 @@ def listed(values: Iterable[str]) -> str:
 
 
 def effective_of(units: Iterable[Unit], engine: str) -> dict[str, str]:
-    """Return what the units that ran say of the policy keys that are about all of them, by key."""
+    """Return the observations of policy keys that concern all units, by key."""
     ran = [unit for unit in units if unit.time is not None and unit.source_nodes and unit.relation != "folded"]
     if not ran:
         return {}

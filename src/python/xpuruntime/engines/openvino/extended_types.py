@@ -20,7 +20,7 @@ __all__ = ["borders", "run_tensors"]
 
 
 def borders(tensor: _core.Tensor) -> tuple[np.ndarray[Any, Any], Any]:
-    """Return the memory of a contiguous tensor as an array that OpenVINO takes, and its type where NumPy lacks it."""
+    """Return the memory of a contiguous tensor as an array that OpenVINO takes, and its type where NumPy has none."""
     import openvino as ov
 
     array = tensor.numpy()

@@ -205,7 +205,7 @@ class _Sharing:
         self.shares.folded[index] = REMOVED
 
     def _inside(self, index: int) -> None:
-        """Give a node of a subgraph to whoever runs the node that holds it."""
+        """Assign a node of a subgraph to the unit of the node that contains it."""
         path = self.nodes[index].graph
         holders = [i for i, node in enumerate(self.nodes[:index]) if path.startswith(f"{node.name}/")]
         holder = max(holders, key=lambda i: len(self.nodes[i].name), default=None)

@@ -65,13 +65,13 @@ def rejected_in_log(text: str) -> list[Rejected]:
         for match in _FAILED.finditer(text)
         for node in _NODE.finditer(match["nodes"])
     ]
-    told = {one.name for one in found}
+    seen = {one.name for one in found}
     for line in text.splitlines():
         if "Unsupported nodes in QNN EP" in line:
             found += [
                 Rejected(name=node["name"], op=node["op"], reason="QNN gives no reason")
                 for node in _UNSUPPORTED.finditer(line)
-                if node["name"] not in told
+                if node["name"] not in seen
             ]
     return _distinct(found)
 

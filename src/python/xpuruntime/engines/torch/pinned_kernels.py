@@ -143,7 +143,7 @@ class PinnedKernels:
         return [f"{self._log.dropped} decisions of the pass are not in the report: the dispatcher keeps no more of one"]
 
     def keys(self) -> dict[str, KeySeen]:
-        """Return what was seen of each kernel key that the plan speaks of, compared with the policy itself."""
+        """Return the observation of each kernel key in the plan, compared with the policy itself."""
         by_key: dict[str, list[tuple[SeenCall, Route]]] = defaultdict(list)
         left: dict[str, list[SeenCall]] = defaultdict(list)
         for call in self._seen.kinds:

@@ -130,22 +130,22 @@ def render(comparison: ReportComparison) -> RenderableType:
 
 def _identity(word: str, side: ReportSide) -> str:
     named = "" if side.name == word else f" {side.name},"
-    told = f"{word}:{named} {side.engine}@{side.device}, precision {side.precision}, {side.created or 'undated'}"
-    return f"{told}, {side.headline}" + (" (incomplete)" if side.partial else "")
+    headline = f"{word}:{named} {side.engine}@{side.device}, precision {side.precision}, {side.created or 'undated'}"
+    return f"{headline}, {side.headline}" + (" (incomplete)" if side.partial else "")
 
 
 def _speeds(comparison: ReportComparison) -> list[RenderableType]:
     from rich.text import Text
 
-    told: list[RenderableType] = []
+    lines: list[RenderableType] = []
     if comparison.latency is not None:
-        told.append(Text(f"latency: {change_text(comparison.latency)}", style=_STYLE[comparison.latency.verdict]))
+        lines.append(Text(f"latency: {change_text(comparison.latency)}", style=_STYLE[comparison.latency.verdict]))
     for total in comparison.totals:
-        told.append(Text(f"all units, {total.kind} time: {change_text(total)}", style=_STYLE[total.verdict]))
-    if told:
+        lines.append(Text(f"all units, {total.kind} time: {change_text(total)}", style=_STYLE[total.verdict]))
+    if lines:
         limit = f"{comparison.noise:.0%} or {comparison.noise_us:g} us"
-        told.append(Text(f"(differences up to {limit} are taken for noise)", style="dim"))
-    return told
+        lines.append(Text(f"(differences up to {limit} are taken for noise)", style="dim"))
+    return lines
 
 
 def _groups(comparison: ReportComparison) -> list[RenderableType]:
@@ -180,19 +180,19 @@ def units_text(group: GroupChange, units: Sequence[UnitSide]) -> str:
     ran = [unit for unit in units if unit.relation != "folded"]
     if not ran:
         return "folded" if units else "none"
-    told = []
+    lines = []
     if "placement" in group.what:
-        told.append(_some(f"{u.engine}@{u.device}" for u in ran))
+        lines.append(_some(f"{u.engine}@{u.device}" for u in ran))
     if "precision" in group.what:
-        told.append(_some(u.precision for u in ran))
+        lines.append(_some(u.precision for u in ran))
     if "kernel" in group.what:
-        told.append(_some(u.kernel for u in ran))
+        lines.append(_some(u.kernel for u in ran))
     if "layout" in group.what:
-        told.append(_some(u.layout for u in ran))
-    if not told or {"grouping", "folding", "inserted"} & set(group.what):
+        lines.append(_some(u.layout for u in ran))
+    if not lines or {"grouping", "folding", "inserted"} & set(group.what):
         counted = f"{len(ran)} units: " if len(ran) > 1 else ""
-        told.append(counted + _some((u.op for u in ran), " + "))
-    return "; ".join(text for text in told if text)
+        lines.append(counted + _some((u.op for u in ran), " + "))
+    return "; ".join(text for text in lines if text)
 
 
 def _some(values: object, sign: str = ", ") -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The time of many units summed up by operator: in a large model, no single unit tells where the time goes."""
+"""Time of many units by operator: in a large model, no single unit shows where the time goes."""
 
 from __future__ import annotations
 

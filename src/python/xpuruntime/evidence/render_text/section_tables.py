@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Memory over time, CUDA graphs and shapes as the terminal shows them, and as rows for whoever shows them otherwise."""
+"""Memory over time, CUDA graphs and shapes as the terminal shows them, and as rows for other renderers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def memory_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def live_text(report: Report) -> str | None:
-    """Return in one sentence how much the tensors between units need, and where; ``None`` where that is not told."""
+    """Return in one sentence how much the tensors between units need, where; ``None`` where that is not reported."""
     most = most_live(report.live)
     if most is None:
         return None
@@ -121,7 +121,7 @@ def shape_rows(coverage: ShapeCoverage) -> list[tuple[str, ...]]:
 
 
 def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
-    """Return which shapes the report speaks of."""
+    """Return the shapes that the report covers."""
     from rich.text import Text
 
     if coverage is None or not coverage.inputs:

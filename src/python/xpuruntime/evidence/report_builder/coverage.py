@@ -75,9 +75,9 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
     if share is None or abs(share - 1) <= _NEAR:
         return None
     units, run, count = found["units_us"], found["run_us"], found["units"]
-    told = f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({found['statistic']})"
+    head = f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({found['statistic']})"
     if share > 1:
-        return f"{told}: units that run side by side count each for itself"
+        return f"{head}: units that run side by side count each for itself"
     measured = found.get("outside", {})
     parts = [f"{measured['call']:,.1f} us is the call itself"] if "call" in measured else []
     if "between" in measured:
@@ -88,10 +88,10 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
     if "cut_us" in found:
         parts.append(f"up to {found['cut_us']:,.1f} us is cut off, because the engine counts whole microseconds")
     if parts:
-        return f"{told}: outside of them, {'; '.join(parts)}; the rest is whatever else engine and machine did"
+        return f"{head}: outside of them, {'; '.join(parts)}; the rest is whatever else engine and machine did"
     between = max(0.0, run - units) / count
     return (
-        f"{told}: the rest goes by between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
+        f"{head}: the rest goes by between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
         "own work, the call itself, and whatever else the machine did"
     )
 

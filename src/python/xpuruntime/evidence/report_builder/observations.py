@@ -217,8 +217,8 @@ class _Comparison:
             return observed, "honoured", "every unit ran in what the model states"
         others = sum(asked != wanted for asked in asked_of.values())
         if others:
-            told = f"every unit of which {wanted} was asked ran in it; {others} others ran in the types of the graph"
-            return observed, "honoured", told
+            summary = f"every unit of which {wanted} was asked ran in it; {others} others ran in the types of the graph"
+            return observed, "honoured", summary
         return observed, "honoured", f"every unit ran in {wanted}"
 
     def _layout(self, control: Control) -> tuple[str, Status, str]:

@@ -23,7 +23,7 @@ _OWN = "the engine's own"
 class _Call(NamedTuple):
     """What makes calls of two reports the same.
 
-    An engine's own kernel tells no shapes: it is the only call of its node. Calls of no node go by operands.
+    An engine's own kernel reports no shapes: it is the only call of its node. Calls of no node go by operands.
     """
 
     node: str

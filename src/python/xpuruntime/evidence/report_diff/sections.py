@@ -23,7 +23,7 @@ def compare_peaks(before: Report, after: Report, noise: float) -> tuple[MemoryCh
     """Return the most bytes of each owner during the pass, where they differ by more than this share of the first.
 
     What the operating system counts is never twice the same. Tensors between units are counted, not measured: any
-    difference is told.
+    difference is reported.
     """
     found: list[MemoryChange] = []
     if before.memory_over_time and after.memory_over_time:
@@ -61,15 +61,15 @@ def compare_shapes(before: Report, after: Report) -> tuple[ShapeChange, ...]:
     found = []
     for name in dict.fromkeys((*sides[0], *sides[1])):
         a, b = sides[0].get(name), sides[1].get(name)
-        told = [(one.allowed, one.observed) if one is not None else ("-", "-") for one in (a, b)]
-        if told[0] != told[1]:
+        pairs = [(one.allowed, one.observed) if one is not None else ("-", "-") for one in (a, b)]
+        if pairs[0] != pairs[1]:
             found.append(
                 ShapeChange(
                     input=name,
-                    allowed_before=told[0][0],
-                    allowed_after=told[1][0],
-                    observed_before=told[0][1],
-                    observed_after=told[1][1],
+                    allowed_before=pairs[0][0],
+                    allowed_after=pairs[1][0],
+                    observed_before=pairs[0][1],
+                    observed_after=pairs[1][1],
                 )
             )
     return tuple(found)

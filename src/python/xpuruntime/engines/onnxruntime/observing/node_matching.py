@@ -298,7 +298,7 @@ class _Matcher:
         return None
 
     def _hinted(self, node: NodeView) -> list[str]:
-        """Return the source tensor that generated names speak of: the written tensor's, then the node's own."""
+        """Return the source tensor in a generated name: that of the written tensor, then that of the node."""
         for name in (*(k.removeprefix(_CAST) for k in node.outputs[:1]), _base(node.name)):
             if name in self.source.producers:
                 return [name]

@@ -131,7 +131,7 @@ class _Sharing:
         return not any(k in reads for k in producer.inputs if k)
 
     def _join(self, twin: NodeView, key: str) -> None:
-        """Give an eliminated duplicate to whoever computes the same value."""
+        """Assign an eliminated duplicate to the node that computes the same value."""
         if self._claimed(twin):
             return
         original = self.source.producers.get(key)
@@ -186,7 +186,7 @@ class _Sharing:
         return None
 
     def _join_equal(self, node: NodeView) -> bool:
-        """Give a node of an eliminated branch to whoever owns its equal in the branch that was kept."""
+        """Assign a node of an eliminated branch to the owner of its equal in the branch that was kept."""
         for key in node.outputs:
             for other in self.facts.equal.get(self.facts.number.get(key, -1), ()):
                 producer = self.source.producers.get(other)

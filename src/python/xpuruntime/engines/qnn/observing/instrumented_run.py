@@ -148,7 +148,7 @@ def _arithmetic(kept: int | None) -> str:
 
 
 def _as_computed(unit: Unit, kept: int | None) -> Unit:
-    """Return a unit that was asked for fp32 with what the probe says of its arithmetic, where that differs."""
+    """Return a unit that was asked for fp32 with the arithmetic that the probe found, where that differs."""
     if unit.precision_requested != "fp32" or unit.precision_run != "fp32" or kept is None:
         return unit
     nearest = _nearest(kept)
@@ -156,7 +156,7 @@ def _as_computed(unit: Unit, kept: int | None) -> Unit:
 
 
 def _seen_in_profile(unit: Unit, cycles: Mapping[str, list[int]], device: str) -> Unit:
-    """Return a unit of a node that no record told of with where it ran, if the profile has an operation of its name."""
+    """Return a unit of a node without a record, with its device, if the profile has an operation of its name."""
     if unit.relation != "folded" or unit.status != "unobservable" or unit.id not in cycles:
         return unit
     why = "the profile has an operation of this name; the records of the graph are missing"

@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The units, the boundaries between them, and what could not be told."""
+    """The units, the boundaries between them, and notes on what is unknown."""
 
     units: tuple[Unit, ...]
     boundaries: tuple[Boundary, ...]
