@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays, write_arrays
 from xpuruntime.measuring.worker import Worker
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def run_fresh(job: Mapping[str, Any], feeds: Mapping[str, Array], number: int, f
         The process crashed or gave no result in time; or, of the kind ``exception``, the session cannot be opened or
         run there.
     """
-    _write(folder / "inputs", feeds)
+    write_arrays(folder / "inputs", feeds)
     environment = {"PYTHONHASHSEED": str(number), _PADDING: "x" * (1021 * number)}
     with Worker(environment=environment, timeout=_LIMIT) as worker:
         worker.call(f"{__name__}:run_job", folder=str(folder), **job)
-    return _read(folder / "outputs")
+    return read_arrays(folder / "outputs")
 
 
 def run_job(
@@ -64,29 +64,8 @@ def run_job(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XpuRuntimeWarning)
         with InferenceSession(model, policy=policy, trust=trust, calibration=calibration) as session:
-            feeds = _read(room / "inputs")
+            feeds = read_arrays(room / "inputs")
             outputs = dict(session.run(feeds))
             if names:
                 outputs |= session.intermediates(feeds, names)
-    _write(room / "outputs", {name: np.asarray(value) for name, value in outputs.items()})
-
-
-def _write(folder: Path, arrays: Mapping[str, Array]) -> None:
-    folder.mkdir()
-    for index, (name, array) in enumerate(arrays.items()):
-        plain = np.asarray(array, order="C")
-        np.save(folder / f"{index}.npy", plain.astype(np.str_) if plain.dtype == object else plain, allow_pickle=False)
-        (folder / f"{index}.json").write_text(json.dumps({"name": name, "dtype": plain.dtype.name}), encoding="utf-8")
-
-
-def _read(folder: Path) -> dict[str, Array]:
-    found = {}
-    for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem)):
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        array = np.load(path.with_suffix(".npy"), allow_pickle=False)
-        if array.dtype.kind == "V" and facts["dtype"] != array.dtype.name:  # a type of ml_dtypes: its name is lost
-            import ml_dtypes
-
-            array = array.view(getattr(ml_dtypes, facts["dtype"]))
-        found[facts["name"]] = array.astype(object) if facts["dtype"] == "object" else array
-    return found
+    write_arrays(room / "outputs", outputs)

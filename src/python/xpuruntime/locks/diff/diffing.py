@@ -19,7 +19,9 @@ from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
-from xpuruntime.locks.diff.side import IN_WORKER, FileSide, PythonSide, call, read_side, start_worker
+from xpuruntime.locks.diff.side import FileSide, PythonSide, call, read_side, start_worker
+from xpuruntime.locks.session_worker import MODULE
+from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure
 from xpuruntime.measuring.statistics import Margin, Verdict
 
@@ -149,9 +151,9 @@ class _Work:
         arguments: dict[str, Any],
     ) -> None:
         self.folder, self.stack, self.model, self.arguments = folder, stack, model, arguments
-        self.inputs = folder / "inputs.npz"
+        self.inputs = folder / "inputs"
         if model is not None:
-            np.savez(self.inputs, **dict(_made_up(model) if inputs is None else inputs))
+            write_arrays(self.inputs, _made_up(model) if inputs is None else inputs)
 
     def open(self, side: FileSide | PythonSide, place: int) -> _Opened:
         own = self.folder / f"side-{place}"
@@ -303,7 +305,7 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
 
 
 def _drift(before: str, after: str, name: str) -> str:
-    arrays = [{name: np.load(path, allow_pickle=False)} for path in (before, after)]
+    arrays = [{name: read_array(Path(path))[1]} for path in (before, after)]
     figures = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
     if arrays[0][name].shape != arrays[1][name].shape or arrays[0][name].dtype != arrays[1][name].dtype:
         return figures.reason
@@ -334,7 +336,7 @@ def _times(
     opened: list[_Opened], budget: float, margin: float, confidence: float, progress: Callable[[Progress], None] | None
 ) -> Measured:
     variants = {
-        name: in_worker(one.worker, f"{IN_WORKER}:sample")
+        name: in_worker(one.worker, f"{MODULE}:time_session")
         for name, one in zip(("before", "after"), opened, strict=True)
         if one.worker is not None
     }

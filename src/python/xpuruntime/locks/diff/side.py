@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Sides of a difference: a saved report, a lock, this interpreter or another one."""
+"""Sides of a difference: a saved report, this interpreter, or another one."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.evidence import Report
 from xpuruntime.files.paths import kind_of
 from xpuruntime.files.reading import open_regular
-from xpuruntime.measuring.worker import FailureKind, Worker, WorkerFailure
+from xpuruntime.locks.session_worker import MODULE, session_worker
+from xpuruntime.measuring.worker import FailureKind, WorkerFailure
 
-__all__ = ["IN_WORKER", "FileSide", "PythonSide", "call", "read_side", "start_worker"]
+if TYPE_CHECKING:
+    from xpuruntime.measuring.worker import Worker
 
-IN_WORKER = "xpuruntime.locks.diff.in_worker"
+__all__ = ["FileSide", "PythonSide", "call", "read_side", "start_worker"]
+
 _PREFIX = "py:"
 #: What the first kilobytes of a lock have: its keys are sorted, and the schema is the last one.
 _HEAD, _LOCK = 4096, re.compile(rb'^\s*\{\s*"digest": "sha256:')
@@ -36,15 +39,18 @@ class FileSide(NamedTuple):
         InputError
             It is no report.
         """
-        with open_regular(self.name) as file:
-            head = file.read(_HEAD)
-        if _LOCK.search(head):
+        try:
+            return Report.load(self.name)
+        except InputError:
+            with open_regular(self.name) as file:
+                is_lock = _LOCK.search(file.read(_HEAD))
+            if is_lock is None:
+                raise
             msg = (
                 f"'{self.name}' is a lock, and environments are compared by reports: give what "
                 "`xrt explain MODEL --json` printed in that environment, or `py:` and its interpreter"
             )
-            raise InputError(msg)
-        return Report.load(self.name)
+            raise InputError(msg) from None
 
 
 class PythonSide(NamedTuple):
@@ -55,7 +61,7 @@ class PythonSide(NamedTuple):
 
 
 def read_side(text: str) -> FileSide | PythonSide:
-    """Read what stands for a side.
+    """Read an argument as a side.
 
     Raises
     ------
@@ -75,8 +81,8 @@ def read_side(text: str) -> FileSide | PythonSide:
     return FileSide(text)
 
 
-def start_worker(side: PythonSide, folder: Path, *, memory_limit: int | None = None) -> Worker:
-    """Start the interpreter of a side, with its own xpuruntime where that has `xrt diff`, else with this one.
+def start_worker(side: PythonSide, folder: Path) -> Worker:
+    """Start the interpreter of a side, with its own xpuruntime where it has one, else with this one.
 
     Raises
     ------
@@ -87,9 +93,9 @@ def start_worker(side: PythonSide, folder: Path, *, memory_limit: int | None = N
     WorkerFailure
         It does not start.
     """
-    worker = Worker(side.python, memory_limit=memory_limit)
-    outcome = worker.attempt(f"{IN_WORKER}:available")
-    if outcome.failure is None:
+    worker = session_worker(side.python)
+    failure = worker.attempt(f"{MODULE}:load_core").failure
+    if failure is None:
         return worker
     worker.close()
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -97,34 +103,35 @@ def start_worker(side: PythonSide, folder: Path, *, memory_limit: int | None = N
     if here != there:
         msg = (
             f"{side.name} runs Python {there} and has no xpuruntime of its own that can be used "
-            f"({outcome.failure.reason}); the one of this process is built for Python {here}: install xpuruntime there"
+            f"({failure.reason}); the one of this process is built for Python {here}: install xpuruntime there"
         )
         raise EngineError(msg)
-    worker = Worker(side.python, pythonpath=[_own_package(folder)], memory_limit=memory_limit)
-    outcome = worker.attempt(f"{IN_WORKER}:available")
-    if outcome.failure is not None:
+    worker = session_worker(side.python, _own_package(folder))
+    failure = worker.attempt(f"{MODULE}:load_core").failure
+    if failure is not None:
         worker.close()
-        msg = f"xpuruntime cannot be used in {side.name}: {_said(outcome.failure)}. Install what is missing there"
+        msg = f"xpuruntime cannot be used in {side.name}: {_reason(failure)}. Install what is missing there"
         raise EngineError(msg)
     return worker
 
 
 def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
-    """Call a function of `in_worker`; what fails there names the side.
+    """Call a function of `xrt_session_worker`; an error names the side.
 
     Raises
     ------
     EngineError
     """
     try:
-        return worker.call(f"{IN_WORKER}:{function}", **arguments)
+        return worker.call(f"{MODULE}:{function}", **arguments)
     except WorkerFailure as failure:
-        raise EngineError(f"{name}: {_said(failure)}") from failure
+        raise EngineError(f"{name}: {_reason(failure)}") from failure
 
 
-def _said(failure: WorkerFailure) -> str:
+def _reason(failure: WorkerFailure) -> str:
+    """Return the reason, and the output where it may say more than the exception."""
     if failure.kind is FailureKind.EXCEPTION:
-        return failure.reason.removeprefix(f"{IN_WORKER}:")
+        return failure.reason.removeprefix(f"{MODULE}:")
     return str(failure)
 
 

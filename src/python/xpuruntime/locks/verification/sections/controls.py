@@ -9,13 +9,12 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.locks.session_worker import MODULE, session_worker
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import in_worker, timed
-from xpuruntime.measuring.worker import Worker
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.rounds import Sampler
 
 __all__ = ["ControlError", "Pair", "open_pair"]
-
-_WORKER_SIDE = Path(__file__).parent.parent / "worker_side"
-_MODULE = "xrt_session_worker"
 
 
 class Pair(NamedTuple):
@@ -81,21 +77,14 @@ def _workers(subject: Subject, python: str, stack: ExitStack) -> Pair:
     """Return the session in a process of this interpreter beside one of another."""
     if not isinstance(subject.model, (str, os.PathLike)):
         raise ControlError("another interpreter needs the file of a model, and this is a module in memory")
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-verify-")))
-    inputs = {}
-    for place, (name, array) in enumerate(subject.feeds.items()):
-        inputs[name] = str(folder / f"{place}.npy")
-        np.save(inputs[name], np.asarray(array), allow_pickle=False)
-    arguments: dict[str, Any] = {
-        "model": str(Path(subject.model).resolve()),
-        "policy": subject.policy.replace(verify=None).to_dict(),
-        "inputs": inputs,
-        "trust": subject.trust,
-    }
+    inputs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-verify-")), "inputs")
+    write_arrays(inputs, subject.feeds)
+    model = str(Path(subject.model).resolve())
+    arguments = {"policy": subject.policy.replace(verify=None).to_dict(), "trust": subject.trust}
     samplers, what = [], python
     for interpreter in (sys.executable, python):
-        worker = stack.enter_context(Worker(interpreter, pythonpath=[_WORKER_SIDE]))
-        facts = worker.call(f"{_MODULE}:open_session", **arguments)
-        samplers.append(in_worker(worker, f"{_MODULE}:time_session"))
+        worker = stack.enter_context(session_worker(interpreter))
+        facts = worker.call(f"{MODULE}:open_session", model=model, inputs=str(inputs), arguments=arguments)
+        samplers.append(in_worker(worker, f"{MODULE}:time_session"))
         what = f"{interpreter} ({facts['engine']} {facts['engine_version']}, xpuruntime {facts['xpuruntime']})"
     return Pair(samplers[0], samplers[1], what)

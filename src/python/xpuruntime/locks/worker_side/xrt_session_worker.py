@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A session in a worker process: opened, run, timed, explained and looked into there.
+
+The interpreter of the worker imports this file from its own folder, and its xpuruntime may be of another version: all
+but `intermediates` use the public API alone. Arrays go through files of a folder that both processes see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime import InferenceSession
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = [
+    "explain", "intermediates", "load_core", "open_session", "outputs", "read_array", "read_arrays", "time_session",
+    "write_array", "write_arrays",
+]  # fmt: skip
+
+_session: InferenceSession
+_feeds: dict[str, Any]
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into a new folder."""
+    folder.mkdir()
+    for index, (name, array) in enumerate(arrays.items()):
+        write_array(folder / f"{index}.npy", array, name)
+
+
+def read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Read what `write_arrays` wrote, in the same order."""
+    paths = sorted(folder.glob("*.npy"), key=lambda path: int(path.stem))
+    return dict(read_array(path) for path in paths)
+
+
+def write_array(path: Path, array: Any, name: str) -> None:
+    """Write an array as ``.npy``, and its name and type beside it."""
+    plain = np.asarray(array, order="C")
+    np.save(path, plain.astype(np.str_) if plain.dtype == object else plain, allow_pickle=False)
+    path.with_suffix(".json").write_text(json.dumps({"name": name, "dtype": plain.dtype.name}), encoding="utf-8")
+
+
+def read_array(path: Path) -> tuple[str, np.ndarray]:
+    """Return the name and the array that `write_array` wrote."""
+    facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    array = np.load(path, allow_pickle=False)
+    if array.dtype.kind == "V" and facts["dtype"] != array.dtype.name:  # a type of ml_dtypes: its name is lost
+        import ml_dtypes
+
+        array = array.view(getattr(ml_dtypes, facts["dtype"]))
+    return facts["name"], array.astype(object) if facts["dtype"] == "object" else array
+
+
+def load_core() -> None:
+    """Import xpuruntime and its native core."""
+    importlib.import_module("xpuruntime._core")
+
+
+def open_session(model: str, inputs: str, arguments: dict[str, Any]) -> dict[str, str]:
+    """Open a model, with inputs of the folder that `write_arrays` wrote, and return engine and versions."""
+    global _session, _feeds
+    import xpuruntime
+
+    _feeds = read_arrays(Path(inputs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _session = xpuruntime.InferenceSession(model, **arguments)
+    plan = _session.plan
+    return {"engine": plan.engine, "engine_version": str(plan.engine_version), "xpuruntime": xpuruntime.__version__}
+
+
+def time_session(calls: int, samples: int) -> list[float]:
+    """Return the seconds of `samples` times so many runs."""
+    run, feeds, clock = _session.run, _feeds, time.perf_counter
+    found = []
+    for _ in range(samples):
+        start = clock()
+        for _ in range(calls):
+            run(feeds)
+        found.append(clock() - start)
+    return found
+
+
+def explain() -> dict[str, Any]:
+    """Return the report of the session, and the defaults of its engine."""
+    return {"report": _session.explain(_feeds).to_dict(), "defaults": _defaults(_session.plan.engine)}
+
+
+def outputs(folder: str) -> dict[str, dict[str, Any]]:
+    """Write the outputs of a run, and return the file of each and whether a second run gave the same bits."""
+    first, second = (dict(_session.run(_feeds)) for _ in range(2))
+    found = {}
+    for place, (name, value) in enumerate(first.items()):
+        if not isinstance(value, np.ndarray):
+            continue  # sequences and maps have no bits of their own
+        written = _written(value, name, Path(folder, f"output-{place}.npy"))
+        repeats = isinstance(second[name], np.ndarray) and written["sha256"] == _digest(second[name])
+        found[name] = {**written, "repeats": repeats}
+    return found
+
+
+def intermediates(folder: str) -> dict[str, Any]:
+    """Write the output of every node, with all of them as outputs of the model, in the order of the graph."""
+    session = _session
+    if session.model.format != "onnx":
+        return {"nodes": [], "note": f"a model of the format {session.model.format} cannot be looked into"}
+    try:
+        from xpuruntime.engines.accuracy import limits_of
+        from xpuruntime.inference.comparing import answers_of
+        from xpuruntime.inference.drift import measure_drift
+        from xpuruntime.planning import PlanRequest
+    except ImportError as error:
+        return {"nodes": [], "note": f"that version of xpuruntime gives no tensors of nodes ({error})"}
+    request = PlanRequest(model=session.model)
+    answer = answers_of(request, session.plan, session.policy, session._machine, _feeds)
+    found: dict[str, dict[str, Any]] = {}
+
+    def recorded(model: ModelInfo) -> Mapping[str, Any]:
+        got = answer(model)
+        for name, value in got.items():
+            if isinstance(value, np.ndarray) and name not in found:
+                found[name] = _written(value, name, Path(folder, f"tensor-{len(found)}.npy"))
+        return got
+
+    limits = limits_of(request.on(session.plan.device, session.policy), session.plan.settings.get("computes"))
+    drift = measure_drift(session.model, _feeds, limits, recorded, agreed=True)
+    nodes = session.model.named_proto().graph.node
+    return {
+        "nodes": [
+            {
+                "node": node.name,
+                "op": node.op_type,
+                "tensors": {name: found[name] for name in node.output if name in found},
+            }
+            for node in nodes
+            if node.op_type != "Constant"
+        ],
+        "note": f"{len(drift.skipped)} nodes could not be looked into" if drift.skipped else "",
+    }
+
+
+def _written(value: np.ndarray, name: str, path: Path) -> dict[str, Any]:
+    write_array(path, value, name)
+    return {"file": str(path), "sha256": _digest(value)}
+
+
+def _digest(value: np.ndarray) -> str:
+    plain = value.astype(np.str_) if value.dtype == object else value
+    return hashlib.sha256(f"{plain.dtype.str} {plain.shape}".encode() + plain.tobytes()).hexdigest()
+
+
+def _defaults(engine: str) -> dict[str, str]:
+    """Return what an engine does where nothing is asked of it, as far as it says."""
+    if engine in ("onnxruntime", "qnn"):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        names = (name for name in dir(options) if not name.startswith("_"))
+        values = {f"SessionOptions.{name}": getattr(options, name) for name in names}
+        return {
+            name: str(value) for name, value in values.items() if isinstance(value, (int, float, str)) or _enum(value)
+        }
+    if engine == "openvino":
+        import openvino
+
+        core = openvino.Core()
+        found = {}
+        for name in sorted(core.get_property("CPU", "SUPPORTED_PROPERTIES")):
+            with contextlib.suppress(Exception):  # some are of compiled models alone
+                found[f"CPU.{name}"] = str(core.get_property("CPU", name))
+        for fact in ("CPU.AVAILABLE_DEVICES", "CPU.SUPPORTED_PROPERTIES", "CPU.FULL_DEVICE_NAME"):
+            found.pop(fact, None)
+        return found
+    return {}
+
+
+def _enum(value: object) -> bool:
+    return hasattr(value, "name") and hasattr(value, "value")
