@@ -63,7 +63,7 @@ class GradeTest(msgspec.Struct, frozen=True, kw_only=True):
     trials : int
         Results that were compared; 0 where nothing was tested.
     verdict : {"passed", "failed", "not_applicable", "not_tested"}
-        ``not_applicable``: the model has nothing that the grade speaks of, such as a batch dimension.
+        ``not_applicable``: the model lacks what the grade is about, such as a batch dimension.
     reason : str
         What was compared, what differed, or why nothing was tested.
     first_difference : FirstDifference or None
@@ -143,7 +143,7 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return it as plain text, one grade a line."""
         lines = [f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision})"]
-        lines += [f"  {test.grade}: {verdict_text(test)}: {story(test)}" for test in self.tests]
+        lines += [f"  {test.grade}: {_verdict_text(test)}: {_story(test)}" for test in self.tests]
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
@@ -153,39 +153,25 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         """Return it as a table."""
+        from rich.box import SIMPLE_HEAD
         from rich.console import Group
+        from rich.table import Table
         from rich.text import Text
 
         head = f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision}, {self.inputs})"
-        return Group(Text(head, style="green" if self.reached else "bold red"), *grade_tables(self))
+        made = Table(box=SIMPLE_HEAD, title=f"determinism, tested: {self.observed}", title_justify="left")
+        for column in ("grade", "verdict", "trials", "why"):
+            made.add_column(column, overflow="fold", justify="right" if column == "trials" else "left")
+        for one in self.tests:
+            verdict = Text(_verdict_text(one), _STYLE[one.verdict])
+            made.add_row(Text(one.grade), verdict, str(one.trials), Text(_story(one)))
+        return Group(Text(head, style="green" if self.reached else "bold red"), made)
 
 
-def verdict_text(test: GradeTest) -> str:
-    """Return a verdict in words."""
+def _verdict_text(test: GradeTest) -> str:
     return test.verdict.replace("_", " ")
 
 
-def story(test: GradeTest) -> str:
+def _story(test: GradeTest) -> str:
     """Return why a grade has its verdict, and where results differ."""
     return test.reason if test.first_difference is None else f"{test.reason}; first at {test.first_difference}"
-
-
-def grade_rows(tests: DeterminismTests) -> list[tuple[str, ...]]:
-    """Return a row for each grade: its name, verdict, trials, and why."""
-    return [(one.grade, verdict_text(one), str(one.trials), story(one)) for one in tests.tests]
-
-
-def grade_tables(tests: DeterminismTests | None) -> list[RenderableType]:
-    """Return the grades as a table; none where nothing was tested."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    if tests is None:
-        return []
-    made = Table(box=SIMPLE_HEAD, title=f"determinism, tested: {tests.observed}", title_justify="left")
-    for column in ("grade", "verdict", "trials", "why"):
-        made.add_column(column, overflow="fold", justify="right" if column == "trials" else "left")
-    for (grade, verdict, trials, why), one in zip(grade_rows(tests), tests.tests, strict=True):
-        made.add_row(Text(grade), Text(verdict, _STYLE[one.verdict]), trials, Text(why))
-    return [made]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.sections.determinism import FirstDifference
 from xpuruntime.locks.determinism.bits import differing, ulp_distance
@@ -26,7 +28,7 @@ __all__ = ["locate"]
 
 
 def locate(
-    info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Callable[[], Collection[str]] | None = None
+    info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collection[str] | None = None
 ) -> FirstDifference:
     """Find the first node whose tensors differ.
 
@@ -36,8 +38,9 @@ def locate(
     mismatch : Mismatch
         Of the outputs of the model.
     repeat : callable
-    compared : callable, optional
-        Returns the tensors that could be compared, where those are not all: those that have rows, and the inputs.
+    compared : collection of str, optional
+        The tensors that could be compared, where those are not all: those that have rows, and the inputs. `repeat` may
+        add to it.
     """
     name = differing(mismatch.want, mismatch.got)[0]
     output = FirstDifference(unit=None, tensor=name, ulp_max=ulp_distance(mismatch.want[name], mismatch.got[name]))
@@ -49,7 +52,7 @@ def locate(
         if tensor
     }
     if not makers:
-        return _with_note(output, "the model shows no nodes")
+        return msgspec.structs.replace(output, note="the model shows no nodes")
     search = _Search(repeat)
     found = search.first(list(makers))
     if found is None:
@@ -57,10 +60,10 @@ def locate(
             "no tensor inside differs while all are outputs too, which keeps the engine from fusing nodes: the "
             "difference is in nodes that it fuses"
         )
-        return _with_note(output, why)
+        return msgspec.structs.replace(output, note=why)
     tensor, ulp = found
     node, note = makers[tensor], f"some tensors were not seen: {search.refused}" if search.refused else ""
-    hidden = _first_hidden(info, tensor, makers, compared()) if compared is not None else None
+    hidden = None if compared is None else _first_hidden(info, tensor, makers, compared)
     if hidden is not None:
         note = (
             f"from there on tensors have no rows that could be compared; the first that does and differs is {tensor!r} "
@@ -71,13 +74,12 @@ def locate(
 
 
 def _first_hidden(
-    info: ModelInfo, tensor: str, makers: Mapping[str, NodeInfo], seen: Collection[str]
+    info: ModelInfo, tensor: str, makers: Mapping[str, NodeInfo], rows: Collection[str]
 ) -> NodeInfo | None:
-    """Return the first node of those between tensors with rows and `tensor` whose own tensors have no rows.
+    """Return the first node between the tensors with rows and `tensor` whose results have no rows.
 
     A node that reads no tensor with rows, such as one that prepares a weight, is none of them.
     """
-    rows = set(seen)
     entries: list[NodeInfo] = []
     waiting, done = list(makers[tensor].inputs), set[str]()
     while waiting:
@@ -90,10 +92,6 @@ def _first_hidden(
         waiting.extend(makers[name].inputs)
     order = {node.name: place for place, node in enumerate(info.nodes)}
     return min(entries, key=lambda node: order[node.name], default=None)
-
-
-def _with_note(output: FirstDifference, note: str) -> FirstDifference:
-    return FirstDifference(unit=None, tensor=output.tensor, ulp_max=output.ulp_max, note=note)
 
 
 class _Search:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`determinism`: tests the grades of determinism of a session, one after the other, on the engine that runs it."""
+"""`determinism`: the grades of determinism of a session, tested one after the other on the engine that runs it."""
 
 from __future__ import annotations
 
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ class _Testing:
         count, wrong = test(self.session.run)
         if wrong is not None:
             return self._failed("run_to_run", count, wrong, test)
-        note = ""
+        note = ", with outputs filled with NaN too"
         try:
             bound, wrong = self._poisoned()
             count += bound
@@ -216,8 +217,7 @@ class _Testing:
             note = f"; outputs filled with NaN were not tested: {str(error).splitlines()[0]}"
         if wrong is not None:
             return self._failed("run_to_run", count, wrong, test)
-        told = "" if note else ", with outputs filled with NaN too"
-        reason = f"the same bits with other inputs in between{told}{note}"
+        reason = f"the same bits with other inputs in between{note}"
         return GradeTest(grade="run_to_run", trials=count, verdict="passed", reason=reason)
 
     def _poisoned(self) -> Found:
@@ -316,110 +316,85 @@ class _Testing:
         }
 
     def _batch_position(self) -> GradeTest:
-        batch, reason = self.batch, self._why_no_rows()
-        if reason is not None or not isinstance(batch, Batch):
-            return GradeTest(grade="batch_position", verdict="not_applicable", reason=reason or "")
-
-        def test(run: Run) -> Found:
-            return grades.batch_position(run, batch, self.axes, self.trials)
-
-        count, wrong = test(self.session.run)
-        if wrong is not None:
-            return self._failed("batch_position", count, wrong, test, rows=True)
-        reason = self._rows_missing()
-        if reason is not None:
-            return GradeTest(grade="batch_position", trials=count, verdict="not_applicable", reason=reason)
-        reason = f"rows of a batch of {batch.permuted} keep their bits at every place, among equal and other rows"
-        return GradeTest(grade="batch_position", trials=count, verdict="passed", reason=reason)
+        return self._rows(
+            "batch_position",
+            lambda run, batch: grades.batch_position(run, batch, self.axes, self.trials),
+            lambda batch: (
+                f"rows of a batch of {batch.permuted} keep their bits at every place, among equal and other rows"
+            ),
+        )
 
     def _batch_invariant(self) -> GradeTest:
-        batch, reason = self.batch, self._why_no_rows()
-        if reason is None and isinstance(batch, Batch) and not batch.sizes:
+        batch = self.batch
+        if isinstance(batch, Batch) and not batch.sizes and len(self.without_rows) < len(self.session.outputs):
             reason = f"the dimension {batch.dimension!r} is fixed at {batch.permuted}: no row can be run alone"
-        if reason is not None or not isinstance(batch, Batch):
-            return GradeTest(grade="batch_invariant", verdict="not_applicable", reason=reason or "")
+            return GradeTest(grade="batch_invariant", verdict="not_applicable", reason=reason)
+        return self._rows(
+            "batch_invariant",
+            lambda run, batch: grades.batch_invariant(run, batch, self.axes),
+            lambda batch: f"rows of batches of {', '.join(map(str, batch.sizes))} have the bits of the rows alone",
+        )
 
-        def test(run: Run) -> Found:
-            return grades.batch_invariant(run, batch, self.axes)
-
-        count, wrong = test(self.session.run)
+    def _rows(self, grade: str, compare: Callable[[Run, Batch], Found], passed: Callable[[Batch], str]) -> GradeTest:
+        """Test a grade that compares rows, where an output has them."""
+        batch = self.batch
+        if not isinstance(batch, Batch):
+            reason = f"the model has no batch dimension: {batch.reason}"
+            return GradeTest(grade=grade, verdict="not_applicable", reason=reason)
+        without = ", ".join(self.without_rows)
+        if len(self.without_rows) == len(self.session.outputs):
+            reason = f"no output has the batch dimension {batch.dimension!r}: {without}"
+            return GradeTest(grade=grade, verdict="not_applicable", reason=reason)
+        count, wrong = compare(self.session.run, batch)
         if wrong is not None:
-            return self._failed("batch_invariant", count, wrong, test, rows=True)
-        reason = self._rows_missing()
-        if reason is not None:
-            return GradeTest(grade="batch_invariant", trials=count, verdict="not_applicable", reason=reason)
-        sizes = ", ".join(map(str, batch.sizes))
-        reason = f"rows of batches of {sizes} have the bits of the rows alone"
-        return GradeTest(grade="batch_invariant", trials=count, verdict="passed", reason=reason)
+            seen = set(batch.axes)
+
+            def repeat(names: Sequence[str]) -> Mismatch | None:
+                with self._tapped(names) as run:
+                    shown = set(names).difference(self._missing_rows(run, batch, names))
+                    seen.update(shown)
+                    rows = lambda feeds: {name: array for name, array in run(feeds).items() if name in shown}  # noqa: E731
+                    return compare(rows, batch)[1]
+
+            return self._located(grade, count, wrong, repeat, seen)
+        if without:
+            reason = f"the rows that could be compared are the same; no batch dimension: output {without}"
+            return GradeTest(grade=grade, trials=count, verdict="not_applicable", reason=reason)
+        return GradeTest(grade=grade, trials=count, verdict="passed", reason=passed(batch))
 
     def _output_axes(self) -> dict[str, int]:
-        """Return the axis of the batch in the outputs that say so."""
+        """Return the axis of the batch in the outputs whose shape names it."""
         if not isinstance(self.batch, Batch):
             return {}
         name = self.batch.dimension
         return {one.name: one.shape.index(name) for one in self.session.outputs if one.shape and name in one.shape}
 
-    def _why_no_rows(self) -> str | None:
-        """Return why the rows of a batch cannot be compared at all."""
-        if not isinstance(self.batch, Batch):
-            return f"the model has no batch dimension: {self.batch.reason}"
-        without = self._without_rows()
-        if len(without) == len(self.session.outputs):
-            return f"no output has the batch dimension {self.batch.dimension!r}: {', '.join(without)}"
-        return None
+    @cached_property
+    def without_rows(self) -> list[str]:
+        """Outputs that do not have one row for each of the batch."""
+        assert isinstance(self.batch, Batch)
+        return self._missing_rows(self.session.run, self.batch, [output.name for output in self.session.outputs])
 
-    def _rows_missing(self) -> str | None:
-        """Return why the comparison does not speak for the whole model, though no row differs."""
-        without = self._without_rows()
-        if not without or not isinstance(self.batch, Batch):
-            return None
-        return f"the rows that could be compared are the same; no batch dimension: output {', '.join(without)}"
-
-    def _without_rows(self) -> list[str]:
-        batch = self.batch
-        assert isinstance(batch, Batch)
+    def _missing_rows(self, run: Run, batch: Batch, names: Sequence[str]) -> list[str]:
+        """Return the tensors of which a dimension does not follow the size of the batch."""
         sizes = (batch.permuted, 1) if batch.sizes else (batch.permuted,)
-        runs = [(size, kept(self.session.run(batch.take(range(size))))) for size in sizes]
-        names = [output.name for output in self.session.outputs]
+        runs = [(size, kept(run(batch.take(range(size))))) for size in sizes]
         return [
             name
             for name in names
-            if any(grades.rows_of(name, outputs[name], size, self.axes) is None for size, outputs in runs)
+            if any(
+                name not in found or grades.rows_of(name, found[name], size, self.axes) is None for size, found in runs
+            )
         ]
 
-    def _failed(
-        self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], Found], *, rows: bool = False
-    ) -> GradeTest:
+    def _failed(self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], Found]) -> GradeTest:
         """Return the failed test with the first tensor that differs."""
-        seen: set[str] = set()
 
         def repeat(names: Sequence[str]) -> Mismatch | None:
             with self._tapped(names) as run:
-                if not rows:
-                    return test(run)[1]
-                shown = self._batched(run, names)
-                seen.update(shown)
-                return test(lambda feeds: {name: array for name, array in run(feeds).items() if name in shown})[1]
+                return test(run)[1]
 
-        def compared() -> set[str]:
-            return seen | (set(self.batch.axes) if isinstance(self.batch, Batch) else set())
-
-        return self._located(grade, count, wrong, repeat, compared if rows else None)
-
-    def _batched(self, run: Run, names: Sequence[str]) -> set[str]:
-        """Return the tensors whose first dimension follows the size of the batch."""
-        batch = self.batch
-        assert isinstance(batch, Batch)
-        sizes = (batch.permuted, 1) if batch.sizes else (batch.permuted,)
-        runs = [(size, run(batch.take(range(size)))) for size in sizes]
-        return {
-            name
-            for name in names
-            if all(
-                name in found and grades.rows_of(name, np.asarray(found[name]), size, self.axes) is not None
-                for size, found in runs
-            )
-        }
+        return self._located(grade, count, wrong, repeat)
 
     def _located(
         self,
@@ -427,7 +402,7 @@ class _Testing:
         count: int,
         wrong: Mismatch,
         repeat: Callable[[Sequence[str]], Mismatch | None],
-        compared: Callable[[], set[str]] | None = None,
+        compared: set[str] | None = None,
     ) -> GradeTest:
         first = locate(self.session.model, wrong, repeat, compared)
         return GradeTest(grade=grade, trials=count, verdict="failed", reason=wrong.what, first_difference=first)
@@ -436,5 +411,4 @@ class _Testing:
         from xpuruntime.inference.intermediates import tapped
 
         session = self.session
-        feeds = self.feeds
-        return tapped(session._engine, session._request, session._machine, session._open(), feeds, names)
+        return tapped(session._engine, session._request, session._machine, session._open(), self.feeds, names)

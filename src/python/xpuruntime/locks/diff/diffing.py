@@ -254,7 +254,7 @@ def _groups(comparison: ReportComparison, environment: tuple[DiffRow, ...], kind
 
 
 def _units(units: tuple[UnitSide, ...], what: What) -> str:
-    """Return what there is to say of some units about one kind of difference."""
+    """Return the values of units that one kind of difference compares."""
     if what == "inserted":
         counts: dict[str, int] = {}
         for unit in units:
