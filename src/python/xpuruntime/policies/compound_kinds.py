@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.policies.document import Items, Node, Scalar, describe, describe_value, from_python
+from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe, describe_value, from_python
+from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ListOf", "Nested", "OneOrMore", "object_schema"]
+__all__ = ["ListOf", "MappingOf", "Nested", "OneOrMore", "object_schema", "read_entries"]
 
 
 class OneOrMore(Kind):
@@ -184,6 +185,42 @@ def _each(accept: Callable[[Any], Any], values: Any) -> list[Any]:
         except Refused as refused:
             raise (refused.at(value) if isinstance(value, Node) else refused).under(index) from None
     return accepted
+
+
+class MappingOf(Kind):
+    """A mapping of free names to values, sorted by name."""
+
+    def _check(self, value: Any) -> FrozenDict:
+        if not isinstance(value, dict):
+            raise self.wrong_type(describe_value(value))
+        return self._read(from_python(value))
+
+    def _read(self, node: Node) -> FrozenDict:
+        if not isinstance(node, Mapping):
+            raise self.wrong_type(describe(node))
+        return read_entries(node, self._check_name, self._read_value)
+
+    def _check_name(self, name: str) -> None:
+        """Raise `Refused` for text that cannot be a name."""
+        raise NotImplementedError
+
+    def _read_value(self, node: Node) -> Any:
+        raise NotImplementedError
+
+
+def read_entries(node: Mapping, check_name: Callable[[str], object], read: Callable[[Node], Any]) -> FrozenDict:
+    """Return the entries of a mapping, sorted by name. A refusal has the place of its name or value."""
+    found = {}
+    for name, (key_node, value) in sorted(node.entries.items()):
+        try:
+            check_name(name)
+        except Refused as refused:
+            raise refused.at(key_node) from None
+        try:
+            found[name] = read(value)
+        except Refused as refused:
+            raise refused.at(value).under(name) from None
+    return FrozenDict(found)
 
 
 def object_schema(kinds: dict[str, Kind], required: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe, describe_value, from_python
-from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.compound_kinds import MappingOf
+from xpuruntime.policies.document import Items, Node, Scalar, describe, describe_value
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
 from xpuruntime.policies.refusal import Refused, quote
 
@@ -71,7 +71,7 @@ class Size(Kind):
         return {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MOST}, {"type": "string", "pattern": pattern}]}
 
 
-class InputShapes(Kind):
+class InputShapes(MappingOf):
     """Input name to the sizes of its dimensions. Sorted by name; an empty list is the shape of a single number."""
 
     _SIZE = Size()
@@ -80,29 +80,12 @@ class InputShapes(Kind):
         """Say what is accepted."""
         return "a mapping of input to its dimensions, such as {image: [1, 3, 224, 224], ids: [1, '1..512']}"
 
-    def _check(self, value: Any) -> FrozenDict:
-        if not isinstance(value, dict):
-            raise self.wrong_type(describe_value(value))
-        return self._read(from_python(value))
+    def _check_name(self, name: str) -> None:
+        if not name.strip():
+            raise Refused("an input needs a name")
+        refuse_control_characters(name)
 
-    def _read(self, node: Node) -> FrozenDict:
-        if not isinstance(node, Mapping):
-            raise self.wrong_type(describe(node))
-        shapes = {}
-        for name, (key_node, shape_node) in sorted(node.entries.items()):
-            try:
-                if not name.strip():
-                    raise Refused("an input needs a name")
-                refuse_control_characters(name)
-            except Refused as refused:
-                raise refused.at(key_node) from None
-            try:
-                shapes[name] = self._shape(shape_node)
-            except Refused as refused:
-                raise refused.at(shape_node).under(name) from None
-        return FrozenDict(shapes)
-
-    def _shape(self, node: Node) -> tuple[int | str, ...]:
+    def _read_value(self, node: Node) -> tuple[int | str, ...]:
         if not isinstance(node, Items):
             raise Refused(f"expected a list of sizes such as [1, '1..512'], got {describe(node)}")
         sizes = []

@@ -8,9 +8,10 @@ import math
 import re
 from typing import Any
 
-from xpuruntime.policies.document import Mapping, Node, Scalar, describe, from_python
+from xpuruntime.policies.compound_kinds import MappingOf, read_entries
+from xpuruntime.policies.document import Mapping, Node, Scalar, describe
 from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kinds import Kind, refuse_control_characters
+from xpuruntime.policies.kinds import refuse_control_characters
 from xpuruntime.policies.refusal import Refused, quote
 
 __all__ = ["ENGINE_PATTERN", "ProviderOptions", "check_engine"]
@@ -30,34 +31,23 @@ def check_engine(name: str) -> str:
     return name
 
 
-class ProviderOptions(Kind):
+class ProviderOptions(MappingOf):
     """Engine name to option name to text, number, true or false. Sorted; engines without options are left out."""
 
     def expects(self) -> str:
         """Say what is accepted."""
         return "a mapping of engine to a mapping of options, such as {onnxruntime: {name: value}}"
 
-    def _check(self, value: Any) -> FrozenDict:
-        if not isinstance(value, dict):
-            raise self.wrong_type(f"a {type(value).__name__}")
-        return self._read(from_python(value))
-
     def _read(self, node: Node) -> FrozenDict:
+        return FrozenDict({engine: options for engine, options in super()._read(node).items() if options})
+
+    def _check_name(self, name: str) -> None:
+        check_engine(name)
+
+    def _read_value(self, node: Node) -> FrozenDict:
         if not isinstance(node, Mapping):
-            raise self.wrong_type(describe(node))
-        engines = {}
-        for engine, (key_node, options_node) in sorted(node.entries.items()):
-            try:
-                check_engine(engine)
-            except Refused as refused:
-                raise refused.at(key_node) from None
-            try:
-                if not isinstance(options_node, Mapping):
-                    raise Refused(f"expected a mapping of options, got {describe(options_node)}")
-                engines[engine] = _read_options(options_node)
-            except Refused as refused:
-                raise refused.at(options_node).under(engine) from None
-        return FrozenDict({engine: options for engine, options in engines.items() if options})
+            raise Refused(f"expected a mapping of options, got {describe(node)}")
+        return read_entries(node, _check_option, _read_option)
 
     def plain(self, value: Any) -> Any:
         """Return the value as it is written to a file."""
@@ -76,20 +66,10 @@ class ProviderOptions(Kind):
         }
 
 
-def _read_options(node: Mapping) -> FrozenDict:
-    options = {}
-    for name, (key_node, value_node) in sorted(node.entries.items()):
-        try:
-            if not name.strip():
-                raise Refused("an option needs a name")
-            refuse_control_characters(name)
-        except Refused as refused:
-            raise refused.at(key_node) from None
-        try:
-            options[name] = _read_option(value_node)
-        except Refused as refused:
-            raise refused.at(value_node).under(name) from None
-    return FrozenDict(options)
+def _check_option(name: str) -> None:
+    if not name.strip():
+        raise Refused("an option needs a name")
+    refuse_control_characters(name)
 
 
 def _read_option(node: Node) -> str | int | bool | float:

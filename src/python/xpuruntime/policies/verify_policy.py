@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.document import Mapping, Node, describe, describe_value, from_python
+from xpuruntime.policies.compound_kinds import MappingOf, Nested, OneOrMore
+from xpuruntime.policies.document import Node, describe_value
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Kind, Number, Text, refuse_control_characters
@@ -18,8 +18,7 @@ from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping as MappingABC
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Control",
@@ -38,7 +37,7 @@ Control = Literal["reference", "anchor"]
 Inconclusive = Literal["fail", "warn", "pass"]
 
 
-class Floors(Kind):
+class Floors(MappingOf):
     """Name of a metric to the least value that it may have. Sorted by name."""
 
     _FLOOR = Number(-math.inf, math.inf)
@@ -47,29 +46,12 @@ class Floors(Kind):
         """Say what is accepted."""
         return "a mapping of metric to its least value, such as {top1: 0.98}"
 
-    def _check(self, value: Any) -> FrozenDict:
-        if not isinstance(value, dict):
-            raise self.wrong_type(describe_value(value))
-        return self._read(from_python(value))
+    def _check_name(self, name: str) -> None:
+        refuse_control_characters(name)
+        if not name.isidentifier():
+            raise Refused(f"{quote(name)} is not the name of a Python function, such as 'top1'")
 
-    def _read(self, node: Node) -> FrozenDict:
-        if not isinstance(node, Mapping):
-            raise self.wrong_type(describe(node))
-        floors = {}
-        for name, (key_node, floor_node) in sorted(node.entries.items()):
-            try:
-                refuse_control_characters(name)
-                if not name.isidentifier():
-                    raise Refused(f"{quote(name)} is not the name of a Python function, such as 'top1'")
-            except Refused as refused:
-                raise refused.at(key_node) from None
-            try:
-                floors[name] = self._floor(floor_node)
-            except Refused as refused:
-                raise refused.at(floor_node).under(name) from None
-        return FrozenDict(floors)
-
-    def _floor(self, node: Node) -> float:
+    def _read_value(self, node: Node) -> float:
         value = self._FLOOR.read(node)
         if not math.isfinite(value):
             raise Refused(f"{describe_value(value)} is out of range; expected a finite number")
@@ -236,7 +218,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
             *,
             evidence: VerifyEvidence | dict[str, Any] = ...,
             determinism: Determinism = "none",
-            metrics: MappingABC[str, float] = ...,
+            metrics: Mapping[str, float] = ...,
             speed: VerifySpeed | dict[str, Any] | None = None,
             memory: VerifyMemory | dict[str, Any] = ...,
             start: float | str | None = None,
