@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ``execution.static_batch`` makes of a model: one size for its batch dimension.
+"""Static batch of a model, for ``execution.static_batch``: one size for its batch dimension.
 
 A batch dimension that was fixed so has the size itself in `TensorInfo.shape` and ``(1, size)`` in `TensorInfo.limits`.
 """
@@ -41,7 +41,7 @@ def batch_axes(inputs: Sequence[TensorInfo]) -> tuple[str | None, dict[str, int]
 
 
 def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
-    """Return the model with its batch dimension fixed in inputs, outputs and graph. Twice changes nothing.
+    """Return the model with its batch dimension fixed in inputs, outputs and graph, unless it is already fixed.
 
     Raises
     ------
@@ -67,21 +67,18 @@ def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
         if one.shape and (key in one.shape if isinstance(key, str) else one.shape[0] is None)
     }
     fixed = {
-        one.name: tuple(size if axis == axes[one.name] else None for axis in range(len(one.shape or ())))
+        one.name: tuple(
+            size if axis == axes[one.name] else known
+            for axis, known in enumerate(info.fixed.get(one.name, (None,) * len(one.shape or ())))
+        )
         for one in info.inputs
         if one.name in axes
-    }
-    known = {
-        name: tuple(
-            new if new is not None else old for new, old in zip(sizes, info.fixed.get(name, sizes), strict=True)
-        )
-        for name, sizes in fixed.items()
     }
     return msgspec.structs.replace(
         info,
         inputs=tuple(_marked(one, axes.get(one.name), size) for one in info.inputs),
         outputs=tuple(_marked(one, outputs.get(one.name), size) for one in info.outputs),
-        fixed={**info.fixed, **known},
+        fixed={**info.fixed, **fixed},
     )
 
 
@@ -90,7 +87,7 @@ def fixed_axes(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     found = {}
     for tensor in tensors:
         for axis, (size, limit) in enumerate(zip(tensor.shape or (), tensor.limits, strict=False)):
-            if isinstance(size, int) and limit is not None and limit == (1, size) and tensor.name not in found:
+            if limit == (1, size) and tensor.name not in found:
                 found[tensor.name] = axis
     return found
 
