@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The demo itself: plan, load, check, time, explain, lock, verify."""
+"""Demo run: plan, load, check, time, explain, lock and verify the shipped model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WARM_UP, _RUNS = 20, 200
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo found.
+    """Result of the demo.
 
     Attributes
     ----------
@@ -112,44 +112,44 @@ def run_demo(
     XpuRuntimeError
         Whatever planning, loading or running raises.
     """
+    from rich.console import Console
+
     from xpuruntime.files.scratch import ScratchFolder
     from xpuruntime.inference import InferenceSession
     from xpuruntime.locks.relock import lock
     from xpuruntime.locks.verification.sections.metrics import Metric
     from xpuruntime.locks.verification.verify import verify
 
+    console = console or Console(quiet=True)
     images, labels = demo_images()
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
-        _heading(console, "Plan")
-        _print(console, session.plan)
+        console.rule("[bold]Plan[/]", align="left")
+        console.print(session.plan)
 
-        predicted = _predict(session, images)
+        predicted = _predict(session.run, images)
         correct = int((predicted == labels).sum())
         accuracy = correct / len(labels)
         accurate = accuracy >= REQUIRED_ACCURACY
-        if console is not None:
-            _heading(console, "Accuracy")
-            _show_images(console, images, labels, predicted)
-            mark = "[green]as shipped[/]" if accurate else f"[red]below the required {REQUIRED_ACCURACY:.0%}[/]"
-            console.print(f"{correct} of {len(labels)} held-out images recognised: {accuracy:.2%}, {mark}")
+        console.rule("[bold]Accuracy[/]", align="left")
+        _show_images(console, images, labels, predicted)
+        mark = "[green]as shipped[/]" if accurate else f"[red]below the required {REQUIRED_ACCURACY:.0%}[/]"
+        console.print(f"{correct} of {len(labels)} held-out images recognised: {accuracy:.2%}, {mark}")
 
         latency = {str(batch): _time(session, images[:batch]) for batch in _BATCHES}
-        if console is not None:
-            _heading(console, "Latency")
-            _show_latency(console, latency)
+        console.rule("[bold]Latency[/]", align="left")
+        _show_latency(console, latency)
 
         report = session.explain({"image": images[: max(_BATCHES)]})
-        _heading(console, "Evidence")
-        _print(console, report)
+        console.rule("[bold]Evidence[/]", align="left")
+        console.print(report)
         plan = session.plan.to_dict()
 
     one = {"image": images[:1]}
     with ScratchFolder("demo") as folder:
         path = Path(folder) / "digits.lock"
         made = lock(demo_model_path(), policy, path, device=device, inputs=one, command="xrt demo").lock
-        if console is not None:
-            _heading(console, "Lock")
-            console.print(_lock_line(made))
+        console.rule("[bold]Lock[/]", align="left")
+        console.print(_lock_line(made))
         verification = verify(
             demo_model_path(),
             policy,
@@ -157,10 +157,10 @@ def run_demo(
             lock=path,
             inputs=one,
             only=["evidence", "accuracy", "audit"],
-            metrics=[Metric("recognised", lambda run: _recognised(run, images, labels), REQUIRED_ACCURACY)],
+            metrics=[Metric("recognised", lambda run: (_predict(run, images) == labels).mean(), REQUIRED_ACCURACY)],
         )
-    _heading(console, "Verification")
-    _print(console, verification)
+    console.rule("[bold]Verification[/]", align="left")
+    console.print(verification)
     return DemoResult(
         plan=plan,
         images=len(labels),
@@ -186,15 +186,9 @@ def _lock_line(made: Lock) -> str:
     )
 
 
-def _recognised(run: Callable[..., dict[str, Any]], images: NDArray[np.float32], labels: NDArray[np.uint8]) -> float:
-    """Return the share of images that are read as they are labelled."""
-    parts = [run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
-    return float((np.concatenate(parts).argmax(axis=1) == labels).mean())
-
-
-def _predict(session: InferenceSession, images: NDArray[np.float32]) -> NDArray[np.int64]:
+def _predict(run: Callable[..., dict[str, Any]], images: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the digit read in each image."""
-    parts = [session.run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
+    parts = [run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
     digits: NDArray[np.int64] = np.concatenate(parts).argmax(axis=1)
     return digits
 
@@ -216,16 +210,6 @@ def _time(session: InferenceSession, batch: NDArray[np.float32]) -> Latency:
         runs=_RUNS,
         detail={"batch": len(batch), "call": "InferenceSession.run", "arrays": "numpy in, numpy out"},
     )
-
-
-def _heading(console: Console | None, text: str) -> None:
-    if console is not None:
-        console.rule(f"[bold]{text}[/]", align="left")
-
-
-def _print(console: Console | None, thing: object) -> None:
-    if console is not None:
-        console.print(thing)
 
 
 def _show_images(
