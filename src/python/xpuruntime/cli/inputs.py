@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Feeds", "parse_dims", "read_feeds"]
 
 
-#: Inputs that a note names.
-_NAMED = 4
-
-
 class Feeds(msgspec.Struct, frozen=True, kw_only=True):
     """Arrays by input name, and the names of those that were made up."""
 
@@ -38,8 +34,9 @@ class Feeds(msgspec.Struct, frozen=True, kw_only=True):
         """Return a sentence about inputs that were made up, or ``None``."""
         if not self.probed:
             return None
-        shapes = ", ".join(f"{name} {list(self.arrays[name].shape)}" for name in self.probed[:_NAMED])
-        shapes += f" and {len(self.probed) - _NAMED} more" if len(self.probed) > _NAMED else ""
+        from xpuruntime.engines.precision import shapes_text
+
+        shapes = shapes_text({name: self.arrays[name] for name in self.probed})
         return f"probe inputs were made up (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
 
 

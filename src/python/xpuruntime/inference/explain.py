@@ -41,25 +41,21 @@ __all__ = ["explain_session", "measure", "source_graph"]
 
 _WARM = 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
-#: Inputs that a note names.
-_NAMED = 4
 
 
 def explain_session(
     session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, runs: int
 ) -> Report:
     """Time the session itself, then watch an instrumented copy; see `InferenceSession.explain`."""
-    from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.engines.precision import probe_feeds, shapes_text
     from xpuruntime.runtime.libraries import loaded_libraries
 
     notes = []
     feeds: Mapping[str, Any]
     if inputs is None:
         feeds = probe_feeds(session.model)
-        shapes = [f"{name} {list(array.shape)}" for name, array in feeds.items()]
-        made = ", ".join(shapes[:_NAMED]) + (f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else "")
-        if shapes:
-            notes.append(f"inputs were made up ({made}): pass explain(inputs) for your own")
+        if feeds:
+            notes.append(f"inputs were made up ({shapes_text(feeds)}): pass explain(inputs) for your own")
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)

@@ -14,7 +14,7 @@ from xpuruntime.engines.precision.compare import (
     verify,
 )
 from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
-from xpuruntime.engines.precision.probe import probe_feeds, probe_shape
+from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
 from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "names_in",
     "probe_feeds",
     "probe_shape",
+    "shapes_text",
     "unnamed_dimensions",
     "verify",
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
-__all__ = ["probe_feeds", "probe_shape"]
+__all__ = ["probe_feeds", "probe_shape", "shapes_text"]
 
 _FIX = "give an array for it"
 #: Bytes that are drawn for one input, in float64.
@@ -25,6 +25,8 @@ MAX_DRAWN = 4 << 30
 MAX_RANK = 32
 #: Largest fixed first dimension that is taken for a batch.
 MAX_BATCH = 64
+#: Inputs that a note names.
+_NAMED = 4
 
 
 def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -46,6 +48,12 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
         else:
             shape.append(dim if isinstance(dim, int) else sizes[dim])
     return tuple(shape)
+
+
+def shapes_text(feeds: Mapping[str, Any]) -> str:
+    """Return the shapes of the first inputs, for notes: ``"x [1, 8], mask [1, 8] and 3 more"``."""
+    shapes = [f"{name} {list(array.shape)}" for name, array in feeds.items()]
+    return ", ".join(shapes[:_NAMED]) + (f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else "")
 
 
 def probe_feeds(
