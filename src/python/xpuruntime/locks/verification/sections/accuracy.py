@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Claims of accuracy: one for each output, held to fp32 on the CPU, and one for each metric of the user."""
+"""Claims of accuracy: one for each output, compared with fp32 on the CPU, and one for each metric."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import compare_session
@@ -14,12 +16,13 @@ from xpuruntime.locks.verification.sections.metrics import metric_claim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.engines.precision import OutputFigures, ProbeResult, Tolerance
+    from xpuruntime.engines.precision import OutputFigures, Tolerance
     from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["accuracy_claims"]
 
 _FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
+_OTHER_INPUTS = "give inputs with --input for which the output has other values"
 
 
 def accuracy_claims(subject: Subject) -> Iterator[Claim]:
@@ -35,71 +38,48 @@ def _outputs(subject: Subject) -> Iterator[Claim]:
     try:
         found = compare_session(subject.session, subject.feeds)
     except XpuRuntimeError as error:  # the reference does not run: nothing is known of the outputs
-        yield Claim(
-            id="accuracy.outputs",
-            section="accuracy",
-            requested="every output within the tolerance of its precision",
-            observed="not compared",
-            verdict="inconclusive",
-            code="not_compared",
-            reason=str(error),
-            fix="give inputs that the model takes with --input",
-        )
+        requested = "every output within the tolerance of its precision"
+        yield _not_compared("outputs", requested, str(error), "give inputs that the model takes with --input")
         return
     if found.not_run is not None or not found.outputs:
         reason = found.not_run or "the model has no output"
-        yield _claim("outputs", found.tolerance, "not compared", reason=reason)
+        yield _not_compared("outputs", _requested(found.tolerance), reason, _OTHER_INPUTS)
     for one in found.outputs:
-        yield _output(one, found)
+        yield _output(one, found.tolerance)
 
 
-def _output(one: OutputFigures, found: ProbeResult) -> Claim:
+def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
     figures = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
-    figures = {name: value for name, value in figures.items() if abs(value) < float("inf")}
     observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine {one.cosine:.6f}"
+    figures = {name: value for name, value in figures.items() if abs(value) < float("inf")}
+    requested = _requested(tolerance)
     if one.passed and one.compared == 0:
         reason = "the reference has no finite value other than zero in this output"
-        return _claim(one.name, found.tolerance, observed, reason=reason, figures=figures)
-    requested = _requested(found.tolerance)
-    if one.passed:
-        reason = "within the tolerance of fp32 on the CPU"
-        return Claim(
-            id=f"accuracy.{one.name}",
-            section="accuracy",
-            requested=requested,
-            observed=observed,
-            verdict="pass",
-            code="ok",
-            reason=reason,
-            figures=figures,
-        )
+        claim = _not_compared(one.name, requested, reason, _OTHER_INPUTS)
+        return msgspec.structs.replace(claim, observed=observed, figures=figures)
     return Claim(
         id=f"accuracy.{one.name}",
         section="accuracy",
         requested=requested,
         observed=observed,
-        verdict="fail",
-        code="out_of_tolerance",
-        reason=one.reason,
-        fix=_FIX,
+        verdict="pass" if one.passed else "fail",
+        code="ok" if one.passed else "out_of_tolerance",
+        reason="within the tolerance of fp32 on the CPU" if one.passed else one.reason,
+        fix=None if one.passed else _FIX,
         figures=figures,
     )
 
 
-def _claim(
-    name: str, tolerance: Tolerance, observed: str, *, reason: str, figures: dict[str, float] | None = None
-) -> Claim:
-    """Return the claim of an output of which nothing was compared."""
+def _not_compared(name: str, requested: str, reason: str, fix: str) -> Claim:
     return Claim(
         id=f"accuracy.{name}",
         section="accuracy",
-        requested=_requested(tolerance),
-        observed=observed,
+        requested=requested,
+        observed="not compared",
         verdict="inconclusive",
         code="not_compared",
         reason=reason,
-        fix="give inputs with --input for which the output has other values",
-        figures=figures or {},
+        fix=fix,
     )
 
 

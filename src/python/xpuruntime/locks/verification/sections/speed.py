@@ -23,7 +23,6 @@ from xpuruntime.policies.quantities import share_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.locks.verification.sections.controls import Pair
     from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.measuring.rounds import Measured, Sampler
@@ -56,14 +55,19 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
     if stated is None and subject.against is None:
         return
     checks = stated or VerifySpeed()
-    ends = time.monotonic() + subject.budget
+    ends = time.monotonic() + (checks.budget if subject.budget is None else subject.budget)
     with ExitStack() as stack:
         try:
             pair = open_pair(subject, stack)
             findings = [_find(metric, pair, checks, ends - time.monotonic()) for metric in checks.metric]
         except (ControlError, WorkerFailure) as error:
             for metric in checks.metric:
-                yield subject.placed(_failed(metric, checks, error), "verify.speed")
+                worker = isinstance(error, WorkerFailure)
+                code, fix = ("worker_failed", _WORKER_FIX) if worker else ("no_control", None)
+                claim = msgspec.structs.replace(
+                    _unmeasured(metric, str(error), checks, "the control"), code=code, fix=fix
+                )
+                yield subject.placed(claim, "verify.speed")
             return
     for claim in decide(findings, checks, pair.what):
         yield subject.placed(claim, "verify.speed.max_slowdown")
@@ -151,28 +155,31 @@ def _percentiles(found: Measured) -> tuple[list[float], list[float], list[float]
 
 def decide(findings: Sequence[Finding], checks: VerifySpeed, control: str) -> list[Claim]:
     """Return the claims. All of them are decided together, by the method of Holm."""
-    known = [one for one in findings if one.comparison is not None]
-    slower = holm([one.comparison.p_slower for one in known if one.comparison], confidence=checks.confidence)
-    within = holm([one.comparison.p_within_limit for one in known if one.comparison], confidence=checks.confidence)
-    flags = {one.metric: pair for one, pair in zip(known, zip(slower, within, strict=True), strict=True)}
+    known = {one.metric: one.comparison for one in findings if one.comparison is not None}
+    slower = holm([one.p_slower for one in known.values()], confidence=checks.confidence)
+    within = holm([one.p_within_limit for one in known.values()], confidence=checks.confidence)
+    flags = dict(zip(known, zip(slower, within, strict=True), strict=True))
     return [_claim(one, flags.get(one.metric, (False, False)), checks, control) for one in findings]
 
 
-def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, control: str) -> Claim:
-    claim = Claim(
-        id=f"speed.{found.metric}",
+def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> Claim:
+    return Claim(
+        id=f"speed.{metric}",
         section="speed",
         requested=f"at most {share_text(checks.max_slowdown)} slower than {control}",
         observed="not measured",
         verdict="inconclusive",
         code="undecided",
-        reason=found.reason,
-        figures=found.figures,
+        reason=reason,
         inconclusive=checks.inconclusive,
     )
+
+
+def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, control: str) -> Claim:
+    claim = _unmeasured(found.metric, found.reason, checks, control)
     one = found.comparison
     if one is None:
-        return claim
+        return msgspec.structs.replace(claim, figures=found.figures)
     figures = {**found.figures, "ratio": one.ratio, "low": one.low, "high": one.high, "rounds": float(one.rounds)}
     observed = f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}] of the control"
     claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": one.margin})
@@ -193,18 +200,3 @@ def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, contro
     reason = f"after {one.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
     fix = "state a longer verify.speed.budget, or run on a quieter machine"
     return msgspec.structs.replace(claim, reason=reason, fix=fix)
-
-
-def _failed(metric: str, checks: VerifySpeed, error: XpuRuntimeError) -> Claim:
-    worker = isinstance(error, WorkerFailure)
-    return Claim(
-        id=f"speed.{metric}",
-        section="speed",
-        requested=f"at most {share_text(checks.max_slowdown)} slower than the control",
-        observed="not measured",
-        verdict="inconclusive",
-        code="worker_failed" if worker else "no_control",
-        reason=str(error),
-        fix=_WORKER_FIX if worker else None,
-        inconclusive=checks.inconclusive,
-    )
