@@ -111,20 +111,19 @@ def verify(
     from xpuruntime.cli.session_options import prepare
     from xpuruntime.files.conflicts import refuse_overwriting
     from xpuruntime.locks.verification.outputs import FORMATS
-    from xpuruntime.locks.verification.outputs.gitlab import report_files
+    from xpuruntime.locks.verification.outputs.gitlab import REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
     if gitlab:
-        outputs += [(format, str(path)) for format, path in report_files().items()]
+        outputs += REPORTS.items()
     named = {f"--out {format}={path}": path for format, path in outputs}
     for option, path in named.items():
         check_target(option, path)
     check_outputs(named, model, choice, input)
     refuse_overwriting(named, [] if lock is None else [("the lock", lock)])
     seconds = None if budget is None else read_duration(budget, "--budget")
-    _check_inconclusive(inconclusive)
     feeds = prepare(model, input, dim, trust=choice.trust)[1]
     with working("verifying", as_json=json):
         result = verified(
@@ -160,14 +159,6 @@ def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[st
             raise InputError(f"--out {value}: {format!r} is not a format{did_you_mean(format, formats, 'formats')}")
         found.append((format, path))
     return found
-
-
-def _check_inconclusive(word: str | None) -> None:
-    from xpuruntime.policies.refusal import did_you_mean
-
-    words = ("fail", "warn", "pass")
-    if word is not None and word not in words:
-        raise InputError(f"--inconclusive: {word!r} is not a valid value{did_you_mean(word, words, 'values')}")
 
 
 def _github(result: VerificationResult, *, as_json: bool) -> None:

@@ -24,10 +24,11 @@ _FORMATS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 class Document(msgspec.Struct):
-    """A tree and the name to use in messages."""
+    """A tree, the name to use in messages, and the SHA-256 of the file where it was read from one."""
 
     root: Node
     name: str
+    sha256: str | None = None
 
     def has(self, key: str) -> bool:
         """Say whether the document states `key` at the top."""
@@ -80,6 +81,7 @@ def dumps(document: dict[str, Any], format: str) -> str:
 
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a file. Raises `PolicyError` when it is missing, too large, not text, or not YAML or JSON."""
+    import hashlib
     from pathlib import Path
 
     from xpuruntime.files.paths import reason_of
@@ -106,7 +108,9 @@ def load(path: str | os.PathLike[str]) -> Document:
             f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
             f"save the file as UTF-8"
         ) from None
-    return loads(text, format, name)
+    document = loads(text, format, name)
+    document.sha256 = hashlib.sha256(data).hexdigest()
+    return document
 
 
 def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`verify`: open a model under a policy, and check every claim that policy and lock make."""
+"""`verify`: the check of every claim that a policy and a lock make of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -25,7 +25,6 @@ from xpuruntime.errors import (
     XpuRuntimeWarning,
 )
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.files.reading import read_regular
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 from xpuruntime.locks.verification.conditions import machine_conditions
@@ -41,6 +40,7 @@ from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.verify_policy import Inconclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
-    from xpuruntime.policies.verify_policy import Inconclusive
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["verify"]
@@ -62,10 +61,6 @@ _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "audit": audit_claims,
     "speed": speed_claims,
 }
-#: Seconds for what is measured, where the policy states none.
-_BUDGET = 120.0
-#: Inputs that a note names.
-_NAMED = 4
 
 
 def verify(
@@ -145,6 +140,9 @@ def verify(
     'pass'
     """
     asked = _sections(only)
+    if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
+        hint = did_you_mean(str(inconclusive), words, "values")
+        raise InputError(f"inconclusive: {inconclusive!r} is not a valid value{hint}")
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
     locked = None if lock is None else load_lock(lock)
@@ -179,13 +177,9 @@ def verify(
     with session:
         feeds, notes = _feeds(session, inputs)
         session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
-        settled = session.policy.verify or VerifyPolicy()
-        seconds = budget if budget is not None else settled.speed.budget if settled.speed is not None else _BUDGET
         subject = Subject(
             session=session,
             model=model,
-            trust=trust,
-            policy=session.policy,
             document=document,
             feeds=feeds,
             given=inputs is not None,
@@ -193,7 +187,7 @@ def verify(
             opened_s=opened_s,
             metrics=read,
             asked=asked,
-            budget=seconds,
+            budget=budget,
             against=None if against is None else os.fspath(against),
             lock=result.lock,
             options=options,
@@ -237,14 +231,14 @@ def _document(policy: object) -> files.Document | None:
 
 def _policy_digest(policy: PolicyLike | None, document: files.Document | None) -> str | None:
     if document is not None:
-        return hashlib.sha256(read_regular(document.name, files.MAX_BYTES)).hexdigest()
+        return document.sha256
     if policy is None:
         return None
     return hashlib.sha256(json_bytes(Policy.coerce(policy).to_dict(), order="deterministic")).hexdigest()
 
 
 def _opened(model: ModelLike, options: dict[str, Any]) -> InferenceSession:
-    """Open a session. What its plan warns of is in the notes of the result, in place of warnings."""
+    """Open a session without warnings: those of its plan are notes of the result."""
     from xpuruntime.inference import InferenceSession
 
     with warnings.catch_warnings():
@@ -279,12 +273,11 @@ def _not_opened(error: XpuRuntimeError) -> Claim:
 def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     if inputs is not None:
         return dict(inputs), ()
-    from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.engines.precision import probe_feeds, shapes_text
 
     made = probe_feeds(session.model)
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in list(made.items())[:_NAMED])
-    shapes += f" and {len(made) - _NAMED} more" if len(made) > _NAMED else ""
-    return made, (f"inputs were made up (seed 0) for {shapes}: give your own with inputs, or --input",) if made else ()
+    note = f"inputs were made up (seed 0) for {shapes_text(made)}: give your own with inputs, or --input"
+    return made, (note,) if made else ()
 
 
 def _claims(section: Section, subject: Subject) -> Iterator[Claim]:

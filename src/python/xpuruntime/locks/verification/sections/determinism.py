@@ -30,9 +30,8 @@ def determinism_claims(subject: Subject) -> Iterator[Claim]:
     key, grade = max(stated.items(), key=lambda one: DETERMINISM_GRADES.index(one[1]))
     if grade == "none":
         return
-    found = session_determinism(
-        subject.session, grade, inputs=subject.feeds if subject.given else None, trust=subject.trust
-    )
+    inputs = subject.feeds if subject.given else None
+    found = session_determinism(subject.session, grade, inputs=inputs, trust=subject.trust)
     broken = any(test.verdict == "failed" for test in found.tests)
     for test in found.tests:
         yield subject.placed(_claim(test, broken=broken), key)

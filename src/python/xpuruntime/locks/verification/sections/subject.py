@@ -24,7 +24,7 @@ __all__ = ["Subject"]
 
 
 class Subject(NamedTuple):
-    """What all sections have in common.
+    """Session, policy, inputs and limits that the sections share.
 
     Attributes
     ----------
@@ -32,9 +32,8 @@ class Subject(NamedTuple):
         Open.
     model : object
         As the caller named it.
-    trust : bool
-    policy : Policy
-        That of the session; `document` is the file that it was read from, if any.
+    document : Document or None
+        The file that the policy was read from.
     feeds : dict of str to array
     given : bool
         Whether the feeds are the caller's own, and not made up.
@@ -45,8 +44,8 @@ class Subject(NamedTuple):
     metrics : tuple of Metric
     asked : frozenset of str
         Sections that the caller named; empty where none.
-    budget : float
-        Seconds for measurements of speed.
+    budget : float or None
+        Seconds for measurements of speed; ``None``: those of the policy.
     against : str or None
         Another interpreter to compare speed with.
     lock : str or None
@@ -57,8 +56,6 @@ class Subject(NamedTuple):
 
     session: InferenceSession
     model: Any
-    trust: bool
-    policy: Policy
     document: Document | None
     feeds: dict[str, Any]
     given: bool
@@ -66,10 +63,21 @@ class Subject(NamedTuple):
     opened_s: float
     metrics: tuple[Metric, ...]
     asked: frozenset[str]
-    budget: float
+    budget: float | None
     against: str | None
     lock: str | None
     options: dict[str, Any]
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the session."""
+        return self.session.policy
+
+    @property
+    def trust(self) -> bool:
+        """Whether the session was opened with ``trust``."""
+        trusted: bool = self.options["trust"]
+        return trusted
 
     @property
     def limits(self) -> VerifyPolicy:
