@@ -51,7 +51,7 @@ class XpuRuntimeError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong, why, and how to mend it.
+        What is wrong, why, and how to fix it.
     device : str, optional
         The device concerned, such as ``"cuda:0"``.
     engine : str, optional

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`EngineUnavailable` and `EngineFailed`: an engine that is not here is told from one that failed."""
+"""`EngineUnavailable` and `EngineFailed`: the error of an engine that is missing, and of one that failed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Models that state floating-point types of their own: what a plan says of fp32, and what runs."""
+"""Models that state floating-point types of their own: fp32 in the plan, and in the run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_recorded_call_without_a_route_is_bypassed(monkeypatch, match, sure):
         assert (seen.asked, seen.source, seen.status) == ((), "default", "default")
         return
     assert (seen.asked, seen.source, seen.status) == (("cudnn",), "kernels.rules[0]", "bypassed")
-    assert ("cannot be told" in seen.reason) is not sure
+    assert ("is not known" in seen.reason) is not sure
 
 
 def test_facts_that_a_caller_does_not_know_are_unknown():

@@ -196,7 +196,7 @@ def test_matrix_times_vector_bypasses_a_rule_only_where_it_is_meant():
         torch.mv(a, v)
     (row,) = of(found, "matmul")
     assert row.status == "bypassed"
-    assert "cannot be told" in row.reason
+    assert "is not known" in row.reason
 
 
 def test_products_inside_unfused_attention_belong_to_it():

@@ -218,7 +218,7 @@ class LoadedModel(ABC):
         Parameters
         ----------
         caller : int, optional
-            The thread that closes the model, whose own run is not waited for; default: the one that calls this.
+            The thread that closes the model, by its ident: its run is not awaited. Default: the calling thread.
         """
         self.run_threads(1).close(caller)  # also where there are none yet, so that none are made any more
 

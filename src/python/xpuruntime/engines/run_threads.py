@@ -172,7 +172,7 @@ class RunThreads:
         Parameters
         ----------
         caller : int, optional
-            A thread whose own call is not waited for; default: the one that calls this.
+            The thread that closes, by its ident: its run is not awaited. Default: the calling thread.
         """
         self._open = False
         self._cancel_waiting_aside()

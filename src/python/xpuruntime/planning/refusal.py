@@ -81,7 +81,7 @@ def refusal(
     if "device_missing" in codes and codes <= _ELSEWHERE | {"device_missing"}:
         return EngineUnavailable(message, device=device, engine=engine)
     if codes - _ELSEWHERE and codes - _ELSEWHERE <= {"library_missing", "engine_broken"}:
-        return EngineUnavailable(message, device=device, engine=engine)  # one engine could, once it is mended
+        return EngineUnavailable(message, device=device, engine=engine)  # one engine could, once its fault is fixed
     if codes & _ARTIFACT_CODES:
         return EngineError(message, device=device, engine=engine)
     if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
-#: has the device, but it cannot be used until something is mended.
+#: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({"library_missing", "engine_broken"})
 
 

@@ -176,7 +176,7 @@ has_kernel: Callable[[str, str], bool] = _take(
 dispatch_table: Callable[[str], str] = _take(
     "torch._C._dispatch_dump_table",
     "which tells PyTorch's own kernels from those of other libraries",
-    without="every kernel counts as another library's, and gates are in Python",
+    without="every kernel counts as another library's, and fast kernels are in Python",
     otherwise=lambda _name: "",
 )
 #: How many modes of the dispatcher are active in this thread.
@@ -184,7 +184,7 @@ dispatch_modes: Callable[[], int] = _take(
     "torch._C._len_torch_dispatch_stack", "which tells code that is traced from code that runs"
 )
 dispatch_mode: Callable[[Any], Any] = _take("torch._C._get_dispatch_mode", "which tells what traces a call")
-mode_keys: Any = _take("torch._C._TorchDispatchModeKey", "by which modes of the dispatcher are told apart")
+mode_keys: Any = _take("torch._C._TorchDispatchModeKey", "which tells one mode of the dispatcher from another")
 without_modes: Any = _take(
     "torch.utils._python_dispatch._disable_current_modes", "in which self-tests see real tensors"
 )
@@ -218,7 +218,7 @@ has_transforms: Callable[[], bool] = _take(
 transform_stack: Callable[[], Any] = _take(
     "torch._C._functorch.get_interpreter_stack", "which tells the transforms in force"
 )
-transform_kinds: Any = _take("torch._C._functorch.TransformType", "by which transforms are told apart")
+transform_kinds: Any = _take("torch._C._functorch.TransformType", "which tells one transform from another")
 is_legacy_batched: Callable[[Any], bool] = _take(
     "torch._C._functorch.is_legacy_batchedtensor",
     "which tells gradients that are computed in a batch",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is held and told when rewritten models run: checks at load, kernels by the dispatcher, verdicts by key."""
+"""Evidence of rewritten models: checks at load, kernels by the dispatcher, verdicts by key."""
 
 from __future__ import annotations
 

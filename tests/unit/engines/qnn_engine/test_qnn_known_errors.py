@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Known silent errors of QNN: each row against the installed version, and what plans say of it."""
+"""Known silent errors of QNN: each row reproduced on the installed version, and its warning in plans."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the plan says of QNN, from made-up facts: nothing of the vendor is loaded."""
+"""Verdicts of plans on QNN, from made-up facts: nothing of the vendor is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the plan says of TensorRT and TensorRT-RTX, on machines that are made up."""
+"""Verdicts of plans on TensorRT and TensorRT-RTX, on made-up machines."""
 
 from __future__ import annotations
 

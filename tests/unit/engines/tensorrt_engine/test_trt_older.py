@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is told to TensorRT 10 and 11, with a stand-in that records it: their libraries need a GPU to build."""
+"""Calls to TensorRT 10 and 11, recorded by a stand-in: their libraries need a GPU to build."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
 def uninstall() -> None:
     """Leave captures alone again, once those that go on have ended.
 
-    Idempotent; does nothing where somebody else has since put theirs over ours.
+    Idempotent; does nothing where another library has since replaced the same methods.
     """
     global _installed, _wanted
     kind: Any = torch.cuda.CUDAGraph

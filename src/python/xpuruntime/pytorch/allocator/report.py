@@ -265,7 +265,7 @@ def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
         return []
     backend = torch.cuda.memory.get_allocator_backend()
     if backend == "pluggable":
-        absent.append(f"PyTorch's own numbers on {name}: an allocator of another library serves it and tells none")
+        absent.append(f"PyTorch's own numbers on {name}: an allocator of another library serves it and reports none")
         return []
     reserved, allocated = torch.cuda.memory_reserved(name), torch.cuda.memory_allocated(name)
     if backend != "native":

@@ -132,7 +132,7 @@ class AllocatorScope:
             self._check_that_it_is_used()
         except BaseException:
             if self._torch_pool is not None:
-                keep_forever(self._torch_pool)  # this thread may be inside of a pool that is not ours
+                keep_forever(self._torch_pool)  # this thread may be inside of another library's pool
             self._let_go()
             raise
 

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """xpuruntime's flash attention in PyTorch's own registry: ``activate_flash_attention_impl("xpuruntime")``.
 
-PyTorch lets another library stand in for its FlashAttention 2 (``torch.nn.attention.list_flash_attention_impls``). Ours
-does so below autograd: `torch.flash` then means ``cuda_raw.flash_attention_v2``, without a policy and at PyTorch's own
-cost per call. An xpuruntime policy needs none of this.
+PyTorch lets another library stand in for its FlashAttention 2 (``torch.nn.attention.list_flash_attention_impls``).
+xpuruntime does so below autograd: `torch.flash` then means ``cuda_raw.flash_attention_v2``, without a policy and at
+PyTorch's own cost per call. An xpuruntime policy needs none of this.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
         if _private_api.is_wrapper(x):
             return f"a {type(x).__name__} wraps other tensors, which only PyTorch can take apart"
         if x.device.type not in ("cpu", "cuda", "meta"):
-            return f"the tensors are on {x.device}, and ours run on cpu and cuda"
+            return f"the tensors are on {x.device}, and xpuruntime kernels run on cpu and cuda"
     if call.mask is not None and call.mask.requires_grad and torch.is_grad_enabled():
-        return "attn_mask requires a gradient, which our kernels do not compute"
+        return "attn_mask requires a gradient, which xpuruntime kernels do not compute"
     if call.mask is not None and call.is_causal:
         return "whether is_causal beside attn_mask is allowed is PyTorch's to say"
     if call.dropout_p >= 1:
-        return "dropout_p is 1, and our kernels take less than that"
+        return "dropout_p is 1, and xpuruntime kernels take less than that"
     return ""
 
 
@@ -87,9 +87,9 @@ def _reason_by_shape(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
     mask = call.mask
     if mask is not None:
         if mask.dim() < 2:
-            return f"attn_mask has {mask.dim()} dimensions, and ours take one with rows and columns"
+            return f"attn_mask has {mask.dim()} dimensions, and xpuruntime kernels take one with rows and columns"
         if mask.dim() > 4 or (q.dim() > 4 and mask.dim() == 4 and mask.shape[0] != 1):
-            return f"attn_mask has {mask.dim()} dimensions, and q {q.dim()}: ours take one batch dimension"
+            return f"attn_mask has {mask.dim()} dimensions and q {q.dim()}: xpuruntime kernels take one for the batch"
         if q.dim() == 2 and mask.dim() > 2:
             return "attn_mask has more dimensions than q"
     if q.dim() > 4:

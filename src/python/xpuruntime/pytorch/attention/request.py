@@ -35,7 +35,7 @@ __all__ = [
     "traits",
 ]  # fmt: skip
 
-#: What serves `fused_attention` and compiled graphs where no policy says anything: ours where it can, else PyTorch's.
+#: What serves `fused_attention` and compiled graphs without a policy: xpuruntime where it can, else PyTorch's.
 DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "torch")
 
 
@@ -348,7 +348,7 @@ def _settle(
             for id_, place in places.items()
         ]
         text = f"{_text_of(call)};deterministic={exact}"
-        passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: gates call it
+        passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
         passes |= dict.fromkeys(xrt_kernel, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
         best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
         times = tuning.measured("attention", text, call.q.device)

@@ -89,7 +89,7 @@ def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
 
 
 class _Watched:
-    """A function of PyTorch's, with ours around it until `remove`.
+    """A function of PyTorch's, wrapped until `remove`.
 
     Parameters
     ----------
@@ -110,11 +110,11 @@ class _Watched:
             first = None if active is None else check(active, *args, **kwargs)
             return before(*args, **kwargs) if first is None else before(first, *args[1:], **kwargs)
 
-        self._ours = around
+        self._wrapper = around
         setattr(owner, name, around)
 
     def remove(self) -> None:
-        if getattr(self._owner, self._name) is self._ours:  # else somebody is around ours, which then does nothing
+        if getattr(self._owner, self._name) is self._wrapper:  # else another wrapper is around it, and it does nothing
             setattr(self._owner, self._name, self._before)
 
 

@@ -170,10 +170,10 @@ def _within(name: str) -> Any:
     """Return the operator that calls another one, by its name, and first takes what `_core.enter_call` does."""
     operator = _operator(name)
     _, packet, overload = name.split(".")
-    ours = f"within_{packet.lstrip('_')}" + ("" if overload == "default" else f"_{overload}")
+    wrapper = f"within_{packet.lstrip('_')}" + ("" if overload == "default" else f"_{overload}")
     _, bracket, after = str(operator._schema).partition("(")
     tags = (torch.Tag.flexible_layout,) if name in _OPERATORS[_FLEXIBLE] else ()
-    _library.define(f"{ours}{bracket}str of_phase, str? of_module, str of_graph, {after}", tags=tags)
+    _library.define(f"{wrapper}{bracket}str of_phase, str? of_module, str of_graph, {after}", tags=tags)
 
     def call(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
         _core.enter_call(phase, module, graph)
@@ -187,9 +187,9 @@ def _within(name: str) -> Any:
         del phase, module, graph
         return _given(operator(*args, **more), args)
 
-    _library.impl(ours, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"xpuruntime::{ours}", fake, lib=_library)
-    return getattr(torch.ops.xpuruntime, ours).default
+    _library.impl(wrapper, call, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"xpuruntime::{wrapper}", fake, lib=_library)
+    return getattr(torch.ops.xpuruntime, wrapper).default
 
 
 def _given(found: Any, args: tuple[Any, ...]) -> Any:

@@ -48,7 +48,7 @@ class StrictExports:
         before = getattr(module, _NAME, None)
         if before is None:  # a PyTorch that traces ``forward`` itself
             return
-        if hasattr(before, "__wrapped__"):  # imported from the other one, which has ours already
+        if hasattr(before, "__wrapped__"):  # imported from the other module, where it is wrapped already
             before = before.__wrapped__
 
         @functools.wraps(before)

@@ -75,8 +75,7 @@ class CompiledPolicy:
     by_call : bool
         Whether some rule asks for one of them.
     in_fast_path : bool
-        Whether gates know by themselves all that rules ask for, so that they may call xpuruntime kernels without
-        Python.
+        Whether fast kernels know all that rules ask for, so that they may call xpuruntime kernels without Python.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
     rule_use : RuleUse

@@ -146,10 +146,10 @@ class Route:
     plan : object
         What the override has worked out for these calls and keeps here.
     quick : bool
-        Whether `place` needs nothing but the arrays of such a call, so that a gate may hand them over by itself.
+        Whether `place` needs nothing but the arrays of such a call, so that a fast kernel may hand them over.
     wish : int or None
         Where PyTorch's own kernel serves, what its call wants of the switches for attention, 0 for nothing, so that a
-        gate may make it by itself; ``None`` where Python has to.
+        fast kernel may call it; ``None`` where Python has to.
     """
 
     __slots__ = (

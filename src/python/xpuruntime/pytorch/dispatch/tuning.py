@@ -112,7 +112,7 @@ def settle(
     native : callable
         Does the call by PyTorch's own kernel, on the real operands, changing none of them.
     xrt_kernel : callable
-        The same by ours, at the place that it is given; of the kernels there the core takes the fastest.
+        The same by xpuruntime kernels at the place that it is given, of which the core takes the fastest.
     device : torch.device
     allow_tf32, deterministic : bool
         As for `CompiledPolicy.resolve`.
@@ -171,7 +171,7 @@ def pick(
         Where the operands are.
     passes : mapping of str to int
         How often the way through a policy is gone for a candidate other than the first, where that is not once: 2 for a
-        kernel of xpuruntime with its gradient, 0 for one of PyTorch's that gates call.
+        kernel of xpuruntime with its gradient, 0 for one of PyTorch's that fast kernels call.
 
     Returns
     -------

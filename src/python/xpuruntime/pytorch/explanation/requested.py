@@ -56,7 +56,7 @@ def request_of(kernels: KernelPolicy, facts: CallFacts) -> tuple[Preference | No
 
 def uncertain(source: str) -> str:
     """Return that a rule depends on facts of a call that are not known."""
-    return f"whether {source} means these calls cannot be told"
+    return f"whether {source} matches these calls is not known"
 
 
 def requests_other_kernel(op: str, kernel_names: tuple[str, ...]) -> bool:

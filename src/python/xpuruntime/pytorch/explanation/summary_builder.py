@@ -32,7 +32,7 @@ __all__ = ["build_rows", "decision_of"]
 
 _OPAQUE = {
     "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
-    "compiled": "torch.compile made C++ of it, in which operations cannot be told apart; norms may be among them",
+    "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
     "elsewhere": "it was launched in a thread that PyTorch's profiler does not watch",
 }
 _BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"

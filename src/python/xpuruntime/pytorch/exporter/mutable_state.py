@@ -18,15 +18,15 @@ __all__ = ["warn_state_changes", "written_state"]
 def written_state(program: Any) -> tuple[str, ...]:
     """Return the buffers and inputs that an exported program writes to when it runs."""
     signature = program.graph_signature
-    told = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    written_names = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
     names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and getattr(value, "op", None) == "placeholder":
-                told[value.name] = names.get(value.name, value.name)
-    return tuple(dict.fromkeys(told.values()))
+                written_names[value.name] = names.get(value.name, value.name)
+    return tuple(dict.fromkeys(written_names.values()))
 
 
 def warn_state_changes(model: torch.nn.Module, changed: tuple[str, ...], what_becomes_of_it: str) -> str:

@@ -73,18 +73,18 @@ def _walk(graph: onnx.GraphProto, paths: list[str | None], outer: str) -> Iterat
 
 
 def _paths(graph: onnx.GraphProto) -> list[str | None]:
-    """Return the module of each node; ``None`` where nothing tells."""
-    told = [_told(node) for node in graph.node]
+    """Return the module of each node; ``None`` where nothing states it."""
+    stated = [_stated(node) for node in graph.node]
     makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     readers: dict[str, list[int]] = {}
     for i, node in enumerate(graph.node):
         for name in node.input:
             readers.setdefault(name, []).append(i)
-    found = list(told)
+    found = list(stated)
     for i, node in enumerate(graph.node):
-        if told[i] is not None:
+        if stated[i] is not None:
             continue
-        after = {told[r] for name in node.output for r in readers.get(name, ())}
+        after = {stated[r] for name in node.output for r in readers.get(name, ())}
         before = {found[makers[name]] for name in node.input if name in makers}
         around = {path for path in after or before if path is not None}
         if around:
@@ -92,7 +92,7 @@ def _paths(graph: onnx.GraphProto) -> list[str | None]:
     return found
 
 
-def _told(node: onnx.NodeProto) -> str | None:
+def _stated(node: onnx.NodeProto) -> str | None:
     scopes = _scopes(node)
     if scopes is None:
         return None

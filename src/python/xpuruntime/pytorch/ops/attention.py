@@ -110,10 +110,10 @@ def fused_attention(
         Whether `key` and `value` may have fewer heads than `query`, a divisor; each serves that many in a row.
     kernel : str or sequence of str, optional
         Kernels to choose from, in order, in the words of a policy for PyTorch: ``"cuda_raw.flash_attention_v2"``,
-        ``"cudnn.sdpa"``, ``"cpu.reference"`` are ours, ``"torch.flash"`` (or ``"flash_v2"``), ``"torch.cudnn"``,
-        ``"torch.efficient"``, ``"torch.math"`` PyTorch's, ``"torch"`` whatever it chooses. Default: what the policy in
-        force says of attention; where it says nothing, ``cuda_raw.flash_attention_v2`` on CUDA for what that can serve,
-        and PyTorch's own choice for the rest and on the CPU, where our one kernel is a slow reference.
+        ``"cudnn.sdpa"``, ``"cpu.reference"`` are xpuruntime's, ``"torch.flash"`` (or ``"flash_v2"``),
+        ``"torch.cudnn"``, ``"torch.efficient"``, ``"torch.math"`` PyTorch's, ``"torch"`` whatever it chooses. Default:
+        what the active policy asks for; without that, ``cuda_raw.flash_attention_v2`` on CUDA for what it can serve,
+        and PyTorch's own choice for the rest and on the CPU, where the one xpuruntime kernel is a slow reference.
 
     Returns
     -------

@@ -244,7 +244,7 @@ def _run(
     args: tuple[Any, ...],
     phase: str = "backward",
 ) -> Any:
-    """Serve one call by the kernel that is named, by what the policy asks for, or by ours where none does."""
+    """Serve one call by the kernel that is named, by the policy's, or else by any xpuruntime kernel."""
     name = f"xpuruntime::{name}"
     active = active_policy()
     if not kernel and active is not None and op in active.ops:

@@ -156,7 +156,7 @@ def _goes_to_dispatcher(op: str) -> bool:
 
 
 def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -> bool:
-    """Say whether a call is to be made of PyTorch's own operators: for derivatives that ours lack, and for ONNX models.
+    """Say whether a call uses PyTorch's own operators: for derivatives that xpuruntime lacks, and for ONNX models.
 
     Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code
     all of ``torch.func``, where a call that names one is left uncompiled.

@@ -132,7 +132,7 @@ def attend(
         apart = both and call is not None and _gradient_is_apart(active, route, known, call)
         if route.place is None and not apart:
             if both and plain and not route.open and seen not in active.routes:
-                active.keep(seen, route)  # the gate in C may know that forward and gradient are PyTorch's
+                active.keep(seen, route)  # the fast kernel may know that forward and gradient are PyTorch's
             return _natively(route, natively, plain, (query, key, value))
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
@@ -159,7 +159,7 @@ def attend(
             if served is not None:
                 return served
             continue
-        # Then the gate in C may hand over the arrays by itself.
+        # Then the fast kernel may hand over the arrays by itself.
         quick = plain and not kernel and not needs_grad and rng is None and active.in_fast_path
         route.quick = quick and four_already and in_rows
         out = out if four_already else out.reshape(query.shape)
@@ -169,7 +169,7 @@ def attend(
 def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:
     """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
 
-    Of plain tensors the key is the one that the gate in C looks for.
+    Of plain tensors the key is the one that the fast kernel looks for.
     """
     query, key, value, mask, dropout_p, is_causal, _, enable_gqa = given
     records = torch.is_grad_enabled()
@@ -189,7 +189,7 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
 
 
 def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
-    """Keep that a call is PyTorch's own, of which the policy does not speak, so that a gate in C knows it."""
+    """Keep that a call is PyTorch's own, which the policy does not decide, so that the fast kernel knows it."""
     known, plain, _ = _key_of(active, given, *active.call_context())
     if plain and known not in active.routes:
         active.keep_native(known, "attention")

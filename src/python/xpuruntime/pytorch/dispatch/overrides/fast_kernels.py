@@ -2,12 +2,12 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Fast kernels: what stands for an operator, so that a call that no rule matches costs little.
 
-A gate calls the native kernel where no policy holds, and where the route of the call is known and native. Everything
-else is looked at by Python: calls that are not known yet, those that xpuruntime kernels serve and that need more than
-the arrays, and all calls while a thread has a policy of its own, or somebody watches.
+A fast kernel calls the native one where no policy is active, and where the route of the call is known and native.
+Everything else is handled in Python: calls that are not known yet, those that xpuruntime kernels serve and that need
+more than the arrays, and all calls while a thread has a policy of its own, or a recorder watches.
 
-How a gate is reached is the route of the process (`fast_path`): kernels in C++ by the addon, kernels in C by PyTorch's
-stable C ABI for ``mm`` and ``bmm``, and kernels in Python.
+The route of the process (`fast_path`) decides how a fast kernel is reached: in C++ by the addon, in C by PyTorch's
+stable C ABI for ``mm`` and ``bmm``, or in Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FastKernel", "fast_kernel", "fast_operator_kernel", "is_pytorch_kern
 
 
 class FastKernel:
-    """A gate that PyTorch calls without Python, once it is placed.
+    """A kernel in C or C++ that PyTorch calls without Python, once it is placed.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class FastKernel:
 
 
 def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
-    """Return a gate before a native kernel whose arguments are tensors and scalars.
+    """Return a fast kernel before a native one whose arguments are tensors and scalars.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] 
 
 
 def fast_operator_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
-    """Return a gate before a native kernel that takes more than tensors, norms and attention; or `slow` itself.
+    """Return a fast kernel before a native one that takes more than tensors, norms and attention; or `slow`.
 
     Parameters
     ----------

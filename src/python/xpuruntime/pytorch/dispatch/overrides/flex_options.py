@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Kernel of ``flex_attention`` in code that is being compiled: its option ``BACKEND``, from a policy.
 
-PyTorch puts a call's options together in a function of its own, which Dynamo traces. Ours is traced in its place, and
-asks the policy for the option while it is; the answer is a constant of the graph, and so of every key under which
-Inductor and AOTAutograd keep what they have compiled.
+PyTorch puts a call's options together in a function of its own, which Dynamo traces. The override is traced in its
+place, and asks the policy for the option while it is; the answer is a constant of the graph, and so of every key under
+which Inductor and AOTAutograd keep what they have compiled.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def skip_in_dynamo(code: CodeType, *, within: bool = True) -> None:
 
 
 class Native:
-    """The kernel that an operator had at a dispatch key when ours was put over it.
+    """The kernel that an operator had at a dispatch key before an override replaced it.
 
     Called with the keyset of the dispatcher, then the operator's own arguments.
 
@@ -85,7 +85,7 @@ class Native:
     Notes
     -----
     It may be another library's override. When that is taken away, PyTorch makes the handle invalid; `refresh` is
-    called then, which takes what is below ours now.
+    called then, which takes what is below the override now.
     """
 
     __slots__ = ("call", "key", "name", "refresh")
@@ -99,7 +99,7 @@ class Native:
         self.take()
 
     def take(self) -> None:
-        """Take the kernel that is registered now. Ours may not be."""
+        """Take the kernel that is registered now. The override must not be in place."""
         self.call = native_kernel(self.name, self.key).call_boxed
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ class Native:
             return self.again(error, keyset, *args, **kwargs)
 
     def again(self, error: RuntimeError, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what is below ours now, where `error` of a call says that what was there is gone. Else raise it."""
+        """Call what is below the override now, where `error` states that the former kernel is gone. Else raise it."""
         if "has been invalidated" not in str(error):
             raise error
         self.refresh(self)
@@ -132,8 +132,8 @@ class Override(NamedTuple):
         ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no
         kernel in the dispatcher.
     make : callable
-        From the native kernel to ours. Ours is called with the keyset, then the operator's arguments; at `TRACING`,
-        `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
+        From the native kernel to the override, which is called with the keyset, then the operator's arguments; at
+        `TRACING`, `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
     module : str
         The module of PyTorch's that has it, where that is not imported with PyTorch: it is replaced once it is there.
     """

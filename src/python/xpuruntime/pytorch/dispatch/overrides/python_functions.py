@@ -44,9 +44,9 @@ def is_there(override: Override, key: str) -> bool:
 
 
 class Replaced:
-    """A function of one of PyTorch's modules, with ours in its place until `remove`.
+    """A function of one of PyTorch's modules, replaced by an override until `remove`.
 
-    Code that is being compiled is traced through ours, and compiled again where ours comes or goes.
+    Code that is being compiled is traced through the override, and compiled again where that comes or goes.
     """
 
     def __init__(self, override: Override, key: str) -> None:
@@ -54,8 +54,8 @@ class Replaced:
         self.key = key
         self._module: Any = sys.modules[override.module]
         self._native = getattr(self._module, override.name)
-        self._ours = override.make(self._native)
-        setattr(self._module, override.name, self._ours)
+        self._override = override.make(self._native)
+        setattr(self._module, override.name, self._override)
 
     @property
     def title(self) -> str:
@@ -63,13 +63,13 @@ class Replaced:
         return f"{self.override.module}.{self.override.name}"
 
     def remove(self) -> None:
-        """Give PyTorch its own back, unless somebody has put another one over ours since."""
-        if getattr(self._module, self.override.name) is self._ours:
+        """Give PyTorch its own back, unless another library has replaced the override since."""
+        if getattr(self._module, self.override.name) is self._override:
             setattr(self._module, self.override.name, self._native)
 
 
 class Higher:
-    """A higher-order operator's kernel at one dispatch key, with ours in its place until `remove`.
+    """A higher-order operator's kernel at one dispatch key, replaced by an override until `remove`.
 
     It runs where the operator is computed; what `torch.compile` lowers does not come here.
     """
@@ -80,8 +80,8 @@ class Higher:
         self._op: Any = getattr(torch.ops.higher_order, override.name)
         self._at = _private_api.dispatch_key(HIGHER_ORDER[key])
         self._native = _private_api.python_kernels(self._op)[self._at]
-        self._ours = override.make(self._native)
-        self._place(self._ours)
+        self._override = override.make(self._native)
+        self._place(self._override)
 
     @property
     def title(self) -> str:
@@ -93,8 +93,8 @@ class Higher:
         _private_api.forget_dispatch(self._op)
 
     def remove(self) -> None:
-        """Give PyTorch its own back, unless somebody has put another one over ours since."""
-        if _private_api.python_kernels(self._op).get(self._at) is self._ours:
+        """Give PyTorch its own back, unless another library has replaced the override since."""
+        if _private_api.python_kernels(self._op).get(self._at) is self._override:
             self._place(self._native)
 
 

@@ -88,7 +88,7 @@ class _Placed:
 
     def remove(self) -> None:
         self._lift()
-        # Python cannot see through a gate in C++, which holds the native kernel, which holds this object.
+        # Python cannot see through a fast kernel in C++, which holds the native kernel, which holds this object.
         self.function = None
 
     def _lift(self) -> None:
@@ -175,7 +175,7 @@ skip_in_dynamo(require.__code__)
 
 
 def release(ops: Iterable[str]) -> None:
-    """Undo one `require`. The native kernels are back when nobody else needs ours."""
+    """Undo one `require`. The native kernels are back when nobody else needs the overrides."""
     with _lock:
         for op in ops:
             CONTEXT.users[op] -= 1
