@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before norms and attention under PyTorch's modes and transforms, under rules, and in many threads."""
+"""Fast kernels of norms and attention under PyTorch's modes and transforms, under rules, and in many threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_calls import ELSEWHERE, OPS, F, call, same  # noqa: E402
+from fast_kernel_calls import ELSEWHERE, OPS, F, call, same  # noqa: E402
 from many_threads import at_work  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402

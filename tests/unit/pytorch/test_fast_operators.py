@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before norms and attention on each route: the same results, and without Python on that of the addon."""
+"""Fast kernels of norms and attention on each route: the same results, and no Python on the route of the addon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_calls import BY_ADDON, ELSEWHERE, FORMS, OPS, F, call, same  # noqa: E402
+from fast_kernel_calls import BY_ADDON, ELSEWHERE, FORMS, OPS, F, call, same  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
@@ -151,7 +151,9 @@ def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked, route):
         for _ in range(3):
             for one, other in zip(gradients(), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    if route == "addon":  # which has no gate before the gradient of the RMS norm on the CPU, as PyTorch has no kernel
+    if (
+        route == "addon"
+    ):  # which has no fast kernel for the gradient of the RMS norm on the CPU, as PyTorch has no kernel
         assert len(asked) == 3 + 3
     assert sum(one.count for one in xrt.decisions()) == 4 * 3
 
@@ -339,7 +341,7 @@ def test_forward_derivatives_of_attention_are_not_lost_to_a_kernel_of_ours():
         expected = derivative()
         with xt.kernel_policy(attention="cpu.reference"):
             for _ in range(3):
-                F.scaled_dot_product_attention(q, q, q)  # by ours
+                F.scaled_dot_product_attention(q, q, q)  # by an xpuruntime kernel
             with pytest.warns(XpuRuntimeWarning, match="forward-mode"):
                 found = derivative()
     torch.testing.assert_close(found, expected)

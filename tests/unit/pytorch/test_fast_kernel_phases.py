@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates tell the phase of a call by themselves: rules of a phase hold, and Python is asked of a new call alone."""
+"""Phase rules in fast kernels: a rule of a phase matches, and only a new call reaches Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_calls import F  # noqa: E402 - it needs PyTorch
+from fast_kernel_calls import F  # noqa: E402 - it needs PyTorch
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A policy that comes while a gate is still looking at a call, as another thread may bring it."""
+"""A policy change by another thread while a fast kernel looks up a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_calls import call  # noqa: E402
+from fast_kernel_calls import call  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
@@ -30,19 +30,19 @@ RUNS = {"mm": product, "layer_norm": lambda: call("layer_norm"), "rms_norm": lam
 
 @pytest.mark.parametrize(
     ("form", "route"),
-    # Without the addon, norms have no gate that could ask meanwhile.
+    # Without the addon, norms have no fast kernel that could ask meanwhile.
     [*(("mm", route) for route in ("addon", "stable", "python")), ("layer_norm", "addon"), ("rms_norm", "addon")],
     indirect=["route"],
 )
 @pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.usefixtures("route")
 def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
-    monkeypatch.setattr(fast_path, "knows_call_context", lambda: False)  # so that a gate asks each time
+    monkeypatch.setattr(fast_path, "knows_call_context", lambda: False)  # so that a fast kernel asks each time
     run = RUNS[form]()
     asked = []
     real = compiled_policy.CompiledPolicy.call_context
 
-    def call_context(self):  # what a gate asks for while it looks
+    def call_context(self):  # what a fast kernel asks for while it looks
         asked.append(1)
         if len(asked) == at:
             context.set_process_policy(ours)

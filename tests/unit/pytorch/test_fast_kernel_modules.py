@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates tell the module of a call by themselves: rules of a module hold, and Python is asked of a new call alone."""
+"""Module rules in fast kernels: a rule of a module matches, and only a new call reaches Python."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_without_the_addon_python_says_the_module_each_time(asked):
 def test_without_the_addon_the_backward_of_one_thread_knows_its_modules(name):
     code = """
 import xpuruntime as xrt, xpuruntime.pytorch as xt
-from test_gate_modules import IN_LINEAR, counts, rules, stack, stepping
+from test_fast_kernel_modules import IN_LINEAR, counts, rules, stack, stepping
 step = stepping(stack())
 with xt.kernel_policy(rules=rules("1.1")):
     step()

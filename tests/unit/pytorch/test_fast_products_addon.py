@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates of the addon before products, which PyTorch calls as it calls its own kernels."""
+"""The addon's fast kernels of products, which PyTorch calls as its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
+from fast_kernel_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
 from many_threads import at_work  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402

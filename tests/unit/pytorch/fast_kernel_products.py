@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Products that gates stand before, and how many of them come to Python."""
+"""Products that fast kernels serve, and the count of those that reach Python."""
 
 from __future__ import annotations
 

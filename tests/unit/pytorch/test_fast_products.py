@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before products on each route: the same results, and Python is asked where it has to be."""
+"""Fast kernels of products on each route: the same results, and Python only where it is required."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gated_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
+from fast_kernel_products import ELSEWHERE, FORMS, call, count_asked  # noqa: E402
 from many_threads import at_work  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
@@ -255,7 +255,7 @@ def test_what_a_policy_has_placed_is_freed_with_it():
             call(form)()
         placed = [weakref.ref(one) for group in CONTEXT.placed.values() for one in group]
     with xt.kernel_policy(rules=ELSEWHERE):
-        pass  # the last gates of all stay, for threads that may be inside of them
+        pass  # the last fast kernels stay, for threads that may be inside of them
     gc.collect()
     assert placed
     assert [one().override.name for one in placed if one() is not None] == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calls of the operators that gates stand before, and what is expected of them."""
+"""Calls of the operators that fast kernels serve, and their expected results."""
 
 from __future__ import annotations
 
