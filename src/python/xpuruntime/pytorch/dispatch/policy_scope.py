@@ -45,51 +45,34 @@ _lock = fork_lock(threading.RLock)
 
 
 class InstalledPolicy:
-    """What one policy has put in place: overrides, hooks, PyTorch's switches. `release` takes all of it away.
+    """The overrides, hooks and switches of PyTorch that one policy needs, in place until `release`.
 
     Parameters
     ----------
     active : CompiledPolicy
     again : bool
-        Whether it has been active before, so that what PyTorch cannot do of it has been said.
+        Whether it has been active before, so that what PyTorch cannot do of it has been reported.
     """
 
     def __init__(self, active: CompiledPolicy, *, again: bool = False) -> None:
         self.active = active
-        self._ops: tuple[str, ...] = ()
-        self._follows = False
-        self._functions = False
-        self._plain_graphs = False
-        self._switches = set_switches(active.policy, quiet=again)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(set_switches(active.policy, quiet=again).release)
             if active.by_module:
                 module_paths.require(active.root)
-                self._follows = True
+                undo.callback(module_paths.release, active.root)
             if active.by_phase:
                 function_phases.require()
-                self._functions = True
+                undo.callback(function_phases.release)
             if torch.backends.cuda.is_built():
                 torch_graph_patch.require()
-                self._plain_graphs = True
-            self._ops = registry.require(active.overrides)
-        except BaseException:
-            self.release()
-            raise
+                undo.callback(torch_graph_patch.release)
+            undo.callback(registry.release, registry.require(active.overrides))
+            self._undo = undo.pop_all()
 
     def release(self) -> None:
-        """Take everything away. Idempotent."""
-        ops, self._ops = self._ops, ()
-        registry.release(ops)
-        if self._follows:
-            self._follows = False
-            module_paths.release(self.active.root)
-        if self._functions:
-            self._functions = False
-            function_phases.release()
-        if self._plain_graphs:
-            self._plain_graphs = False
-            torch_graph_patch.release()
-        self._switches.release()
+        """Remove all of them. Idempotent."""
+        self._undo.close()
 
 
 class _Entered(NamedTuple):
@@ -122,7 +105,7 @@ def _leave(entered: _Entered) -> None:
     frame = entered.frame
     with _lock, _busy():
         _forget_lost()
-        if frame is not CONTEXT.frames[-1]:  # others that were entered later go on holding
+        if frame is not CONTEXT.frames[-1]:  # one that was entered later stays active
             CONTEXT.frames.remove(frame)
             return
         CONTEXT.frames.pop()
@@ -164,13 +147,11 @@ def _repair() -> None:
         _lock.release()
 
 
-def install_policy(
-    policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None
-) -> InstalledPolicy | None:
-    """Let a policy hold process-wide in place of the one that does. Returns the former, released but remembered.
+def install_policy(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> None:
+    """Activate a policy process-wide in place of the active one.
 
-    Its `CompiledPolicy` can be given here later, to have it back with the routes that it has found. `root` is that of a
-    `Policy`.
+    The `CompiledPolicy` of a former one can be given, to activate it again with the routes that it has found. `root` is
+    that of a `Policy`.
     """
     with _lock:
         before = CONTEXT.installed
@@ -186,10 +167,8 @@ def install_policy(
             CONTEXT.installed = None
         try:
             if policy is not None:
-                again = isinstance(policy, CompiledPolicy)
-                CONTEXT.installed = InstalledPolicy(
-                    policy if isinstance(policy, CompiledPolicy) else CompiledPolicy(policy, root=root), again=again
-                )
+                active = policy if isinstance(policy, CompiledPolicy) else CompiledPolicy(policy, root=root)
+                CONTEXT.installed = InstalledPolicy(active, again=active is policy)
         except BaseException:
             if before is not None:
                 CONTEXT.installed = InstalledPolicy(before.active, again=True)
@@ -199,9 +178,9 @@ def install_policy(
             registry.release(kept)
             if follows:
                 module_paths.release()
-        CONTEXT.set_process_policy(None if CONTEXT.installed is None else CONTEXT.installed.active)
-        policy_changed(None if CONTEXT.installed is None else CONTEXT.installed.active)
-        return before
+        now = None if CONTEXT.installed is None else CONTEXT.installed.active
+        CONTEXT.set_process_policy(now)
+        policy_changed(now)
 
 
 @contextlib.contextmanager
@@ -226,25 +205,25 @@ def set_kernel_policy(
     Parameters
     ----------
     policy : Policy, KernelPolicy, path, dict, ``"auto"`` or None
-        Of a `Policy`, kernels, mode, and what ``execution`` says of ``tf32``, ``precision`` and ``determinism``. With
+        Of a `Policy`, kernels, mode, and ``tf32``, ``precision`` and ``determinism`` of ``execution`` count. With
         ``None`` and no kernels: as `clear_kernel_policy`.
     root : torch.nn.Module, optional
         The module at which paths begin that rules ask for; default: the largest one that has been called.
     lock : path, optional
         A training lock that `xpuruntime.pytorch.lock` wrote, instead of a policy: its kernels with their
-        configurations, once its validators hold. Nothing is tuned.
+        configurations, where its validators match. Nothing is tuned.
     **kernels
         The fields of a `KernelPolicy` instead: ``matmul="cublasLt", attention="flash_v2"``.
 
     Raises
     ------
     LockError
-        The lock does not hold, cannot be read, or is not one of training.
+        The lock does not match, cannot be read, or is not one of training.
     PolicyError
         Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
-        policy that held before holds on.
+        former policy stays active.
     UnsupportedOperationError
-        The policy that held before is strict, and rules of it for modules matched no call. It is replaced all the same.
+        The former policy is strict, and rules of it for modules matched no call. It is replaced all the same.
 
     Notes
     -----
@@ -296,11 +275,11 @@ def get_kernel_policy() -> KernelPolicy | None:
 
 
 class kernel_policy:  # noqa: N801 - used like a function
-    """Let a policy hold inside a ``with`` block; afterwards the one that held before does.
+    """Activate a policy inside a ``with`` block, and the former one afterwards.
 
-    It holds in all threads and tasks, since backward runs in other threads: of blocks that overlap, in two threads, two
-    tasks of asyncio or a generator that is suspended inside of one, the one entered last holds until it is left,
-    whichever of the others is left before.
+    It is active in all threads and tasks, since backward runs in other threads: of blocks that overlap, in two threads,
+    two tasks of asyncio or a generator that is suspended inside of one, the one entered last is active until it is
+    left, whichever of the others is left before.
 
     A block is entered and left as a whole: KeyboardInterrupt, or whatever else a signal handler raises, comes before or
     after. An interruption that keeps Python from leaving a block at all is made good as soon as the block is gone.
@@ -358,7 +337,7 @@ def _policy_of(policy: Any, kernels: dict[str, Any], root: Any, lock: Any) -> Po
         raise TypeError(msg)
     if lock is not None:
         if policy is not None or kernels:
-            raise PolicyError("a lock has a policy of its own: leave out the policy and kernels, or lock")
+            raise PolicyError("a lock contains a policy: leave out the policy and kernels, or lock")
         from xpuruntime.pytorch.training_lock import policy_of_lock
 
         return policy_of_lock(lock)
