@@ -10,8 +10,6 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.conv_arguments import (
     fits,
@@ -48,8 +46,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
         args = (keyset, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
         if active is None or "conv" not in active.ops:
             return call_native("convolution", "conv", native, args)
-        phase = call_state.phase() if active.by_phase else ""
-        module = module_paths.current() if active.by_module else ""
+        phase, module = active.call_context()
         tf32, fixed = rounds(x), is_fixed(x)
         key = (
             "convolution", x.shape, weight.shape, x.stride(), weight.stride(), x.dtype, weight.dtype, x.device,
@@ -62,7 +59,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
         if route is None and not fits(x, weight, bias, stride, padding, dilation, transposed, groups):
             return native(*args)
         return invoke(
-            active, key, route, "convolution", "conv", x, native, _our_convolution, args, phase=phase, module=module,
+            active, key, route, "convolution", "conv", x, native, _xrt_convolution, args, phase=phase, module=module,
             allow_tf32=tf32, deterministic=fixed,
             unsupported_reason="" if route is not None else unsupported_reason(x, weight, transposed),
         )  # fmt: skip
@@ -70,7 +67,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
     return convolution
 
 
-def _our_convolution(
+def _xrt_convolution(
     place: Place, phase: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
@@ -15,7 +16,7 @@ from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -56,11 +57,18 @@ def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
         raise refused
 
 
-def call_native(name: str, op: str, native: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Serve a call that no policy decides by PyTorch's own kernel."""
+def call_native(
+    name: str,
+    op: str,
+    native: Callable[..., Any],
+    args: tuple[Any, ...],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    route: Route | None = None,
+) -> Any:
+    """Serve a call by PyTorch's own kernel; `route` where a policy decides it."""
     if CONTEXT.recorder is not None:
-        return CONTEXT.recorder.call(name, op, None, native, args, {})
-    return native(*args)
+        return CONTEXT.recorder.call(name, op, route, native, args, more)
+    return native(*args, **more)
 
 
 def invoke(
@@ -134,9 +142,7 @@ def invoke(
             )  # fmt: skip
             _set_quick(active, route, quick)
         if route.place is None:
-            if CONTEXT.recorder is not None:
-                return CONTEXT.recorder.call(name, op, route, native, args, {})
-            return native(*args)
+            return call_native(name, op, native, args, route=route)
         try:
             if CONTEXT.recorder is not None:
                 return CONTEXT.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})

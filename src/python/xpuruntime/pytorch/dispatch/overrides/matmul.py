@@ -16,6 +16,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
+from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, allow_tf32, is_deterministic
 from xpuruntime.pytorch.dispatch.route import facts_of_call
@@ -40,13 +41,13 @@ def rank_of(name: str) -> int:
 
 
 def _two(native: Native) -> Callable[..., Any] | FastKernel:
-    """Return what stands for ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
+    """Return the override of ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
     name, rank = native.name, rank_of(native.name)
 
     def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
         active = active_policy()
         if active is None:
-            return _call_native(native, (keyset, a, b), more)
+            return call_native(native.name, "matmul", native, (keyset, a, b), more)
         key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
         return _run(native, active, key, Product(a, b, rank=rank, **more), (keyset, a, b), more)
 
@@ -54,14 +55,14 @@ def _two(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _three(native: Native) -> Callable[..., Any] | FastKernel:
-    """Return what stands for ``addmm`` and ``baddbmm``, in every form: into `out`, in place."""
+    """Return the override of ``addmm`` and ``baddbmm``, in every form: into `out`, in place."""
     name, rank = native.name, rank_of(native.name)
     in_place = name.endswith("_")
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
         active = active_policy()
         if active is None:
-            return _call_native(native, (keyset, c, a, b), more)
+            return call_native(native.name, "matmul", native, (keyset, c, a, b), more)
         out = more.get("out")
         key: Any = _call_key(name, c, a, b) if out is None else _call_key(name, c, a, b, out)
         if len(more) > (out is not None):
@@ -73,7 +74,7 @@ def _three(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _typed(native: Native) -> Callable[..., Any]:
-    """Return what stands for the overloads with a dtype for the result, such as ``mm.dtype``."""
+    """Return the override of the overloads with a dtype for the result, such as ``mm.dtype``."""
     rank = rank_of(native.name)
     adds = "add" in native.name
 
@@ -86,7 +87,7 @@ def _typed(native: Native) -> Callable[..., Any]:
 
 
 def _activated(native: Native) -> Callable[..., Any]:
-    """Return what stands for ``_addmm_activation``. Its GELU is by tanh on CUDA, and by erf on the CPU."""
+    """Return the override of ``_addmm_activation``. Its GELU is by tanh on CUDA, and by erf on the CPU."""
     gelu = "gelu_tanh" if native.key == "CUDA" else "gelu"
 
     def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, **more: Any) -> Any:
@@ -99,16 +100,10 @@ def _activated(native: Native) -> Callable[..., Any]:
 def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
     active = active_policy()
     if active is None:
-        return _call_native(native, args, more)
+        return call_native(native.name, "matmul", native, args, more)
     key: Any = _call_key(native.name, product.a, product.b, product.c, product.out)
     key = (key, product.beta, product.alpha, product.activation, product.out_dtype)
     return _run(native, active, key, product, args, more)
-
-
-def _call_native(native: Native, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    if CONTEXT.recorder is not None:
-        return CONTEXT.recorder.call(native.name, "matmul", None, native, args, more)
-    return native(*args, **more)
 
 
 def _run(
@@ -125,9 +120,7 @@ def _run(
         if route is None:
             route = _resolve(native, active, key, product, args, more, phase, module, skip)
         if route.place is None:
-            if CONTEXT.recorder is not None:
-                return CONTEXT.recorder.call(native.name, "matmul", route, native, args, more)
-            return native(*args, **more)
+            return call_native(native.name, "matmul", native, args, more, route)
         try:
             if CONTEXT.recorder is None:
                 return product.invoke(active, route, phase)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ _op_matmul = _core.op_matmul
 is_deterministic = _private_api.is_deterministic
 _fp32_precision = _private_api.fp32_precision
 
-#: What a policy for matmul speaks of. Products of integers and of complex numbers stay PyTorch's own.
+#: Types that a policy for matmul decides. Products of integers and of complex numbers stay PyTorch's own.
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
 _NUMBERS = frozenset((int, float, bool))
@@ -107,6 +108,7 @@ class GemmPlan:
         return other
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Product:
     """``activation(beta * c + alpha * (a @ b))`` of matrices, or of batches of them.
 
@@ -127,30 +129,15 @@ class Product:
         Resized as PyTorch's operators do.
     """
 
-    __slots__ = ("a", "activation", "alpha", "b", "beta", "c", "out", "out_dtype", "rank")
-
-    def __init__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor | None = None,
-        *,
-        rank: int,
-        beta: Any = 1,
-        alpha: Any = 1,
-        activation: str | None = None,
-        out_dtype: torch.dtype | None = None,
-        out: Tensor | None = None,
-    ) -> None:
-        self.a = a
-        self.b = b
-        self.rank = rank
-        self.c = c
-        self.beta = beta
-        self.alpha = alpha
-        self.activation = activation
-        self.out_dtype = out_dtype
-        self.out = out
+    a: Tensor
+    b: Tensor
+    c: Tensor | None = None
+    rank: int = field(kw_only=True)
+    beta: Any = 1
+    alpha: Any = 1
+    activation: str | None = None
+    out_dtype: torch.dtype | None = None
+    out: Tensor | None = None
 
     @property
     def native(self) -> bool:

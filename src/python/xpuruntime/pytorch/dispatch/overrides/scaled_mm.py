@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state, context
-from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
@@ -31,37 +31,24 @@ _op_matmul = _core.op_matmul
 _OUT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _ScaledProduct:
     """``(scale_a * a) @ (scale_b * b) + bias``, in `out_dtype`."""
 
-    __slots__ = ("a", "b", "bias", "out", "out_dtype", "scale_a", "scale_b", "scale_result")
-
-    def __init__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        scale_a: Tensor,
-        scale_b: Tensor,
-        bias: Tensor | None = None,
-        scale_result: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        use_fast_accum: bool = False,
-        *,
-        out: Tensor | None = None,
-    ) -> None:
-        del use_fast_accum  # a permission to be less exact, which none of xpuruntime needs
-        self.a = a
-        self.b = b
-        self.scale_a = scale_a
-        self.scale_b = scale_b
-        self.bias = bias
-        self.scale_result = scale_result
-        self.out_dtype = out_dtype
-        self.out = out
+    a: Tensor
+    b: Tensor
+    scale_a: Tensor
+    scale_b: Tensor
+    bias: Tensor | None = None
+    scale_result: Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    #: A permission to be less exact, which no xpuruntime kernel needs.
+    use_fast_accum: bool = False
+    out: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def unsupported_reason(self) -> str:
-        """Why none of xpuruntime can do it, or nothing."""
+        """Why no xpuruntime kernel can compute it, or nothing."""
         if self.a.dtype != torch.float8_e4m3fn or self.b.dtype != torch.float8_e4m3fn:
             return f"float8_e4m3fn is multiplied, and these are {self.a.dtype} and {self.b.dtype}"
         if self.scale_a.numel() != 1 or self.scale_b.numel() != 1:
@@ -87,7 +74,7 @@ class _ScaledProduct:
         return out.dtype != self.out_dtype or out.shape != (a.shape[0], b.shape[1]) or not out.is_contiguous()
 
     def compute(self, route: Route, phase: str) -> Any:
-        """Do it by the xpuruntime kernel that the route says."""
+        """Compute it by the xpuruntime kernel of a route."""
         assert route.place is not None
         out_dtype = _OUT[self.out_dtype] if self.out_dtype is not None else None
         return _op_matmul(
@@ -100,14 +87,11 @@ def _scaled(native: Native) -> Callable[..., Any]:
     name = native.name
 
     def scaled_mm(keyset: Any, *args: Any, **more: Any) -> Any:
-        active = _current()
+        active = active_policy()
         if active is None:
-            if CONTEXT.recorder is not None:
-                return CONTEXT.recorder.call(name, "matmul", None, native, (keyset, *args), more)
-            return native(keyset, *args, **more)
+            return call_native(name, "matmul", native, (keyset, *args), more)
         product = _ScaledProduct(*args, **more)
-        phase = call_state.phase() if active.by_phase else ""
-        module = module_paths.current() if active.by_module else ""
+        phase, module = active.call_context()
         arrays = (product.a, product.b, product.scale_a, product.scale_b, product.bias, product.out)
         seen = call_state.call_key(name, *arrays)
         key = (seen, product.out_dtype, product.scale_result is None, phase, module)
@@ -118,9 +102,7 @@ def _scaled(native: Native) -> Callable[..., Any]:
                 with prefer_native_error(lambda: native(keyset, *args, **more)):
                     route = _find_route(name, active, key, product, phase, module, skip)
             if route.place is None:
-                if CONTEXT.recorder is not None:
-                    return CONTEXT.recorder.call(name, "matmul", route, native, (keyset, *args), more)
-                return native(keyset, *args, **more)
+                return call_native(name, "matmul", native, (keyset, *args), more, route)
             try:
                 if CONTEXT.recorder is None:
                     return product.compute(route, phase)
@@ -133,9 +115,6 @@ def _scaled(native: Native) -> Callable[..., Any]:
                 skip, route = active.refused(route, error), None
 
     return scaled_mm
-
-
-_current = context.active_policy
 
 
 def _find_route(
