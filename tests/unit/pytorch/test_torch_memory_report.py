@@ -54,7 +54,7 @@ def test_the_holders_are_sorted_and_the_text_has_them():
     text = str(report)
     assert text.index("sorted 9") < text.index("sorted 5") < text.index("sorted 1")
     assert "36.0 MiB" in text
-    assert "workspaces of our kernels" in text
+    assert "workspaces of xpuruntime kernels" in text
     assert len(buffers) == 3
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's CUDA tensors in pools of xpuruntime: `set_allocator`, `allocator_stats`, `memory_report`."""
+"""PyTorch's CUDA tensors in xpuruntime pools: `set_allocator`, `allocator_stats`, `memory_report`."""
 
 from __future__ import annotations
 

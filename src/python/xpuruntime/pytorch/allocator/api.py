@@ -9,7 +9,7 @@
 
     set_allocator(scope="process")                # all threads and devices, until the process ends
 
-The first way puts PyTorch's own caching allocator on top of one of our pools, so its statistics, snapshots and graphs
+The first way puts PyTorch's own caching allocator on top of an xpuruntime pool, so its statistics, snapshots and graphs
 work, and it can be left again. The second replaces that allocator.
 """
 
@@ -47,20 +47,20 @@ def set_allocator(
 
     Use it as a context manager, or call it and later `reset_allocator`.
 
-    With ``scope="block"``, PyTorch's caching allocator asks our pool for segments (of 2 MiB for tensors up to 1 MiB, of
-    20 MiB up to 10 MiB, above that of the size rounded to 2 MiB) and cuts tensors from them. It concerns **the calling
-    thread and one device**: tensors that other threads make, such as those of a data loader, come from where they came
-    from before. PyTorch runs backward passes on threads of its own; with `route_backward` those that this thread starts
-    run on this thread, so that their memory comes from the pool too.
+    With ``scope="block"``, PyTorch's caching allocator asks the xpuruntime pool for segments (of 2 MiB for tensors up
+    to 1 MiB, of 20 MiB up to 10 MiB, above that of the size rounded to 2 MiB) and cuts tensors from them. It concerns
+    **the calling thread and one device**: tensors that other threads make, such as those of a data loader, come from
+    where they came from before. PyTorch runs backward passes on threads of its own; with `route_backward` those that
+    this thread starts run on this thread, so that their memory comes from the pool too.
 
     Scopes nest; the innermost one of a device counts. A CUDA graph that is captured inside gets a pool of its own on
     the same memory, which stays with it after the scope, unless the capture names a pool. Tensors may outlive the
     scope.
 
-    With ``scope="process"``, every tensor of every thread and device comes straight from our pools. PyTorch accepts
-    that only before its first use of CUDA, and not back. PyTorch's own memory statistics, snapshots, IPC of tensors,
-    ``cudnn.benchmark`` and ``torch.compile(mode="reduce-overhead")`` then raise its errors; `allocator_stats` and
-    `memory_report` have the numbers. A CUDA graph holds what it captured until it is gone and has run. A refused
+    With ``scope="process"``, every tensor of every thread and device comes straight from xpuruntime pools. PyTorch
+    accepts that only before its first use of CUDA, and not back. PyTorch's own memory statistics, snapshots, IPC of
+    tensors, ``cudnn.benchmark`` and ``torch.compile(mode="reduce-overhead")`` then raise its errors; `allocator_stats`
+    and `memory_report` have the numbers. A CUDA graph holds what it captured until it is gone and has run. A refused
     allocation is a RuntimeError there, whose text is the pool's, as PyTorch lets no allocator of others raise its
     OutOfMemoryError.
 
@@ -131,7 +131,7 @@ def reset_allocator() -> None:
 
 
 def allocator_stats() -> AllocatorStats:
-    """Return what PyTorch holds of our pools, through every scope of every thread.
+    """Return what PyTorch holds of xpuruntime pools, through every scope of every thread.
 
     Works without a GPU, and then says that there is nothing. Pools whose scopes are closed are listed for as long as
     tensors or graphs use their memory.

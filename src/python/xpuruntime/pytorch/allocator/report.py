@@ -110,9 +110,9 @@ class MemoryReport:
     devices : tuple of DeviceMemory
     sessions : tuple of SessionMemory
     workspaces : int
-        Bytes of scratch memory of our kernels; they lie in our pools.
+        Bytes of scratch memory of xpuruntime kernels; they lie in xpuruntime pools.
     allocator : AllocatorStats
-        What PyTorch holds of our pools.
+        What PyTorch holds of xpuruntime pools.
     absent : tuple of str
         What the report would have had, and why it has not.
     """
@@ -161,12 +161,12 @@ class MemoryReport:
         for session in self.sessions:
             held = ", ".join(f"{owner} {_mib(size)}" for owner, size in session.memory.items())
             lines.append(f"session {session.session}: {held or 'its engine does not tell'}")
-        lines.append(f"workspaces of our kernels, within the pools: {_mib(self.workspaces)}")
+        lines.append(f"workspaces of xpuruntime kernels, within the pools: {_mib(self.workspaces)}")
         return lines + [f"absent: {reason}" for reason in self.absent]
 
 
 def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | None = None) -> MemoryReport:
-    """Report who holds memory: PyTorch, our pools, sessions and kernels, and what nobody here can explain.
+    """Report who holds memory: PyTorch, xpuruntime pools, sessions and kernels, and what nobody here can explain.
 
     Reads numbers only: nothing is allocated or given back, and no CUDA context is created, so that a CUDA device which
     this process has not used is listed as absent.
@@ -199,7 +199,7 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
 
 
 def _pools() -> dict[str, list[Any]]:
-    """Return our pools by where their memory is: that of a pinned pool is on the host."""
+    """Return xpuruntime pools by where their memory is: that of a pinned pool is on the host."""
     found: dict[str, list[Any]] = {}
     for pool in MemoryManager.instance().pools():
         found.setdefault("cpu" if pool.kind == "pinned" else pool.device, []).append(pool)
@@ -242,7 +242,7 @@ def _torch_uses(index: int) -> bool:
 
 
 def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: list[str]) -> DeviceMemory:
-    # In the process's allocator's place, our pools hold all that PyTorch has.
+    # In the process's allocator's place, xpuruntime pools hold all that PyTorch has.
     holders = [] if name == "cpu" or stats.scope == "process" else _torch_holder(name, absent)
     for pool in pools:
         now = pool.stats()
@@ -259,7 +259,7 @@ def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: l
 
 
 def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
-    """Return PyTorch's own part: what its allocator holds without what it got from our pools."""
+    """Return PyTorch's own part: what its allocator holds without what it got from xpuruntime."""
     if not torch.cuda.is_initialized():
         absent.append(f"PyTorch on {name}: it has not begun to use CUDA")
         return []

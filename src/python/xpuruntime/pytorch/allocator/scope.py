@@ -271,7 +271,7 @@ class AllocatorScope:
         if isinstance(error, torch.OutOfMemoryError) and self._bridge is not None:
             reason = self._bridge.take_failure()
             if reason is not None:
-                error.args = (f"{error}\nThe memory comes from a pool of xpuruntime: {reason}",)
+                error.args = (f"{error}\nThe memory comes from an xpuruntime pool: {reason}",)
         self.close()
 
     def _check_usable(self) -> None:

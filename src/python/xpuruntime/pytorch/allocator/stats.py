@@ -79,7 +79,7 @@ class PoolUse:
 
 @dataclass(frozen=True)
 class AllocatorStats:
-    """What PyTorch holds of our pools.
+    """What PyTorch holds of xpuruntime pools.
 
     Attributes
     ----------

@@ -67,7 +67,7 @@ def pluggable(allocator: TorchAllocator) -> Any:
 
 
 class PoolBridge:
-    """Gives memory of one of our pools to pools of PyTorch. Several scopes over the same pool share one.
+    """Gives memory of an xpuruntime pool to pools of PyTorch. Several scopes over the same pool share one.
 
     Parameters
     ----------

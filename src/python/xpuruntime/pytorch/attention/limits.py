@@ -59,9 +59,9 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
 def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
     kinds = [one.key() for one in call_state.transforms()]
     if _KIND.Jvp in kinds:
-        return "our kernels have no forward-mode derivative"
+        return "xpuruntime kernels have no forward-mode derivative"
     if _private_api.forward_level() >= 0 and any(call_state.has_tangent(x) for x in (*tensors, call.mask)):
-        return "our kernels have no forward-mode derivative"
+        return "xpuruntime kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"
     if _KIND.Vmap in kinds and call.dropout_p > 0:

@@ -164,12 +164,12 @@ def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
 
 @functools.cache
 def default_policy() -> CompiledPolicy:
-    """Return what holds for our own operators where no policy says anything of attention."""
+    """Return the policy of xpuruntime operators where the active one leaves attention free."""
     return CompiledPolicy(Policy(kernels=KernelPolicy(attention=DEFAULT_NAMES)))
 
 
 def policy_for_xrt(kernel: str) -> CompiledPolicy:
-    """Return what holds for our own operators: what the call asks for, the active policy, or else `default_policy`."""
+    """Return the policy of an xpuruntime operator: of the call, the active one, or else `default_policy`."""
     active = active_policy()
     if kernel:
         return policy_by_call(kernel, active)
@@ -248,7 +248,7 @@ def native_rejection(kernel: str, call: AttentionCall) -> str:
 
 
 def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
-    """Return why none of our kernels that a word means can serve; empty where one can, or the core is to say it."""
+    """Return why no xpuruntime kernel that a word means can serve; empty where one can, or the core is to say it."""
     prepare()
     registry = _core.KernelRegistry.instance()
     for op in ("attention_backward",) if call.backward else ("attention", "attention_backward"):
@@ -334,7 +334,7 @@ def _settle(
     others = [] if fixed or call.backward else others_of_pytorch(call)
     best: str | None = route.kernel
     times: tuple[tuple[str, float], ...] = ()
-    if call.backward:  # of a graph that has our operator: the forward is done
+    if call.backward:  # of a graph that has the xpuruntime operator: the forward is done
         best = xrt_kernel[0] if xrt_kernel else route.kernel
     elif xrt_kernel or others:
         places = {

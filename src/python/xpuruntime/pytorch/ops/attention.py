@@ -133,8 +133,8 @@ def fused_attention(
     -----
     It is differentiable, also under ``torch.func``, and a gradient can be differentiated once more: then PyTorch's
     unfused attention serves, which is said by a warning, or refused where `kernel` is given or the policy is strict.
-    With dropout there is no second derivative by our kernels. ``torch.compile`` keeps it whole: what it becomes in the
-    graph is ``xpuruntime::attention``, which obeys the active policy when the graph runs.
+    With dropout there is no second derivative by xpuruntime kernels. ``torch.compile`` keeps it whole: in the graph it
+    is ``xpuruntime::attention``, which obeys the active policy when the graph runs.
 
     Examples
     --------

@@ -120,7 +120,7 @@ def _warn_math_kernel(dropout_p: float, kernel: str) -> None:
     active = active_policy()
     if dropout_p > 0:
         msg = (
-            "the gradient of the gradient of attention with dropout is nowhere to be had: none of our kernels has it,"
+            "the gradient of the gradient of attention with dropout is nowhere to be had: no xpuruntime kernel has it,"
             " and PyTorch's draw other random numbers. Fix: leave dropout out, or ask for torch.math from the start"
         )
         raise UnsupportedOperationError(msg, engine="torch")

@@ -66,10 +66,10 @@ def _layer_norm(
     phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, bias, eps)
-    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _our_layer_norm, args, phase)
+    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _xrt_layer_norm, args, phase)
 
 
-def _our_layer_norm(
+def _xrt_layer_norm(
     place: Place,
     phase: str,
     input: Tensor,
@@ -98,13 +98,13 @@ def _layer_norm_backward(
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, mean, rstd, weight, bias, mask)
     found = _run(
-        "layer_norm_backward", "layer_norm", kernel, summed, by_torch.layer_norm_backward, _our_layer_norm_backward,
+        "layer_norm_backward", "layer_norm", kernel, summed, by_torch.layer_norm_backward, _xrt_layer_norm_backward,
         args,
     )  # fmt: skip
     return tuple(summed.new_empty(0) if one is None else one for one in found)
 
 
-def _our_layer_norm_backward(
+def _xrt_layer_norm_backward(
     place: Place,
     phase: str,
     grad: Tensor,
@@ -134,10 +134,10 @@ def _rms_norm(
     phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, rms_eps(input.dtype, eps))
-    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _our_rms_norm, args, phase)
+    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _xrt_rms_norm, args, phase)
 
 
-def _our_rms_norm(
+def _xrt_rms_norm(
     place: Place,
     phase: str,
     input: Tensor,
@@ -162,12 +162,12 @@ def _rms_norm_backward(
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, rstd, weight, mask)
     found = _run(
-        "rms_norm_backward", "rms_norm", kernel, summed, by_torch.rms_norm_backward, _our_rms_norm_backward, args
+        "rms_norm_backward", "rms_norm", kernel, summed, by_torch.rms_norm_backward, _xrt_rms_norm_backward, args
     )
     return tuple(summed.new_empty(0) if one is None else one for one in found)
 
 
-def _our_rms_norm_backward(
+def _xrt_rms_norm_backward(
     place: Place,
     phase: str,
     grad: Tensor,
@@ -193,7 +193,7 @@ def _forward(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Return the norm, the sum, and what there is of mean and rstd, in the type of our kernels."""
+    """Return the norm, the sum, and what there is of mean and rstd, in the type of xpuruntime kernels."""
     n = len(shape)
     found = list(
         _core.op_norm(

@@ -35,7 +35,7 @@ __all__ = ["profile"]
 
 
 class profile:  # noqa: N801 - used like a function
-    """Run PyTorch's profiler over a ``with`` block, and write one trace in which our decisions are, too.
+    """Run PyTorch's profiler over a ``with`` block, and write one trace with the decisions of xpuruntime.
 
     Parameters
     ----------

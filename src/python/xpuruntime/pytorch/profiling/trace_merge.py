@@ -82,7 +82,7 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 class _Own:
-    """Makes our events.
+    """Makes events of xpuruntime.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class _Own:
         return tid
 
     def _names(self) -> list[dict[str, Any]]:
-        """Return what names our process and its tracks."""
+        """Return what names the process of xpuruntime and its tracks."""
         first = min((event["ts"] for event in self._made), default=0.0)
 
         def named(what: str, tid: int, **args: Any) -> dict[str, Any]:

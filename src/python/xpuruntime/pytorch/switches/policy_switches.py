@@ -37,8 +37,8 @@ def settled_by_switches(policy: Policy, op: str) -> bool:
     -----
     ``matmul: cublas`` and ``matmul: cublasLt`` are PyTorch's preferred BLAS library: no cost per call, and it also
     holds in compiled code of any kind. It is a preference: PyTorch takes cuBLAS where cuBLASLt refuses, and cuBLASLt
-    for a product with a bias. So a strict policy is not settled by it, and has our kernels of these names called. It
-    speaks of CUDA: products on the CPU stay as they are.
+    for a product with a bias. So under a strict policy the xpuruntime kernels of these names are called. It
+    concerns CUDA alone: products on the CPU stay as they are.
     """
     kernel_names = _kernel_names(policy, op)
     if op == "attention" and attention_settled(policy):

@@ -148,7 +148,7 @@ def attend(
         except (UnsupportedOperationError, InputError) as error:
             if route.place is None:
                 raise
-            # Of wrong arguments PyTorch says in its own words what is wrong; otherwise our kernel has not served.
+            # PyTorch reports wrong arguments in its own words; otherwise the xpuruntime kernel has not served.
             served = None
             if isinstance(error, InputError):
                 served = _natively(route, natively, plain, (query, key, value))

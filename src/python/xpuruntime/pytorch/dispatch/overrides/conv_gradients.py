@@ -68,7 +68,7 @@ def _convolution_backward(native: Native) -> Callable[..., Any]:
         ):
             return native(*args)
         return invoke(
-            active, key, route, "convolution_backward", "conv", x, native, _our_gradients, args, phase=phase,
+            active, key, route, "convolution_backward", "conv", x, native, _xrt_gradients, args, phase=phase,
             module=module, allow_tf32=tf32, deterministic=fixed,
             unsupported_reason="" if route is not None else unsupported_reason(x, weight, transposed),
         )  # fmt: skip
@@ -76,7 +76,7 @@ def _convolution_backward(native: Native) -> Callable[..., Any]:
     return convolution_backward
 
 
-def _our_gradients(
+def _xrt_gradients(
     place: Place, phase: str, grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Sequence[int] | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, mask: Sequence[bool],

@@ -44,13 +44,13 @@ def _layer_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
         args = (keyset, x, shape, weight, bias, eps)
         return run_norm(
-            native, "layer_norm", _our_layer_norm, args, x, shape, (x, weight, bias), fits=fits, quick=quick
+            native, "layer_norm", _xrt_layer_norm, args, x, shape, (x, weight, bias), fits=fits, quick=quick
         )
 
     return fast_operator_kernel(native, native_layer_norm)
 
 
-def _our_layer_norm(
+def _xrt_layer_norm(
     place: Place, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     n = len(shape)
@@ -86,14 +86,14 @@ def _layer_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
         args = (keyset, grad, x, shape, mean, rstd, weight, bias, mask)
         return run_norm(
-            native, "layer_norm", _our_layer_norm_backward, args, x, shape, (grad, x, mean, rstd, weight, bias),
+            native, "layer_norm", _xrt_layer_norm_backward, args, x, shape, (grad, x, mean, rstd, weight, bias),
             fits=fits, quick=quick, mask=mask,
         )  # fmt: skip
 
     return fast_operator_kernel(native, native_layer_norm_backward)
 
 
-def _our_layer_norm_backward(
+def _xrt_layer_norm_backward(
     place: Place, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
     weight: Tensor | None, bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
@@ -114,13 +114,13 @@ def _rms_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
         args = (keyset, x, shape, weight, eps)
         return run_norm(
-            native, "rms_norm", _our_rms_norm, args, x, shape, (x, weight), fits=fits, quick=lambda: _is_row(shape, x)
+            native, "rms_norm", _xrt_rms_norm, args, x, shape, (x, weight), fits=fits, quick=lambda: _is_row(shape, x)
         )
 
     return fast_operator_kernel(native, fused_rms_norm)
 
 
-def _our_rms_norm(
+def _xrt_rms_norm(
     place: Place, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     n = len(shape)
@@ -152,14 +152,14 @@ def _rms_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
         args = (keyset, grad, x, shape, rstd, weight, mask)
         return run_norm(
-            native, "rms_norm", _our_rms_norm_backward, args, x, shape, (grad, x, rstd, weight), fits=fits, quick=quick,
+            native, "rms_norm", _xrt_rms_norm_backward, args, x, shape, (grad, x, rstd, weight), fits=fits, quick=quick,
             mask=mask,
         )  # fmt: skip
 
     return fast_operator_kernel(native, fused_rms_norm_backward)
 
 
-def _our_rms_norm_backward(
+def _xrt_rms_norm_backward(
     place: Place, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
