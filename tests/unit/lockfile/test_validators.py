@@ -57,7 +57,7 @@ HERE = Surroundings(
 
 
 def identity_of(here: Surroundings) -> Identity:
-    validators = collect_validators(here, own_kernels=("cpu.blas",))
+    validators = collect_validators(here, kernels=("cpu.blas",))
     entry = UnitEntry(
         unit="fc1",
         op="Gemm",

@@ -85,7 +85,7 @@ def test_validators(case: Case, tmp_path: Path, kind: str, change: Any, expected
     assert (drift.code, drift.subject, drift.validator) == (kind, one.key, one.id)
     assert expected in drift.expected
     assert restore in drift.restore
-    assert set(drift.entries) == set(case.lock.dependents(one.id))
+    assert set(drift.entries) == set(case.lock.identity.dependents().get(one.id, ()))
     for part in (one.id, drift.expected, drift.found, drift.restore, f"--accept {kind}"):
         assert part in str(refused.value)
 

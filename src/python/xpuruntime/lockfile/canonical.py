@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-__all__ = ["check_lock_writable", "dump_lock", "load_lock", "lock_bytes", "parse_lock", "save_lock"]
+__all__ = ["check_lock_writable", "load_lock", "lock_bytes", "parse_lock", "save_lock"]
 
 #: Bytes that the file of a lock may have.
 MAX_LOCK = 1 << 30
@@ -37,11 +37,6 @@ def lock_bytes(lock: Lock) -> bytes:
     """Return the text of a lock's file, UTF-8. A lock that `parse_lock` read gives the bytes that it was read from."""
     plain = msgspec.json.decode(json_bytes(lock, order="sorted"))
     return ("\n".join(_lines(plain, 0)) + "\n").encode()
-
-
-def dump_lock(lock: Lock) -> str:
-    """Return the text of a lock's file."""
-    return lock_bytes(lock).decode()
 
 
 def _lines(value: dict[str, Any], depth: int) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from xpuruntime.lockfile.drift import Drift, shown
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, UnitEntry
-from xpuruntime.lockfile.validators import restore_command
+from xpuruntime.lockfile.validators import validator_drift
 
 __all__ = ["compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans"]
 
@@ -155,28 +155,15 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
     """Return everything that differs between two locks, validators first."""
     before = {one.id: one for one in old.validators}
     now = {one.id: one for one in new.validators}
+    depending, later = old.dependents(), new.dependents()
     drifts: list[Drift] = []
-    for id in sorted({*before, *now}, key=lambda one: (before.get(one) or now[one]).kind):
-        one, other = before.get(id), now.get(id)
-        if one == other:
+    for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
+        expected, found = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
+        if expected == found:
             continue
-        named = one or other
-        assert named is not None
-        entries = tuple(entry.unit for entry in (*old.entries, *new.entries) if id in entry.depends_on)
-        expected = None if one is None else one.expect
-        found = None if other is None else other.expect
-        text = _only_changed(expected, found)
-        drifts.append(
-            Drift(
-                code=named.kind,
-                subject=named.key,
-                validator=id,
-                expected=text[0],
-                found=text[1],
-                entries=tuple(dict.fromkeys(entries)),
-                restore="" if one is None else restore_command(one, expected, found, old),
-            )
-        )
+        entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
+        drift = validator_drift(one, expected, found, entries, old)
+        drifts.append(drift if one.id in before else msgspec.structs.replace(drift, restore=""))
     if old.plan is not None and new.plan is not None:
         drifts += compare_plans(old.plan, new.plan)
     if old.shapes != new.shapes:
@@ -187,13 +174,6 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
     drifts += compare_calls(old.calls, new.calls)
     drifts += compare_outputs(old.outputs, new.outputs)
     return tuple(drifts)
-
-
-def _only_changed(expected: object, found: object) -> tuple[str, str]:
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = [key for key in sorted({*expected, *found}) if expected.get(key) != found.get(key)]
-        return tuple(", ".join(f"{key} {shown(one.get(key))}" for key in keys) for one in (expected, found))  # type: ignore[return-value]
-    return shown(expected), shown(found)
 
 
 def _shapes(identity: Identity) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Unit
     from xpuruntime.lockfile.records import Validator
 
-__all__ = ["OWN_KERNELS", "call_entries", "kernels_by_node", "unit_entries"]
+__all__ = ["OWN_KERNELS", "call_entries", "unit_entries"]
 
 #: Units that nothing ran for.
 _NOTHING_RAN = ("folded",)
@@ -28,14 +28,13 @@ _LIBRARIES = {"cublas": "libcublas", "cudnn": "libcudnn"}
 OWN_KERNELS = ("cpu.", "cuda_raw.", "cublas.", "cudnn.", "null.")
 
 
-def kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
+def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
     """Return source node to the xpuruntime kernels that served it, with configurations, joined by commas."""
     found: dict[str, dict[str, None]] = {}
     for one in decisions:
-        if one.chosen is not None:
+        if one.kernel is not None:
             for node in one.nodes:
-                kernel = f"{one.chosen}@{one.config}" if one.config else one.chosen
-                found.setdefault(node, {})[kernel] = None
+                found.setdefault(node, {})[one.kernel] = None
     return {node: ", ".join(sorted(kernels)) for node, kernels in found.items()}
 
 
@@ -53,7 +52,7 @@ def unit_entries(
     at : str
         Id of the shapes.
     """
-    chosen = kernels_by_node(decisions)
+    chosen = _kernels_by_node(decisions)
     ids = _Dependencies(validators)
     names: Counter[str] = Counter()
     found = []
@@ -114,9 +113,9 @@ def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Valid
     ids = _Dependencies(validators)
     found: dict[tuple[str, str], CallEntry] = {}
     for one in decisions:
-        if one.chosen is None:
+        kernel = one.kernel
+        if kernel is None:
             continue
-        kernel = f"{one.chosen}@{one.config}" if one.config else one.chosen
         for node in one.nodes:
             entry = CallEntry(
                 op=one.op, dtype=one.dtype, module=one.module, node=node, kernel=kernel, depends_on=ids.of(kernel)

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from typing import Any, Literal
 
 import msgspec
-
-from xpuruntime.errors import InputError
 
 __all__ = [
     "SCHEMA",
@@ -30,6 +29,7 @@ __all__ = [
     "ValidatorKind",
     "digest_of_identity",
     "stable_id",
+    "utc_now",
 ]
 
 SCHEMA = "xpuruntime.lock/1"
@@ -279,6 +279,17 @@ class Identity(_Record, frozen=True, kw_only=True):
     calls: tuple[CallEntry, ...] = ()
     outputs: tuple[LockedOutput, ...] = ()
 
+    def dependents(self) -> dict[str, tuple[str, ...]]:
+        """Return id of a validator to the names of the units and calls that depend on it."""
+        found: dict[str, dict[str, None]] = {}
+        names = [(one.unit, one.depends_on) for one in self.entries] + [
+            (one.name, one.depends_on) for one in self.calls
+        ]
+        for name, ids in names:
+            for id in ids:
+                found.setdefault(id, {})[name] = None
+        return {id: tuple(entries) for id, entries in found.items()}
+
 
 class OutputSample(_Record, frozen=True, kw_only=True):
     """Values of one output at evenly spaced places, to compare within a tolerance."""
@@ -342,6 +353,13 @@ class Provenance(_Record, frozen=True, kw_only=True):
     dependencies: dict[str, str] = {}
     facts: dict[str, str] = {}
 
+    @classmethod
+    def now(cls, command: str, *, note: str = "", dependencies: dict[str, str] | None = None) -> Provenance:
+        """Return the provenance of a lock that this version makes now."""
+        from xpuruntime import __version__
+
+        return cls(created=utc_now(), command=command, version=__version__, note=note, dependencies=dependencies or {})
+
 
 class Lock(_Record, frozen=True, kw_only=True):
     """A lock: a plan with what was observed, and all that both depend on.
@@ -373,18 +391,10 @@ class Lock(_Record, frozen=True, kw_only=True):
             provenance=provenance or Provenance(),
         )
 
-    def validator(self, id: str) -> Validator:
-        """Return one validator. Raises `InputError` where the lock has none of that id."""
-        found = next((one for one in self.identity.validators if one.id == id), None)
-        if found is None:
-            raise InputError(f"the lock {self.digest} has no validator {id!r}")
-        return found
 
-    def dependents(self, id: str) -> tuple[str, ...]:
-        """Return the units and calls that depend on a validator."""
-        units = [one.unit for one in self.identity.entries if id in one.depends_on]
-        calls = [one.name for one in self.identity.calls if id in one.depends_on]
-        return tuple(dict.fromkeys((*units, *calls)))
+def utc_now() -> str:
+    """Return the time in UTC, ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def digest_of_identity(identity: Identity) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.lockfile.records import LockedPolicy
 from xpuruntime.policies import Policy
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import CallEntry
 
-__all__ = ["locked_policy", "policy_digest", "rules_of_calls", "stated_keys", "without_lock"]
+__all__ = ["locked_policy", "policy_record", "rules_of_calls", "stated_keys", "without_lock"]
 
 _GLOB = re.compile(r"[*?\[]")
 #: Operation of a call, such as a gradient, to the one that a policy names.
@@ -57,11 +58,12 @@ def without_lock(policy: Policy) -> Policy:
     return policy if policy.execution.lock is None else policy.replace(execution=policy.execution.replace(lock=None))
 
 
-def policy_digest(policy: Policy) -> str:
-    """Return the SHA-256, in hex, of what a policy asks of a run: not of the lock, and not how it is verified."""
-    plain = without_lock(policy).to_dict()
-    plain.pop("verify", None)
-    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
+def policy_record(policy: Policy) -> LockedPolicy:
+    """Return the record of a policy; its digest is of what it asks of a run, not of how that is verified."""
+    document = without_lock(policy).to_dict()
+    asked = {key: value for key, value in document.items() if key != "verify"}
+    digest = hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+    return LockedPolicy(sha256=digest, stated=stated_keys(policy), document=document)
 
 
 def stated_keys(policy: Policy) -> dict[str, str]:
@@ -94,8 +96,8 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
         )
         stated = ((one, _without_auto(one.use)) for one in rules)
         rules = tuple(one.replace(use=use) for one, use in stated if use or one.precision is not None)
-    return without_lock(policy).replace(
-        execution=without_lock(policy).execution.replace(engine=engine, device=device, fallback="error"),
+    return policy.replace(
+        execution=policy.execution.replace(engine=engine, device=device, fallback="error", lock=None),
         kernels=kernels.replace(rules=(*rules_of_calls(calls), *rules)),
     )
 

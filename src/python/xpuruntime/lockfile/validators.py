@@ -4,27 +4,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.lockfile.drift import Drift, shown
+from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
 from xpuruntime.runtime.distributions import distributions
 from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from xpuruntime.lockfile.records import Identity, LockedModel
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["CORE", "Surroundings", "collect_validators", "compare_libraries", "compare_validators", "restore_command"]
+__all__ = ["CORE", "Surroundings", "collect_validators", "compare_libraries", "compare_validators", "validator_drift"]
 
-_DRIVER = Path("/proc/driver/nvidia/version")
 #: Name of the validator of the core's own kernels.
 CORE = "xpuruntime._core"
 
@@ -84,23 +85,21 @@ class Surroundings:
             return None
         major, minor = self.machine.cuda[0].driver_version
         found = {"cuda": f"{major}.{minor}"}
-        try:
-            words = _DRIVER.read_text().split()
-        except OSError:
-            return found
-        version = next((word for word in words if word[:1].isdigit() and "." in word), None)
+        from xpuruntime.runtime.doctor.facts import kernel_module_version
+
+        version = kernel_module_version()
         return {**found, "module": version} if version else found
 
 
-def collect_validators(here: Surroundings, *, own_kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
+def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
     """Return the validators of what runs now, sorted by kind and key.
 
     Parameters
     ----------
     here : Surroundings
         After the model was loaded and run: the libraries are those that are mapped then.
-    own_kernels : iterable of str
-        Ids of the core's own kernels that ran.
+    kernels : iterable of str
+        Ids of the kernels that ran; those of the core depend on its build.
     """
     expected: dict[tuple[str, str], Any] = {
         ("engine", here.engine): here.engine_facts(),
@@ -123,7 +122,7 @@ def collect_validators(here: Surroundings, *, own_kernels: Iterable[str] = ()) -
         expected["artifact", "artifact"] = here.artifact
     for name, path in libraries_of(here.engine, here.device, here.mapped).items():
         expected["library", name] = {**library_identity(path), "place": place_of(path)}
-    if any(own_kernels) and (core := _core_identity()) is not None:
+    if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
         expected["kernel_source", CORE] = core
     return tuple(
         Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)  # type: ignore[arg-type]
@@ -137,18 +136,11 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, .
     Nothing is loaded and no device is touched: of libraries the headers of their files are read.
     """
     drifts = []
-    dependents: dict[str, list[str]] | None = None
     for one in identity.validators:
-        found = _found(one, here)
-        expected = one.expect
-        if one.kind == "library" and isinstance(expected, dict):
-            expected = {name: value for name, value in expected.items() if name != "place"}
-        if found == expected:
-            continue
-        if dependents is None:
-            dependents = _dependents(identity)
-        drifts.append(_drift(one, expected, found, tuple(dependents.get(one.id, ())), identity))
-    return tuple(drifts)
+        found, expected = _found(one, here), _expected(one)
+        if found != expected:
+            drifts.append((one, expected, found))
+    return _drifts(drifts, identity)
 
 
 def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
@@ -159,23 +151,24 @@ def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
         path = mapped.get(one.key) if one.kind == "library" else None
         if path is None:
             continue
-        expected = {name: value for name, value in one.expect.items() if name != "place"}
-        found = library_identity(path)
+        found, expected = library_identity(path), _expected(one)
         if found != expected:
-            entries = tuple(_dependents(identity).get(one.id, ()))
-            drifts.append(_drift(one, expected, found, entries, identity))
-    return tuple(drifts)
+            drifts.append((one, expected, found))
+    return _drifts(drifts, identity)
 
 
-def _dependents(identity: Identity) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for unit in identity.entries:
-        for id in unit.depends_on:
-            found.setdefault(id, []).append(unit.unit)
-    for call in identity.calls:
-        for id in call.depends_on:
-            found.setdefault(id, []).append(call.name)
-    return found
+def _expected(one: Validator) -> Any:
+    """Return what a validator expects, of a library without the place where it was."""
+    if one.kind == "library" and isinstance(one.expect, dict):
+        return {name: value for name, value in one.expect.items() if name != "place"}
+    return one.expect
+
+
+def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[Drift, ...]:
+    dependents = identity.dependents() if found else {}
+    return tuple(
+        validator_drift(one, expected, now, dependents.get(one.id, ()), identity) for one, expected, now in found
+    )
 
 
 def _found(one: Validator, here: Surroundings) -> Any:
@@ -225,7 +218,8 @@ def _core_identity() -> dict[str, Any] | None:
     return None if path is None else library_identity(path)
 
 
-def _drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity) -> Drift:
+def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity) -> Drift:
+    """Return the drift of a validator: of a mapping the keys that differ, and the command that restores it."""
     before, now = shown(expected), shown(found)
     if isinstance(expected, dict) and isinstance(found, dict):
         differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
@@ -234,9 +228,14 @@ def _drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], 
     if one.kind == "cpu_isa" and isinstance(expected, list) and isinstance(found, list):
         before = f"{len(expected)} features" + _features(" with", set(expected) - set(found))
         now = f"{len(found)} features" + _features(" with", set(found) - set(expected))
-    restore = restore_command(one, expected, found, identity)
     return Drift(
-        code=one.kind, subject=one.key, validator=one.id, expected=before, found=now, entries=entries, restore=restore
+        code=one.kind,
+        subject=one.key,
+        validator=one.id,
+        expected=before,
+        found=now,
+        entries=entries,
+        restore=_restore_command(one, expected, found, identity),
     )
 
 
@@ -244,7 +243,7 @@ def _features(word: str, names: set[str]) -> str:
     return f"{word} {' '.join(sorted(names))}" if names else ""
 
 
-def restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
+def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
     """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
     if kind in ("engine", "library"):
@@ -278,25 +277,17 @@ def _pin(engine: Validator) -> str | None:
     return f"pip install {expect['package']}"
 
 
-_versions: dict[tuple[str, ...], dict[str, str]] = {}
-
-
-def _installed() -> dict[str, str]:
-    """Return installed distributions by name, listed once for one search path."""
-    import sys
-
-    key = tuple(sys.path)
-    if key not in _versions:
-        found: dict[str, str] = {}
-        for one in distributions():
-            found.setdefault(one.name, one.version)
-        _versions.clear()
-        _versions[key] = found
-    return _versions[key]
+@functools.lru_cache(maxsize=1)
+def _installed(search_path: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of installed distributions by name."""
+    found: dict[str, str] = {}
+    for one in distributions(search_path):
+        found.setdefault(one.name, one.version)
+    return found
 
 
 def _package(engine: str) -> str | None:
-    installed = _installed()
+    installed = _installed(tuple(sys.path))
     return next((f"{name}=={installed[name]}" for name in packages_of(engine) if name in installed), None)
 
 
@@ -305,4 +296,4 @@ def _version_of(package: str) -> str | None:
         from xpuruntime import __version__
 
         return __version__
-    return _installed().get(package)
+    return _installed(tuple(sys.path)).get(package)

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import datetime
 import statistics
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +14,16 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
-from xpuruntime.lockfile.entries import OWN_KERNELS, call_entries, unit_entries
+from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import (
     Identity,
     Lock,
-    LockedPolicy,
     LockedShapes,
     Measured,
     OutputSample,
     Provenance,
 )
-from xpuruntime.lockfile.rules import locked_policy, policy_digest, stated_keys, without_lock
+from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
@@ -111,14 +108,13 @@ def create_lock(
             artifact=session._artifact,
             policy=stated_keys(source),
         )
-        own = [one.kernel for one in calls if one.kernel.startswith(OWN_KERNELS)]
-        validators = collect_validators(here, own_kernels=own)
+        validators = collect_validators(here, kernels=[one.kernel for one in calls])
         outputs, samples = _outputs(runs, source)
         latency = _latency(session, feeds) if measure else {}
         identity = Identity(
             subject="inference",
             model=here.model,
-            policy=_policy(source),
+            policy=policy_record(source),
             plan=locked_plan(session.plan),
             validators=validators,
             shapes=(at,),
@@ -129,12 +125,7 @@ def create_lock(
     return Lock.of(
         identity,
         measured=Measured(latency_us=latency, memory_peak=process_memory().most_resident, samples=samples),
-        provenance=Provenance(
-            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command=command,
-            version=metadata.version("xpuruntime"),
-            dependencies=_dependencies(model),
-        ),
+        provenance=Provenance.now(command, dependencies=_dependencies(model)),
     )
 
 
@@ -197,11 +188,6 @@ def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry])
                 f"cannot lock {' '.join(key)}: it ran {before.get(key)} under the policy, and {after.get(key)} where "
                 "that was pinned. Fix: state the kernel of this node in kernels.rules"
             )
-
-
-def _policy(policy: Policy) -> LockedPolicy:
-    plain = without_lock(policy)
-    return LockedPolicy(sha256=policy_digest(plain), stated=stated_keys(plain), document=plain.to_dict())
 
 
 def _latency(session: InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import datetime
 import fnmatch
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,7 +14,7 @@ from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import Drift, drift_error
-from xpuruntime.lockfile.records import AcceptedDrift, Lock, ValidatorKind
+from xpuruntime.lockfile.records import AcceptedDrift, Lock, ValidatorKind, utc_now
 from xpuruntime.locks.create import create_lock
 from xpuruntime.policies.refusal import did_you_mean
 
@@ -143,8 +142,7 @@ def lock(
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
         made = create_lock(model, policy, shapes=shapes, inputs=inputs, command=command, **options)
-        made = _noted(made, note)
-        return _written(made, path, (), dry_run=dry_run)
+        return _written(_with_provenance(made, note=note), path, (), dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
@@ -165,18 +163,15 @@ def lock(
     ]  # fmt: skip
     if refused:
         raise drift_error(str(path), refused)
-    made = _noted(made, note or old.provenance.note)
+    made = _with_provenance(made, note=note or old.provenance.note)
     if accept:
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = utc_now()
         accepted = tuple(
             AcceptedDrift(code=d.code, subject=d.subject, expected=d.expected, found=d.found, why=why, at=now)
             for d in drifts
             if d.code in accept
         )
-        before = old.provenance.accepted
-        made = msgspec.structs.replace(
-            made, provenance=msgspec.structs.replace(made.provenance, accepted=(*before, *accepted))
-        )
+        made = _with_provenance(made, accepted=(*old.provenance.accepted, *accepted))
     return _written(made, path, drifts, dry_run=dry_run)
 
 
@@ -190,8 +185,8 @@ def _check_codes(accept: Sequence[str], why: str) -> None:
         raise InputError("a reason is given, and nothing to accept. Fix: add --accept CODE")
 
 
-def _noted(made: Lock, note: str) -> Lock:
-    return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, note=note))
+def _with_provenance(made: Lock, **changes: Any) -> Lock:
+    return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, **changes))
 
 
 def _written(made: Lock, path: Path | None, drifts: tuple[Drift, ...], *, dry_run: bool) -> LockResult:

@@ -4,21 +4,18 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-import xpuruntime
 from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import drift_error
-from xpuruntime.lockfile.entries import OWN_KERNELS
-from xpuruntime.lockfile.records import CallEntry, Identity, Lock, LockedPolicy, Provenance
-from xpuruntime.lockfile.rules import policy_digest, rules_of_calls, stated_keys, without_lock
+from xpuruntime.lockfile.records import CallEntry, Identity, Lock, Provenance
+from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys, without_lock
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import EngineFacts
@@ -97,22 +94,16 @@ def _lock_of(found: Explanation, note: str) -> Lock:
         raise InputError("no call of the step is one that its policy asks for: there is nothing to lock")
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
     here = _surroundings(device, policy)
-    kernels = [row.resolved for row in rows]
-    validators = collect_validators(here, own_kernels=[one for one in kernels if one.startswith(OWN_KERNELS)])
+    validators = collect_validators(here, kernels=[row.resolved for row in rows])
     ids = tuple(sorted(one.id for one in validators))
     return Lock.of(
         Identity(
             subject="training",
-            policy=LockedPolicy(sha256=policy_digest(policy), stated=stated_keys(policy), document=policy.to_dict()),
+            policy=policy_record(policy),
             validators=validators,
             calls=_calls(rows, ids),
         ),
-        provenance=Provenance(
-            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command="xpuruntime.pytorch.lock",
-            version=xpuruntime.__version__,
-            note=note,
-        ),
+        provenance=Provenance.now("xpuruntime.pytorch.lock", note=note),
     )
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import os
 import time
@@ -26,6 +25,7 @@ from xpuruntime.errors import (
 )
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.records import utc_now
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 from xpuruntime.locks.verification.conditions import machine_conditions
 from xpuruntime.locks.verification.sections.accuracy import accuracy_claims
@@ -155,7 +155,7 @@ def verify(
     options = {"device": device, "engine": engine, "policy": stated, "precision": precision, "calibration": calibration}
     options |= {"trust": trust, "registry": registry, "machine": machine}
     result = VerificationResult(
-        created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created=utc_now(),
         version=metadata.version("xpuruntime"),
         model=os.fspath(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__,
         policy=None if document is None else document.name,

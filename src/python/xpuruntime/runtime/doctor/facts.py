@@ -278,9 +278,15 @@ def driver_facts(version_file: Path = _DRIVER, pci: Path = _PCI) -> DriverFacts:
         vendor, kind = _read(device / "vendor"), _read(device / "class")
         if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
             hardware.append(device.name)
-    module = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]+)", _read(version_file))
     library, cuda = _driver_library()
-    return DriverFacts(hardware=tuple(hardware), module=module[1] if module else None, library=library, cuda=cuda)
+    module = kernel_module_version(version_file)
+    return DriverFacts(hardware=tuple(hardware), module=module, library=library, cuda=cuda)
+
+
+def kernel_module_version(version_file: Path = _DRIVER) -> str | None:
+    """Return the version of NVIDIA's kernel module, or ``None`` where it is not loaded."""
+    module = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]+)", _read(version_file))
+    return module[1] if module else None
 
 
 def _driver_library() -> tuple[str | None, tuple[int, int] | None]:
