@@ -171,7 +171,7 @@ def test_outputs_within_a_tolerance(case: Case) -> None:
     from xpuruntime.lockfile.records import Measured
 
     with case.open() as session:
-        result = session.run(probe_at(session.model, case.lock.identity.shapes[0]))
+        result = session.run(probe_at(session.model, case.lock.identity.shapes[0].inputs))
     other = {name: array * 1.0001 for name, array in result.items()}
     outputs, samples = observed_outputs([result, other], rtol=1e-3, atol=1e-6)
     assert [one.grade for one in outputs] == ["tolerance"]

@@ -17,7 +17,7 @@ from xpuruntime.inference.bisect import find_divergence
 from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.inference.drift import measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.plan_request import merge_policy, plan_request
+from xpuruntime.inference.plan_request import Asked, plan_request
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +120,7 @@ def compare_engines(
             known.get(engine)
         except EngineError as error:
             raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
-    base = merge_policy(device, None, None, None, policy, precision, fp16=False, backend=None)
+    base = Asked(device=device, precision=precision).merged(policy)
     info = with_shapes(read_model(model), base)
     request = PlanRequest(model=info, calibration=None if calibration is None else Calibration.of(calibration, info))
     if info.format != "onnx":

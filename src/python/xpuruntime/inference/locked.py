@@ -21,13 +21,13 @@ from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.differences import compare_calls, compare_entries, compare_outputs, compare_plans
 from xpuruntime.lockfile.drift import Drift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan, LockedShapes, OutputSample
+from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan, OutputSample
 from xpuruntime.lockfile.rules import locked_policy, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.model import ModelInfo
@@ -47,7 +47,6 @@ __all__ = [
     "compare_observed",
     "lock_in_force",
     "lock_seen",
-    "locked_model",
     "locked_plan",
     "observed_outputs",
     "probe_at",
@@ -70,8 +69,8 @@ class LockInForce(NamedTuple):
     where: str
     policy: Policy
 
-    def hold(self, plan: Plan) -> Plan:
-        """Return the plan with the lock in it.
+    def checked(self, plan: Plan) -> Plan:
+        """Return the plan with the control of the lock.
 
         Raises
         ------
@@ -97,7 +96,7 @@ def lock_in_force(
     asked: Asked,
     stated: Policy,
     info: ModelInfo,
-    machine_of: Any,
+    machine_of: Callable[[tuple[str, ...]], Machine],
     *,
     calibration: Any = None,
     artifact: Artifact | None = None,
@@ -134,13 +133,11 @@ def lock_in_force(
             "`xrt lock MODEL`"
         )
     own = Policy.coerce(identity.policy.document)
-    given = asked.stated_arguments()
-    if asked.frozen:
-        asks = None
-    elif asked.policy is not None:
+    asks = None  # the lock's own policy
+    if asked.policy is not None:
         asks = stated_keys(stated)
-    else:
-        asks = stated_keys(asked.merged(own)) if given else None
+    elif asked.stated_arguments():
+        asks = stated_keys(asked.merged(own))
     here = surroundings(
         identity.plan.engine,
         identity.plan.device,
@@ -186,14 +183,14 @@ def surroundings(
         engine=engine,
         device=device,
         machine=machine,
-        model=locked_model(info, like),
+        model=_locked_model(info, like),
         policy=policy,
         calibration=None if calibration is None else str(calibration.digest),
         artifact=None if artifact is None else digest_of_files(artifact),
     )
 
 
-def locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
+def _locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
     """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
     from xpuruntime.engines.artifact import external_digests
 
@@ -226,14 +223,13 @@ def locked_plan(plan: Plan) -> LockedPlan:
     )
 
 
-def probe_at(info: ModelInfo, shapes: LockedShapes | Mapping[str, Sequence[int]] | None) -> dict[str, Any]:
+def probe_at(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return probe inputs of a model in given shapes. Raises `InputError` where none can be made."""
     from xpuruntime.engines.model import with_shapes
     from xpuruntime.engines.precision import probe_feeds
 
-    stated: Mapping[str, Sequence[int]] = (shapes.inputs if isinstance(shapes, LockedShapes) else shapes) or {}
     known = {tensor.name for tensor in info.inputs}
-    sizes = {name: tuple(shape) for name, shape in stated.items() if shape and name in known}
+    sizes = {name: tuple(shape) for name, shape in shapes.items() if shape and name in known}
     if sizes:
         info = with_shapes(info, Policy.coerce({"execution": {"shapes": {k: list(v) for k, v in sizes.items()}}}))
     return probe_feeds(info)
@@ -292,7 +288,7 @@ def _samples(array: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in np.asarray(flat[places], np.float64))
 
 
-def check_loaded(held: LockInForce) -> None:
+def check_loaded(in_force: LockInForce) -> None:
     """Compare the libraries that are mapped now with those of the lock.
 
     Raises
@@ -300,12 +296,12 @@ def check_loaded(held: LockInForce) -> None:
     LockError
         The process has loaded another library than the lock has.
     """
-    drifts = compare_libraries(held.lock.identity)
+    drifts = compare_libraries(in_force.lock.identity)
     if drifts:
-        raise drift_error(held.where, drifts)
+        raise drift_error(in_force.where, drifts)
 
 
-def check_outputs(session: InferenceSession, lock: Lock, where: str) -> None:
+def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
     """Run probe inputs and compare their outputs with those of a lock.
 
     Raises
@@ -313,12 +309,12 @@ def check_outputs(session: InferenceSession, lock: Lock, where: str) -> None:
     LockError
         An output is another one.
     """
-    identity = lock.identity
-    for shapes in identity.shapes:
-        locked = tuple(one for one in identity.outputs if one.at == shapes.id)
+    lock, where, _ = in_force
+    for shapes in lock.identity.shapes:
+        locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
         if not locked:
             continue
-        results = session.run(probe_at(session.model, shapes))
+        results = session.run(probe_at(session.model, shapes.inputs))
         drifts = _compare_results(locked, lock, results, shapes.id)
         if drifts:
             raise drift_error(where, drifts)
@@ -330,7 +326,6 @@ def _compare_results(
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
     now = {one.name: one for one in found}
     samples = {one.name: one.values for one in lock.measured.samples if one.at == at}
-    compared = []
     for one in locked:
         other = now.get(one.name)
         near = (
@@ -341,8 +336,7 @@ def _compare_results(
         )
         if near:
             now[one.name] = one
-        compared.append(one)
-    return compare_outputs(tuple(compared), tuple(now.values()))
+    return compare_outputs(locked, tuple(now.values()))
 
 
 def _near(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
@@ -364,9 +358,9 @@ def compare_observed(
     return (*compare_entries(locked, entries), *compare_calls(identity.calls, calls))
 
 
-def lock_seen(held: LockInForce, units: Sequence[Unit], decisions: Sequence[KernelDecision]) -> KeySeen:
-    """Return what an instrumented run says of ``execution.lock``."""
-    identity = held.lock.identity
+def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[KernelDecision]) -> KeySeen:
+    """Return what was observed of ``execution.lock`` in an instrumented run."""
+    identity = in_force.lock.identity
     drifts = compare_observed(identity, units, decisions)
     if drifts:
         more = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
@@ -376,4 +370,4 @@ def lock_seen(held: LockInForce, units: Sequence[Unit], decisions: Sequence[Kern
     reason = f"{len(identity.entries)} units ran as locked"
     if blind:
         reason += f"; {blind} of them with kernels that the engine does not report: only validators stand for these"
-    return KeySeen(observed=held.lock.digest, status="honoured", reason=reason)
+    return KeySeen(observed=in_force.lock.digest, status="honoured", reason=reason)

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Asked",
     "artifact_of",
-    "merge_policy",
     "plan",
     "plan_asked",
-    "plan_model",
     "plan_request",
     "reopen_plan",
     "warn_of",
@@ -79,7 +77,7 @@ def plan(
 
 
 class Asked(NamedTuple):
-    """What a session is told of its policy, of trust and of its lock: the arguments of these names."""
+    """The arguments of `InferenceSession` that decide its policy, trust and lock, under the same names."""
 
     device: str | None = None
     engine: str | Sequence[str] | None = None
@@ -94,7 +92,7 @@ class Asked(NamedTuple):
     frozen: bool = False
 
     def stated_arguments(self) -> list[str]:
-        """Return the names of the arguments that say something of the policy."""
+        """Return the names of the arguments that state a part of the policy."""
         names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
         return [name for name in names if getattr(self, name) is not None] + (["fp16"] if self.fp16 else [])
 
@@ -107,15 +105,22 @@ class Asked(NamedTuple):
 
     def merged(self, policy: PolicyLike | None) -> Policy:
         """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
-        return merge_policy(
-            self.device,
-            self.engine,
-            self.kernel_policy,
-            self.exec_policy,
-            policy,
-            self.precision,
-            fp16=self.fp16,
-            backend=self.backend,
+        from xpuruntime.policies import Policy
+
+        engine, backend, precision = self.engine, self.backend, self.precision
+        if engine is not None and backend is not None and engine != backend:
+            raise PolicyError(
+                f"engine={engine!r} and backend={backend!r} contradict each other; backend is an alias, state one of "
+                "them"
+            )
+        if self.fp16 and precision not in (None, "fp16"):
+            raise PolicyError(f"fp16=True and precision={precision!r} contradict each other; state one of them")
+        return Policy.coerce(policy).with_overrides(
+            device=self.device,
+            engine=engine if engine is not None else backend,
+            precision="fp16" if self.fp16 else precision,
+            kernel_policy=self.kernel_policy,
+            exec_policy=self.exec_policy,
         )
 
 
@@ -170,9 +175,10 @@ def plan_asked(
         machine_of = functools.partial(_machine_of, registry) if machine is None else lambda _: machine
         lock = lock_in_force(asked, stated, info, machine_of, calibration=calibration, artifact=artifact)
         stated = stated if lock is None else lock.policy
-    request, plan, here = _plan(info, stated, registry, machine, calibration, artifact, purpose)
+    request = _request(info, stated, calibration, artifact, purpose)
+    plan, here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
-    plan = held_against_lock(info, plan) if lock is None else lock.hold(plan)
+    plan = held_against_lock(info, plan) if lock is None else lock.checked(plan)
     return request, plan, here, stated, lock
 
 
@@ -226,35 +232,6 @@ def reopen_plan(
     return request, plan, machine, stated
 
 
-def merge_policy(
-    device: str | None,
-    engine: str | Sequence[str] | None,
-    kernel_policy: KernelPolicy | None,
-    exec_policy: ExecutionPolicy | None,
-    policy: PolicyLike | None,
-    precision: Precision | None,
-    *,
-    fp16: bool,
-    backend: str | Sequence[str] | None,
-) -> Policy:
-    """Return the policy with the arguments of a session in it. Raises `PolicyError` where they contradict it."""
-    from xpuruntime.policies import Policy
-
-    if engine is not None and backend is not None and engine != backend:
-        msg = f"engine={engine!r} and backend={backend!r} contradict each other; backend is an alias, state one of them"
-        raise PolicyError(msg)
-    if fp16 and precision not in (None, "fp16"):
-        msg = f"fp16=True and precision={precision!r} contradict each other; state one of them"
-        raise PolicyError(msg)
-    return Policy.coerce(policy).with_overrides(
-        device=device,
-        engine=engine if engine is not None else backend,
-        precision="fp16" if fp16 else precision,
-        kernel_policy=kernel_policy,
-        exec_policy=exec_policy,
-    )
-
-
 def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
     """Warn of what a plan warns of, if anything, in the name of the caller `stacklevel` calls up.
 
@@ -274,24 +251,6 @@ def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None,
     return artifact, artifact_policy(artifact) if artifact is not None and policy is None else policy
 
 
-def plan_model(
-    model: Any,
-    policy: Policy,
-    registry: EngineRegistry,
-    machine: Machine | None,
-    *,
-    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-    calibration: Any = None,
-    artifact: Artifact | None = None,
-    purpose: Literal["run", "compile"] = "run",
-) -> tuple[PlanRequest, Plan, Machine]:
-    """Read a model and plan it. Return what was planned, the plan, and the machine it was made for."""
-    from xpuruntime.engines.model import read_model
-
-    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs)
-    return _plan(info, policy, registry, machine, calibration, artifact, purpose)
-
-
 def _request(
     info: ModelInfo,
     policy: Policy,
@@ -306,19 +265,6 @@ def _request(
         info = with_shapes(info, policy)
     calibration = _calibration_of(calibration, info)
     return PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
-
-
-def _plan(
-    info: ModelInfo,
-    policy: Policy,
-    registry: EngineRegistry,
-    machine: Machine | None,
-    calibration: Any,
-    artifact: Artifact | None,
-    purpose: Literal["run", "compile"],
-) -> tuple[PlanRequest, Plan, Machine]:
-    request = _request(info, policy, calibration, artifact, purpose)
-    return request, *plan_request(request, policy, registry, machine)
 
 
 def plan_request(

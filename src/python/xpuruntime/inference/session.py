@@ -142,44 +142,45 @@ class InferenceSession:
     ) -> None:
         self._loaded: LoadedModel | None = None
         self.run: Callable[..., dict[str, Any]] = closed
-        #: What the last binding said of its CUDA graph.
+        #: CUDA graph of the last binding, or why it has none.
         self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
-        told = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
+        asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
         given = {"example_inputs": example_inputs, "calibration": calibration}
-        held = None
+        self._lock: LockInForce | None = None
         if plan is None:
-            asked, self.plan, self._machine, stated, held = plan_asked(model, told, engines, machine, **given)
+            planned = plan_asked(model, asked, engines, machine, **given)
+            request, self.plan, self._machine, self.policy, self._lock = planned
         elif lock is not None or frozen:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
-            asked, self.plan, self._machine, stated = reopen_plan(model, plan, told, engines, machine, **given)
-        self._model = asked.model if stated.execution.static_batch is None else with_open_batch(asked.model)
-        self.policy = stated
+            reopened = reopen_plan(model, plan, asked, engines, machine, **given)
+            request, self.plan, self._machine, self.policy = reopened
+        open_batch = self.policy.execution.static_batch is not None
+        self._model = with_open_batch(request.model) if open_batch else request.model
         warn_of(self.plan, stacklevel=3)
         from xpuruntime.inference.loading import load_planned
 
         self._engine = engines.get(self.plan.engine)
-        self._request = asked.on(self.plan.device, stated)
+        self._request = request.on(self.plan.device, self.policy)
         ready = load_planned(self._engine, self._request, self.plan, self._machine)
         warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
         self.plan, self._artifact = ready.plan, ready.artifact
         self._proof, self._checks = ready.proof, ready.conversions
         self._loaded = ready.loaded
         self.run = self._loaded.runner()
-        self._lock = held
-        if held is not None:
-            self._check_lock(held)
+        if self._lock is not None:
+            self._check_lock(self._lock)
         note_open(self)
         reset_in_child(self)
 
-    def _check_lock(self, held: LockInForce) -> None:
+    def _check_lock(self, lock: LockInForce) -> None:
         """Compare what is loaded now, and what it computes, with the lock; closes the session where it does not fit."""
         from xpuruntime.inference.locked import check_loaded, check_outputs
 
         try:
-            check_loaded(held)
-            check_outputs(self, held.lock, held.where)
+            check_loaded(lock)
+            check_outputs(self, lock)
         except BaseException:
             self.close()
             raise
@@ -375,7 +376,7 @@ class InferenceSession:
         return save_compiled(self._engine, request, self.plan, self._machine, folder, overwrite=overwrite)
 
     def memory(self) -> dict[str, int]:
-        """Return bytes held by owner, as far as the engine tells."""
+        """Return bytes in use by owner, as far as the engine reports them."""
         return self._open().memory()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`SessionSpec`: what a session is opened from, as a value that another process can be given."""
+"""`SessionSpec`: the arguments of a session as a value that can be pickled and opened in another process."""
 
 from __future__ import annotations
 

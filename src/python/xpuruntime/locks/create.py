@@ -150,7 +150,7 @@ def _feeds(
     for name in shapes or ():
         if name not in known:
             raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(known) or 'none'}")
-    return probe_at(session.model, shapes)
+    return probe_at(session.model, shapes or {})
 
 
 def _shape(array: Any) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def _shape(array: Any) -> tuple[int, ...]:
 def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | None:
     """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be made up."""
     try:
-        return probe_at(session.model, at)
+        return probe_at(session.model, at.inputs)
     except InputError:
         return None
 
