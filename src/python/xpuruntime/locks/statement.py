@@ -1,34 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A lock as an unsigned in-toto statement, for tools that sign."""
+"""Unsigned in-toto statements, for tools that sign: the form of all, and that of a lock."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lockfile.canonical import lock_bytes
-from xpuruntime.locks.verification.outputs.in_toto import STATEMENT
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["PREDICATE", "lock_statement"]
+__all__ = ["descriptor", "lock_statement", "statement_text"]
 
-PREDICATE = "https://xpuruntime.dev/attestation/lock/v1"
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_LOCK = "https://xpuruntime.dev/attestation/lock/v1"
+
+
+def statement_text(predicate_type: str, subjects: Sequence[dict[str, Any]], predicate: dict[str, Any]) -> str:
+    """Return the JSON text of a statement."""
+    statement = {"_type": _STATEMENT, "subject": subjects, "predicateType": predicate_type, "predicate": predicate}
+    return json.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+
+
+def descriptor(path: str, digest: str) -> dict[str, Any]:
+    """Return the resource descriptor of a file: its name without the folder, and its SHA-256."""
+    return {"name": printable(PurePath(path).name or path), "digest": {"sha256": digest.removeprefix("sha256:")}}
 
 
 def lock_statement(lock: Lock, path: str) -> str:
     """Return the JSON text of the statement; its subjects are the lock, the model and its external data."""
     identity = lock.identity
-    digest = hashlib.sha256(lock_bytes(lock)).hexdigest()
-    subjects = [{"name": printable(Path(path).name), "digest": {"sha256": digest}}]
+    subjects = [descriptor(path, hashlib.sha256(lock_bytes(lock)).hexdigest())]
     if identity.model is not None:
-        files = {identity.model.name: identity.model.sha256, **identity.model.external}
-        subjects += [{"name": printable(name), "digest": {"sha256": sha256}} for name, sha256 in files.items()]
+        subjects.append(descriptor(identity.model.name, identity.model.sha256))
+        subjects += [
+            {"name": printable(name), "digest": {"sha256": sha256}} for name, sha256 in identity.model.external.items()
+        ]
     plan, policy = identity.plan, identity.policy
     predicate: dict[str, Any] = {
         "lock": lock.digest,
@@ -44,5 +58,4 @@ def lock_statement(lock: Lock, path: str) -> str:
         },
         "accepted": [{"code": one.code, "why": printable(one.why)} for one in lock.provenance.accepted],
     }
-    statement = {"_type": STATEMENT, "subject": subjects, "predicateType": PREDICATE, "predicate": predicate}
-    return json.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+    return statement_text(_LOCK, subjects, predicate)
