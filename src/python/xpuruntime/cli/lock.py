@@ -8,10 +8,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from xpuruntime.cli.choice import Choice, choosing
-from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument
+from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument, flag_option, text_option
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,54 +21,39 @@ __all__ = ["lock"]
 
 OutputOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--output",
         "-o",
         metavar="FILE",
         help="The lock file; default: that of the model with .lock in place of its ending.",
-        show_default=False,
     ),
 ]
 ShapesOption = Annotated[
     list[str] | None,
-    typer.Option("--shapes", metavar="NAME=1x3x8x8", help="Shape of an input. May be repeated.", show_default=False),
+    text_option("--shapes", metavar="NAME=1x3x8x8", help="Shape of an input. May be repeated."),
 ]
-CheckOption = Annotated[
-    bool, typer.Option("--check", metavar=" ", help="Write nothing; exit with 1 when the lock would change.")
-]
-UpgradeOption = Annotated[bool, typer.Option("--upgrade", metavar=" ", help="Take everything that is here.")]
+CheckOption = Annotated[bool, flag_option("--check", "Write nothing; exit with 1 when the lock would change.")]
+UpgradeOption = Annotated[bool, flag_option("--upgrade", "Take everything that is here.")]
 UnitOption = Annotated[
     list[str] | None,
-    typer.Option("--upgrade-unit", metavar="PATTERN", help="Let these units or nodes change.", show_default=False),
+    text_option("--upgrade-unit", metavar="PATTERN", help="Let these units or nodes change."),
 ]
 PackageOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--upgrade-package",
-        metavar="NAME",
-        help="Let the version of a package change, and what depends on it.",
-        show_default=False,
+    text_option(
+        "--upgrade-package", metavar="NAME", help="Let the version of a package change, and what depends on it."
     ),
 ]
 AcceptOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--accept", metavar="CODE", help="Accept differences of a code, such as driver or kernel.", show_default=False
-    ),
+    text_option("--accept", metavar="CODE", help="Accept differences of a code, such as driver or kernel."),
 ]
-WhyOption = Annotated[
-    str, typer.Option("--why", metavar="TEXT", help="Why; kept in the lock with what was accepted.", show_default=False)
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Show what would change, write nothing.")]
-NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Kept in the lock.", show_default=False)]
+WhyOption = Annotated[str, text_option("--why", metavar="TEXT", help="Why; kept in the lock with what was accepted.")]
+DryRunOption = Annotated[bool, flag_option("--dry-run", "Show what would change, write nothing.")]
+NoteOption = Annotated[str, text_option("--note", metavar="TEXT", help="Kept in the lock.")]
 StatementOption = Annotated[
     str | None,
-    typer.Option(
-        "--statement",
-        metavar="FILE",
-        help="Also write an unsigned in-toto statement of model and lock.",
-        show_default=False,
-    ),
+    text_option("--statement", metavar="FILE", help="Also write an unsigned in-toto statement of model and lock."),
 ]
 
 

@@ -24,10 +24,23 @@ __all__ = [
     "PolicyOption",
     "PrecisionOption",
     "TrustOption",
+    "flag_option",
     "html_option",
     "runs_option",
+    "text_option",
     "warmup_option",
 ]
+
+
+def text_option(*names: str, metavar: str, help: str) -> Any:
+    """Return an option with a value, without a default that is worth showing."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+
+
+def flag_option(name: str, help: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, metavar=" ", help=help, show_default=False)
+
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
@@ -35,7 +48,7 @@ ModelArgument = Annotated[
 OnnxArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", "-p", metavar="FILE", help="Policy file, YAML or JSON; or 'auto'.", show_default=False),
+    text_option("--policy", "-p", metavar="FILE", help="Policy file, YAML or JSON; or 'auto'."),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -68,50 +81,39 @@ PrecisionOption = Annotated[
 ]
 CalibrationOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--calibration",
         metavar="PATH",
         help="Inputs to quantise with, for --precision int8: an .npz or .npy file, or a folder of them.",
-        show_default=False,
     ),
 ]
 TrustOption = Annotated[
     bool,
-    typer.Option(
-        "--trust", metavar=" ", help="Load a .pt2 file although that can run code of the file.", show_default=False
-    ),
+    flag_option("--trust", "Load a .pt2 file although that can run code of the file."),
 ]
 LockOption = Annotated[
     str | None,
-    typer.Option(
-        "--lock", metavar="FILE", help="Open only where this lock holds, and run what it has.", show_default=False
-    ),
+    text_option("--lock", metavar="FILE", help="Open only where this lock holds, and run what it has."),
 ]
 FrozenOption = Annotated[
     bool,
-    typer.Option(
-        "--frozen", metavar=" ", help="Take the policy from --lock. Its validators are compared all the same."
-    ),
+    flag_option("--frozen", "Take the policy from --lock. Its validators are compared all the same."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", metavar=" ", help="Print JSON on stdout, and nothing else there.")]
+JsonOption = Annotated[bool, flag_option("--json", "Print JSON on stdout, and nothing else there.")]
 InputOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--input",
         "-i",
         metavar="NAME=VALUE",
         help="An input: NAME=@file.npy, NAME=@file.npz (the array NAME in it), NAME=[[1, 2]] as JSON, "
         "or @file.npz for all. Without any, probe inputs are made up.",
-        show_default=False,
     ),
 ]
 DimOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--dim",
-        metavar="NAME=SIZE",
-        help="Size of a symbolic dimension, or x.0 without a name, for probe inputs.",
-        show_default=False,
+    text_option(
+        "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension, or x.0 without a name, for probe inputs."
     ),
 ]
 

@@ -16,7 +16,9 @@ from xpuruntime.cli.options import (
     JsonOption,
     LockOption,
     ModelArgument,
+    flag_option,
     html_option,
+    text_option,
 )
 
 __all__ = ["explain", "plan"]
@@ -39,28 +41,24 @@ ModelOrReports = Annotated[
 ]
 SaveOption = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Save the report as JSON, too.", show_default=False),
+    text_option("--output", "-o", metavar="FILE", help="Save the report as JSON, too."),
 ]
 SummaryOption = Annotated[
     bool,
-    typer.Option("--summary", metavar=" ", help="Show the verdict and the policy's keys alone.", show_default=False),
+    flag_option("--summary", "Show the verdict and the policy's keys alone."),
 ]
 NoiseOption = Annotated[
     float | None,
-    typer.Option(
+    text_option(
         "--noise",
         metavar="SHARE",
         help="Two reports: times that differ by less than this share of the first are the same. Default 0.1.",
-        show_default=False,
     ),
 ]
 NoiseUsOption = Annotated[
     float | None,
-    typer.Option(
-        "--noise-us",
-        metavar="US",
-        help="Two reports: times that differ by less than this are the same. Default 1.",
-        show_default=False,
+    text_option(
+        "--noise-us", metavar="US", help="Two reports: times that differ by less than this are the same. Default 1."
     ),
 ]
 

@@ -9,10 +9,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from xpuruntime.cli.choice import Choice, choosing
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, flag_option, text_option
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,59 +22,49 @@ __all__ = ["verify"]
 
 OnlyOption = Annotated[
     str | None,
-    typer.Option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy.", show_default=False),
+    text_option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy."),
 ]
 LockOption = Annotated[
     str | None,
-    typer.Option("--lock", metavar="FILE", help="Also check a lock that `xrt lock` wrote.", show_default=False),
+    text_option("--lock", metavar="FILE", help="Also check a lock that `xrt lock` wrote."),
 ]
 AgainstOption = Annotated[
     str | None,
-    typer.Option(
-        "--against",
-        metavar="PYTHON",
-        help="Interpreter of another environment; the session is timed beside one there.",
-        show_default=False,
+    text_option(
+        "--against", metavar="PYTHON", help="Interpreter of another environment; the session is timed beside one there."
     ),
 ]
 MetricOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--metric",
         metavar="FILE.py:FN[=FLOOR]",
         help="A function of your own: it gets run(inputs) and returns a number, FLOOR at least. Runs the file.",
-        show_default=False,
     ),
 ]
 OutOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--out",
         metavar="FORMAT=FILE",
         help="Also write the result: json, md, junit, sarif, openmetrics, html or intoto. May be repeated.",
-        show_default=False,
     ),
 ]
 GitHubOption = Annotated[
     bool,
-    typer.Option(
-        "--github", metavar=" ", help="Print annotations for GitHub Actions, and append to $GITHUB_STEP_SUMMARY."
-    ),
+    flag_option("--github", "Print annotations for GitHub Actions, and append to $GITHUB_STEP_SUMMARY."),
 ]
-GitLabOption = Annotated[
-    bool, typer.Option("--gitlab", metavar=" ", help="Write xrt-junit.xml and metrics.txt, for GitLab's reports.")
-]
+GitLabOption = Annotated[bool, flag_option("--gitlab", "Write xrt-junit.xml and metrics.txt, for GitLab's reports.")]
 BudgetOption = Annotated[
     str | None,
-    typer.Option("--budget", metavar="TIME", help="Time for measurements of speed, such as 60s.", show_default=False),
+    text_option("--budget", metavar="TIME", help="Time for measurements of speed, such as 60s."),
 ]
 InconclusiveOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--inconclusive",
         metavar="WORD",
         help="What inconclusive claims do to the exit code: fail (1), warn or pass (0). Without it 4.",
-        show_default=False,
     ),
 ]
 
