@@ -147,7 +147,7 @@ def _record(found: LockResult) -> dict[str, Any]:
         "digest": found.lock.digest,
         "written": found.written,
         "units": len(identity.entries),
-        "unobservable": sum(one.known == "unobservable" for one in identity.entries),
+        "unobservable": identity.unobservable,
         "validators": len(identity.validators),
         "drifts": found.drifts,
     }
@@ -157,12 +157,12 @@ def _show(found: LockResult, *, check: bool, dry_run: bool) -> None:
     from xpuruntime.cli.output import console
 
     identity = found.lock.identity
-    blind = sum(one.known == "unobservable" for one in identity.entries)
-    said = "does not hold" if found.drifts else "holds"
+    blind = identity.unobservable
+    outcome = "does not hold" if found.drifts else "holds"
     if found.written or dry_run:
-        said = "written" if found.written else "would be written"
+        outcome = "written" if found.written else "would be written"
     lines = [
-        f"{found.path}: {said}",
+        f"{found.path}: {outcome}",
         f"  {found.lock.digest}",
         f"  {len(identity.entries)} units, {len(identity.validators)} validators, {len(identity.outputs)} outputs",
     ]

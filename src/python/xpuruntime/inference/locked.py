@@ -366,7 +366,7 @@ def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[
         more = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
         reason = "; ".join(str(one) for one in drifts[:_NAMED]) + more
         return KeySeen(observed=f"{len(drifts)} differences", status="substituted", reason=reason)
-    blind = sum(one.known == "unobservable" for one in identity.entries)
+    blind = identity.unobservable
     reason = f"{len(identity.entries)} units ran as locked"
     if blind:
         reason += f"; {blind} of them with kernels that the engine does not report: only validators stand for these"

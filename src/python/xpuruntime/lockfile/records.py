@@ -279,6 +279,11 @@ class Identity(_Record, frozen=True, kw_only=True):
     calls: tuple[CallEntry, ...] = ()
     outputs: tuple[LockedOutput, ...] = ()
 
+    @property
+    def unobservable(self) -> int:
+        """The number of units whose kernel the engine does not report."""
+        return sum(one.known == "unobservable" for one in self.entries)
+
     def dependents(self) -> dict[str, tuple[str, ...]]:
         """Return id of a validator to the names of the units and calls that depend on it."""
         found: dict[str, dict[str, None]] = {}

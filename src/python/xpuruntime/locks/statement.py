@@ -53,8 +53,8 @@ def lock_statement(lock: Lock, path: str) -> str:
             {"kind": one.kind, "key": printable(one.key), "expect": one.expect} for one in identity.validators
         ],
         "units": {
-            "observed": sum(one.known == "observed" for one in identity.entries),
-            "unobservable": sum(one.known == "unobservable" for one in identity.entries),
+            "observed": len(identity.entries) - identity.unobservable,
+            "unobservable": identity.unobservable,
         },
         "accepted": [{"code": one.code, "why": printable(one.why)} for one in lock.provenance.accepted],
     }
