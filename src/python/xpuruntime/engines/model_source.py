@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from xpuruntime.engines.model.external import resolve_links
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "prepare_source"]
 
 
+@dataclass(eq=False, repr=False)
 class Source:
     """The model as an engine will get it: a path, or bytes and the folder of their external data.
 
@@ -47,27 +49,18 @@ class Source:
         What it was made from, with the sizes that the policy fixes; not of artifacts and of parts of a model.
     """
 
-    def __init__(
-        self,
-        model: str | bytes,
-        folder: str | None,
-        label: str,
-        keep: object = None,
-        quantised: QuantisedModel | None = None,
-        operators: str | None = None,
-        converted: bool = False,
-        info: ModelInfo | None = None,
-    ) -> None:
-        if isinstance(model, bytes) and folder is not None:
-            model, folder = _without_links(model, folder)
-        self.model = model
-        self.folder = folder
-        self.label = label
-        self.keep = keep
-        self.quantised = quantised
-        self.operators = operators
-        self.converted = converted
-        self.info = info
+    model: str | bytes
+    folder: str | None
+    label: str
+    keep: object = None
+    quantised: QuantisedModel | None = None
+    operators: str | None = None
+    converted: bool = False
+    info: ModelInfo | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, bytes) and self.folder is not None:
+            self.model, self.folder = _without_links(self.model, self.folder)
 
     @property
     def changed(self) -> str:
