@@ -82,6 +82,7 @@ def test_openvino_computes_fp64_in_fp32_which_is_what_fp32_asks_for(name: str, t
 
 
 def test_types_by_their_numbers() -> None:
-    from xpuruntime.engines.precision.other_floats import _NUMBERS, _TYPES
+    from xpuruntime.engines.precision.stated import precision_of
 
-    assert {TensorProto.DataType.Name(k).lower().replace("double", "float64"): v for k, v in _NUMBERS.items()} == _TYPES
+    kinds = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, 999)
+    assert [precision_of(one) for one in kinds] == ["fp64", "fp16", "bf16", ""]

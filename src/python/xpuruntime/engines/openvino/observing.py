@@ -13,7 +13,7 @@ from xpuruntime.engines.openvino.naming import plain_name
 from xpuruntime.engines.openvino.readback import effective
 from xpuruntime.engines.openvino.unit_attribution import Shares, precision_asked, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
-from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.precision.stated import model_precisions, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
 from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.evidence.live_bytes import Step, live_bytes
@@ -300,11 +300,9 @@ class _Units:
 
 def _types_of_sources(info: ModelInfo) -> dict[str, str]:
     """Return the precision of each input and weight of the model."""
-    import onnx
-
     found = {one.name: precision_name(one.dtype) for one in info.inputs}
     for one in info.named_proto().graph.initializer:
-        found[one.name] = precision_name(onnx.TensorProto.DataType.Name(one.data_type).lower())
+        found[one.name] = precision_of(one.data_type)
     return found
 
 

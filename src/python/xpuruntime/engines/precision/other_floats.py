@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`other_floats`: the nodes of a model that compute in a floating-point type of their own, whatever is asked for."""
+"""`other_floats`: the nodes of a model that compute in a floating-point type which the model itself states."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.precision.names import precision_name
+from xpuruntime.engines.precision.stated import model_precisions, precision_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["other_floats"]
 
-#: ONNX types by the names that policies use.
-_TYPES = {"float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-_NUMBERS = {11: "fp64", 10: "fp16", 16: "bf16"}
 #: Attributes that state the type of what a node makes.
 _STATES = ("to", "dtype")
 _NAMED = 4
@@ -43,9 +41,8 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
     proto = model.named_proto() if model.format == "onnx" else None
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""
-    types = model_precisions(proto)
-    types |= {one.name: _NUMBERS.get(one.data_type, "") for one in proto.graph.initializer}
-    types |= {one.name: _NUMBERS.get(one.type.tensor_type.elem_type, "") for one in proto.graph.input}
+    stated = {one.name: one.data_type for one in proto.graph.initializer}
+    types = model_precisions(proto, stated | {one.name: one.type.tensor_type.elem_type for one in proto.graph.input})
     found = []
     for node in proto.graph.node:
         those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)
@@ -65,4 +62,4 @@ def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
                     numbers.add(int(attribute.i))
                 elif attribute.HasField("t"):
                     numbers.add(int(attribute.t.data_type))
-    return {_TYPES[word] for word in words if word in _TYPES} | {_NUMBERS[one] for one in numbers if one in _NUMBERS}
+    return {precision_name(word) for word in words} | {precision_of(one) for one in numbers}

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["model_precisions"]
+__all__ = ["model_precisions", "precision_of"]
+
+
+def precision_of(data_type: int) -> str:
+    """Return the precision of a ``TensorProto.DataType``; empty for a number that ONNX does not define."""
+    import onnx
+
+    kinds = onnx.TensorProto.DataType
+    return precision_name(kinds.Name(data_type).lower()) if data_type in kinds.values() else ""
 
 
 def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = None) -> dict[str, str]:
@@ -51,5 +59,5 @@ def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = 
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             types.setdefault(value.name, value.type.tensor_type.elem_type)
-    names = {t: precision_name(onnx.TensorProto.DataType.Name(t).lower()) for t in set(types.values())}
+    names = {t: precision_of(t) for t in set(types.values())}
     return {k: names[t] for k, t in types.items()}
