@@ -192,10 +192,10 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
     pools = _pools()
     wanted = _devices(device, pools, absent)
     found = tuple(_device_memory(name, pools.get(name, []), stats, absent) for name in wanted)
-    told = _sessions(open_sessions() if sessions is None else sessions, given=sessions is not None)
+    listed = _sessions(open_sessions() if sessions is None else sessions, given=sessions is not None)
     if device is not None:
-        told = [one for one in told if one.device in (None, *wanted)]
-    return MemoryReport(found, tuple(told), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
+        listed = [one for one in listed if one.device in (None, *wanted)]
+    return MemoryReport(found, tuple(listed), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
 
 
 def _pools() -> dict[str, list[Any]]:
@@ -208,12 +208,12 @@ def _pools() -> dict[str, list[Any]]:
 
 def _devices(asked: object, pools: dict[str, list[Any]], absent: list[str]) -> list[str]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    ours = DeviceManager.instance().get_device_count("cuda")
+    seen_by_core = DeviceManager.instance().get_device_count("cuda")
     if asked is not None:
         name = f"cuda:{asked}" if isinstance(asked, int) else str(asked)
         if name == "cuda":
             name = f"cuda:{torch.cuda.current_device()}" if count else "cuda:0"
-        known = ["cpu", *(f"cuda:{index}" for index in range(max(count, ours)))]
+        known = ["cpu", *(f"cuda:{index}" for index in range(max(count, seen_by_core)))]
         if name not in known:
             msg = f"device {name!r} is not there: this process sees {', '.join(known)}"
             raise InputError(msg, device=name)
@@ -221,10 +221,10 @@ def _devices(asked: object, pools: dict[str, list[Any]], absent: list[str]) -> l
     if count == 0:
         why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
         absent.append(f"CUDA tensors: torch {torch.__version__} {why}")
-    if ours == 0:
+    if seen_by_core == 0:
         absent.append(f"CUDA devices: {DeviceManager.instance().cuda_reason()}")
     names = ["cpu"]
-    for index in range(max(count, ours)):
+    for index in range(max(count, seen_by_core)):
         name = f"cuda:{index}"
         if name in pools or _torch_uses(index):
             names.append(name)
@@ -273,10 +273,10 @@ def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
         return [Holder("PyTorch", backend, reserved, allocated)]
     segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == _index(name)]
     from_us = {identity for bridge in all_bridges() for identity in bridge.made}
-    ours = [one for one in segments if tuple(one["segment_pool_id"]) in from_us]
+    bridged = [one for one in segments if tuple(one["segment_pool_id"]) in from_us]
     private = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) not in {(0, 0), *from_us})
-    held = reserved - sum(one["total_size"] for one in ours)
-    in_use = allocated - sum(one["allocated_size"] for one in ours)
+    held = reserved - sum(one["total_size"] for one in bridged)
+    in_use = allocated - sum(one["allocated_size"] for one in bridged)
     parts = (Part("pools of CUDA graphs and of users", private),) if private else ()
     return [Holder("PyTorch", "caching allocator", held, in_use, parts)]
 
@@ -286,7 +286,7 @@ def _index(name: str) -> int:
 
 
 def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[SessionMemory]:
-    told = []
+    listed = []
     for one in found:
         memory = getattr(one, "memory", None)
         if not callable(memory):
@@ -298,8 +298,8 @@ def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[SessionMemor
             if given:
                 raise
             continue  # closed since it was noted
-        told.append(SessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
-    return told
+        listed.append(SessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
+    return listed
 
 
 def _mib(size: int) -> str:

@@ -47,7 +47,7 @@ class _ThreadState(threading.local):
 
 
 class PolicyFrame:
-    """The policy of one block, or outside of all: what it was entered with, or what was set inside of it since."""
+    """The policy of one block, or outside of all: as it was entered, or as `set_kernel_policy` has changed it since."""
 
     __slots__ = ("active",)
 
@@ -70,14 +70,14 @@ class DispatchContext:
     recorder : Recorder or None
         Watches every call of every overridden operator; overrides look here at each call.
     installed : InstalledPolicy or None
-        What the process-wide policy has put in place.
+        Overrides, hooks and switches of the process-wide policy.
     frames, lost_frames : list of PolicyFrame
-        What was chosen outside of all blocks, then in each that is entered, of which the last one counts; blocks that
-        are gone and were never left.
+        The policy outside of all blocks, then of each that is entered, of which the last one counts; frames of blocks
+        that were garbage-collected without being left.
     changing : bool
         Whether the process-wide policy is being changed.
     users : Counter of str
-        How many need the overrides of an operation, or the hooks of a module, by its name.
+        Users of the overrides of an operation, or of the hooks of a module, by its name.
     placed : dict of str to list
         Overrides in place, by operation.
     fast_path : FastPath or None
@@ -133,7 +133,7 @@ class DispatchContext:
         return found if found is None or _tracing_state() is None else None
 
     def set_process_policy(self, active: CompiledPolicy | None) -> CompiledPolicy | None:
-        """Make a policy active in all threads that have none of their own, autograd's included. Returns the former."""
+        """Activate a policy in all threads that have none of their own, autograd's included. Returns the former."""
         with self._lock:
             before, self.process_policy = self.process_policy, active
             self._publish()
@@ -158,7 +158,7 @@ class DispatchContext:
         return before
 
     def _publish(self) -> None:
-        """Tell fast kernels which calls they may serve without Python."""
+        """Publish to fast kernels which calls they may serve without Python."""
         active = self.process_policy
         watched = self.recorder is not None or bool(self.own_policies)
         if active is None:

@@ -84,7 +84,7 @@ class SwitchClaim:
 class _Claim(NamedTuple):
     value: Any
     before: Any
-    ours: Any
+    written: Any
     users: int
 
 
@@ -126,23 +126,23 @@ def _restore(name: str) -> None:
     if held.users > 1:
         CONTEXT.switch_claims[name] = held._replace(users=held.users - 1)
     else:
-        SWITCHES[name].restore(held.before, held.ours)
+        SWITCHES[name].restore(held.before, held.written)
 
 
 def _plain(read: Callable[[], Any], write: Callable[[Any], Any], save: Callable[[], Any] | None = None) -> Switch:
     save = save or read
 
-    def restore(before: Any, ours: Any) -> None:
-        if save() == ours:
+    def restore(before: Any, written: Any) -> None:
+        if save() == written:
             write(before)
 
     return Switch(read, write, save, restore)
 
 
 def _fp32(name: str, stored: Callable[[], Any], write: Callable[[bool], Any]) -> Switch:
-    def restore(before: Any, ours: Any) -> None:
-        if before != ours:
-            fp32_precision.put_back(before, ours, stored())
+    def restore(before: Any, written: Any) -> None:
+        if before != written:
+            fp32_precision.put_back(before, written, stored())
 
     return Switch(lambda: fp32_precision.reads(name), write, stored, restore)
 
