@@ -30,6 +30,7 @@ ORDER = (
     "inference",
     "locks",
     "tuning",
+    "serving",
     "demo",
     "cli",
 )
@@ -39,6 +40,7 @@ ALLOWED["ops"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["pytorch"] = {"files", "policies", "runtime", "evidence", "lockfile", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
+ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}

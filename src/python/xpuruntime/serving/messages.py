@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Inference requests and responses: values between the codecs of the protocol and the models, free of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+
+__all__ = ["InferRequest", "InferResponse", "ModelService", "Parameter", "RequestedOutput", "Tensor"]
+
+#: What the protocol allows as a parameter of a request, a tensor or a response.
+Parameter: TypeAlias = "bool | int | float | str"
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A named tensor.
+
+    Parameters
+    ----------
+    name : str
+    datatype : str
+        Of the protocol: ``"FP32"``, ``"BF16"``, ``"BYTES"``, ...
+    shape : tuple of int
+    data : numpy.ndarray
+        Of this shape. BYTES are an object array of `bytes`; BF16 an array of ``uint16`` with the bits. It may be a
+        read-only, unaligned view of a received body: it is copied into the row of a batch before an engine reads it.
+    parameters : mapping
+        Without those that the binary extension uses itself.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output that a request names, with its parameters."""
+
+    name: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One request to a model.
+
+    Parameters
+    ----------
+    model : str
+    version : str
+        Empty for the newest one that is served.
+    id : str
+        The client's, repeated in the response.
+    inputs : sequence of Tensor
+    outputs : sequence of RequestedOutput
+        Empty for all.
+    parameters : mapping
+    deadline : float, optional
+        On the clock of `time.monotonic`, in seconds: the earlier one of the transport's and of the parameter
+        ``timeout`` (microseconds). Past it the answer is ``DEADLINE_EXCEEDED``, also while the model is busy.
+    priority : int
+        0 for the model's default, else 1 is served first.
+    """
+
+    model: str
+    inputs: Sequence[Tensor]
+    version: str = ""
+    id: str = ""
+    outputs: Sequence[RequestedOutput] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    deadline: float | None = None
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """The outputs of one request.
+
+    Parameters
+    ----------
+    model, version, id : str
+    outputs : sequence of Tensor
+        In the order asked for. Their arrays are C-contiguous and belong to this response alone.
+    parameters : mapping
+        What the request asked for with ``xrt_evidence``, such as ``xrt_batch_size``; else empty.
+    """
+
+    model: str
+    version: str
+    outputs: Sequence[Tensor]
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+class ModelService(Protocol):
+    """What the transports need of the models that are served; `serving.models` implements it.
+
+    All but `infer` and `load` return at once and may be called in an event loop. Dictionaries are JSON objects as the
+    protocol writes them. An unknown model or version raises `ServingError` with ``NOT_FOUND``.
+    """
+
+    def infer(self, request: InferRequest) -> Future[InferResponse]:
+        """Queue a request; its future has the response or a `ServingError`, and `cancel` takes it out of the queue.
+
+        A full queue, a wrong name, datatype or shape raise at once, before anything is queued.
+        """
+        ...
+
+    def live(self) -> bool:
+        """Return whether the process answers."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether all required models make progress, else why not."""
+        ...
+
+    def model_ready(self, model: str, version: str = "") -> tuple[bool, str]:
+        """Return whether one model makes progress, else why not."""
+        ...
+
+    def server_metadata(self) -> Mapping[str, Any]:
+        """Return ``name``, ``version``, ``extensions``."""
+        ...
+
+    def model_metadata(self, model: str, version: str = "") -> Mapping[str, Any]:
+        """Return ``name``, ``versions``, ``platform``, ``inputs``, ``outputs``, with -1 for free dimensions."""
+        ...
+
+    def model_config(self, model: str, version: str = "") -> Mapping[str, Any]:
+        """Return the configuration, in Triton's words."""
+        ...
+
+    def statistics(self, model: str = "", version: str = "") -> Mapping[str, Any]:
+        """Return ``model_stats`` of the statistics extension, of all models where none is named."""
+        ...
+
+    def evidence(self, model: str, kind: str, version: str = "") -> Mapping[str, Any]:
+        """Return the ``plan``, ``evidence`` or ``lock`` of a model, as its JSON form."""
+        ...
+
+    def index(self, ready_only: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Return ``name``, ``version``, ``state``, ``reason`` of each model of the repository."""
+        ...
+
+    def load(self, model: str, parameters: Mapping[str, Parameter]) -> None:
+        """Load or reload a model; requests that were accepted are answered by the one that accepted them."""
+        ...
+
+    def unload(self, model: str, parameters: Mapping[str, Parameter]) -> None:
+        """Refuse new requests of a model, answer those that were accepted, then free it."""
+        ...

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Status codes of requests: one word for each kind of failure, with its HTTP status and its gRPC code."""
+
+from __future__ import annotations
+
+import enum
+
+from xpuruntime.errors import XpuRuntimeError
+
+__all__ = ["ServingError", "Status"]
+
+
+class Status(enum.Enum):
+    """Why a request failed.
+
+    Each has the HTTP status and the number of the gRPC code that tell the client so.
+    """
+
+    INVALID_ARGUMENT = (400, 3)
+    UNAUTHENTICATED = (401, 16)
+    NOT_FOUND = (404, 5)
+    TOO_LARGE = (413, 8)
+    RESOURCE_EXHAUSTED = (429, 8)
+    CANCELLED = (499, 1)
+    INTERNAL = (500, 13)
+    UNIMPLEMENTED = (501, 12)
+    UNAVAILABLE = (503, 14)
+    DEADLINE_EXCEEDED = (504, 4)
+
+    @property
+    def http(self) -> int:
+        """The HTTP status."""
+        return self.value[0]
+
+    @property
+    def grpc(self) -> int:
+        """The number of the gRPC code."""
+        return self.value[1]
+
+
+class ServingError(XpuRuntimeError):
+    """A request that is not answered with outputs.
+
+    Parameters
+    ----------
+    status : Status
+    message : str
+        What is wrong, why, and how to fix it; clients get it as it is.
+    retry_after : float, optional
+        Seconds after which the same request may succeed, for a full queue and for a model that is being loaded.
+    """
+
+    def __init__(self, status: Status, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = status
+        self.retry_after = retry_after
