@@ -120,7 +120,7 @@ def run_demo(
     from xpuruntime.locks.verification.sections.metrics import Metric
     from xpuruntime.locks.verification.verify import verify
 
-    console = console or Console(quiet=True)
+    console = console or Console(quiet=True, force_jupyter=False)
     images, labels = demo_images()
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
         console.rule("[bold]Plan[/]", align="left")
