@@ -15,6 +15,7 @@ from interrupting import WAYS, sweep
 
 import xpuruntime as xrt
 from xpuruntime import _core
+from xpuruntime.files.reading import open_regular
 from xpuruntime.inference import profiling
 from xpuruntime.ops import ambient
 from xpuruntime.runtime import instrumented_calls, session_registry, trace_events
@@ -109,6 +110,15 @@ def test_opening_and_closing(want: np.ndarray[Any, Any], way: str) -> None:
     sweep(way, work, _nothing_is_left, 25)
     with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:
         _good(session, want)()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_opening_a_file_closes_its_descriptor_once(way: str) -> None:
+    def work() -> None:
+        open_regular(xrt.demo_model_path()).close()
+
+    # A second close would raise EBADF in place of the interruption, or close a file of another thread.
+    sweep(way, work, lambda: None, 500)
 
 
 @pytest.mark.parametrize("way", WAYS)

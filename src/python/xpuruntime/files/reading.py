@@ -45,15 +45,16 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Bina
     """
     name = checked(path)
     _check(os.stat(name), name)  # noqa: PTH116 - before it is opened: opening a device may do something
-    descriptor = os.open(name, _FLAGS)
+    # The file object alone closes the descriptor: an interruption can come between any two steps.
+    file = open(name, "rb", opener=_open)  # noqa: SIM115 - the caller closes it
     try:
-        facts = os.fstat(descriptor)
+        facts = os.fstat(file.fileno())
         _check(facts, name)
         if limit is not None and facts.st_size > limit:
             raise OSError(errno.EFBIG, f"it has {facts.st_size:,} bytes, and at most {limit:,} are read", name)
-        return os.fdopen(descriptor, "rb")
+        return file
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
 
 
@@ -61,6 +62,10 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes. Raises OSError as `open_regular`."""
     with open_regular(path, limit) as file:
         return file.read(os.fstat(file.fileno()).st_size)  # files of /proc have no size, and some no end
+
+
+def _open(name: str, _: int) -> int:
+    return os.open(name, _FLAGS)
 
 
 def _check(facts: os.stat_result, name: str) -> None:
