@@ -51,6 +51,19 @@ def test_interpreters_run_the_model(xrt: Xrt, digits: str) -> None:
     assert result["conditions"]["seconds"] > 0
 
 
+def test_a_lock_is_a_side(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    lock = tmp_path / "digits.lock"
+    assert xrt("lock", digits, "--device", "cpu", "-o", lock).code == 0
+    shown = xrt("diff", lock, "here", digits)
+    assert shown.code == 0
+    for part in ("L0 environment: same", "L4 numerics: same", "L5 time: not compared"):
+        assert part in shown.out
+    lock.write_bytes(lock.read_bytes()[:-100])
+    cut = xrt("diff", lock, "here", digits)
+    assert (cut.code, cut.out) == (1, "")
+    assert "digits.lock" in cut.err
+
+
 def test_what_is_no_side_is_refused(xrt: Xrt, digits: str, reports: tuple[Path, Path]) -> None:
     for arguments, text in (
         (("there", "here", digits), "neither a file nor an interpreter"),

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from planted_interpreters import ANOTHER_VERSION, UNOPTIMISED, interpreter
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineError, InputError
@@ -22,40 +22,6 @@ from xpuruntime.locks.diff.result import LEVELS
 from xpuruntime.measuring.worker import WorkerFailure
 
 MODEL = Path(__file__).parents[2] / "models" / "convnet.onnx"
-
-
-def interpreter(folder: Path, *, customize: str = "", variables: str = "") -> str:
-    """Return a side whose interpreter sets variables and runs Python code as it starts."""
-    folder.mkdir()
-    if customize:
-        (folder / "sitecustomize.py").write_text(textwrap.dedent(customize))
-        variables += f'export PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-    script = folder / "python"
-    script.write_text(f'#!/bin/sh\n{variables}exec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    return f"py:{script}"
-
-
-#: Every session of ONNX Runtime is opened without optimisations of the graph: another engine's default.
-UNOPTIMISED = """
-    import onnxruntime as ort
-
-    own = ort.InferenceSession.__init__
-
-    def opened(self, path, sess_options=None, *args, **kwargs):
-        sess_options = sess_options or ort.SessionOptions()
-        sess_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        own(self, path, sess_options, *args, **kwargs)
-
-    ort.InferenceSession.__init__ = opened
-"""
-#: The package states another version.
-ANOTHER_VERSION = """
-    import importlib.metadata as metadata
-
-    version = metadata.version
-    metadata.version = lambda name: "9.9.9" if name.startswith("onnxruntime") else version(name)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -213,12 +179,6 @@ def test_sides_that_are_none_are_refused_with_what_to_give(tmp_path):
     with pytest.raises(WorkerFailure, match="ended in starting"):
         diff("here", "py:/bin/false", MODEL)
     report = saved(tmp_path / "a.json")
-    from xpuruntime.lockfile.canonical import save_lock
-    from xpuruntime.lockfile.records import Identity, Lock
-
-    locked = save_lock(Lock.of(Identity(subject="inference")), tmp_path / "model.lock")
-    with pytest.raises(InputError, match=r"model\.lock' is a lock, and environments are compared by reports"):
-        diff(str(locked), report)
     with pytest.raises(InputError, match=r"leave '.*' out"):
         diff(report, report, MODEL)
 

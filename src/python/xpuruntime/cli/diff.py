@@ -13,7 +13,7 @@ from xpuruntime.cli.options import DimOption, InputOption, JsonOption
 
 __all__ = ["diff"]
 
-_SIDE = "A report, `here`, or py:PATH with the path of a Python interpreter."
+_SIDE = "A report, a lock, `here`, or py:PATH with the path of a Python interpreter."
 BeforeArgument = Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)]
 AfterArgument = Annotated[str, typer.Argument(metavar="B", help=_SIDE, show_default=False)]
 ModelArgument = Annotated[
@@ -52,6 +52,7 @@ def diff(
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session_options import prepare, say_made_up
     from xpuruntime.locks.diff.diffing import compare_environments
+    from xpuruntime.locks.diff.side import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration
 
     check_target("--output", output)
@@ -59,8 +60,9 @@ def diff(
     feeds = None
     if model is not None:
         check_outputs({"--output": output}, model, choice, input)
-        feeds = prepare(model, input, dim, trust=choice.trust)[1]
-        say_made_up(feeds)
+        if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
+            feeds = prepare(model, input, dim, trust=choice.trust)[1]
+            say_made_up(feeds)
     with working("comparing two environments", as_json=json):
         found = compare_environments(
             before,

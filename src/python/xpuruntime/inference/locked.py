@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,13 @@ from xpuruntime.errors import LockError
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.files.paths import json_bytes, with_home
 from xpuruntime.lockfile.canonical import load_lock
-from xpuruntime.lockfile.differences import compare_calls, compare_entries, compare_outputs, compare_plans
+from xpuruntime.lockfile.differences import (
+    compare_calls,
+    compare_entries,
+    compare_outputs,
+    compare_plans,
+    samples_agree,
+)
 from xpuruntime.lockfile.drift import Drift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan, OutputSample
@@ -332,20 +337,11 @@ def _compare_results(
             one.grade == "tolerance"
             and other is not None
             and (one.dtype, one.shape) == (other.dtype, other.shape)
-            and _near(samples.get(one.name, ()), _samples(_array(results[one.name])), one.rtol, one.atol)
+            and samples_agree(samples.get(one.name, ()), _samples(_array(results[one.name])), one.rtol, one.atol)
         )
         if near:
             now[one.name] = one
     return compare_outputs(locked, tuple(now.values()))
-
-
-def _near(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
-    if len(expected) != len(found):
-        return False
-    return all(
-        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= atol + rtol * abs(one)
-        for one, other in zip(expected, found, strict=True)
-    )
 
 
 def compare_observed(

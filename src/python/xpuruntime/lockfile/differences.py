@@ -4,13 +4,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from xpuruntime.lockfile.drift import Drift, shown
-from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, UnitEntry
+from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, LockedPolicy, UnitEntry
 from xpuruntime.lockfile.validators import validator_drift
 
-__all__ = ["compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans", "compare_stated",
+    "samples_agree",
+]  # fmt: skip
 
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
 _FIELDS = (("on", "placement"), ("precision", "precision"), ("accumulate", "accumulate"), ("layout", "layout"))
@@ -94,6 +103,29 @@ def _keys_of(plan: LockedPlan) -> dict[str, object]:
     found.update({f"settings.{key}": value for key, value in plan.settings.items()})
     found.update({key: f"{resolved} ({level})" for key, resolved, level in plan.controls})
     return found
+
+
+def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[Drift, ...]:
+    """Return a drift for each key that one policy states and the other does not, or states otherwise."""
+    if locked is None or found is None:
+        return ()
+    drifts = []
+    for key in sorted({*locked.stated, *found.stated}):
+        before, now = locked.stated.get(key), found.stated.get(key)
+        if before != now:
+            fix = f"state {key}: {before}" if before is not None else f"leave {key} out"
+            drifts.append(Drift(code="policy", subject=key, expected=shown(before), found=shown(now), restore=fix))
+    return tuple(drifts)
+
+
+def samples_agree(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
+    """Whether samples of an output agree within a tolerance; NaN agrees with NaN."""
+    if len(expected) != len(found):
+        return False
+    return all(
+        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= atol + rtol * abs(one)
+        for one, other in zip(expected, found, strict=True)
+    )
 
 
 def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...]) -> tuple[Drift, ...]:

@@ -19,7 +19,8 @@ from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
-from xpuruntime.locks.diff.side import FileSide, PythonSide, call, read_side, start_worker
+from xpuruntime.locks.diff.side import FileSide, LockSide, PythonSide, call, read_side, start_worker
+from xpuruntime.locks.diff.with_lock import compare_with_lock
 from xpuruntime.locks.session_worker import MODULE
 from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure
@@ -58,12 +59,12 @@ def compare_environments(
     Parameters
     ----------
     before, after : str
-        Each a saved report, ``"here"`` for this interpreter, or ``"py:PATH"`` for another one, such as
-        ``"py:old/bin/python"``.
+        Each a saved report, a lock, ``"here"`` for this interpreter, or ``"py:PATH"`` for another one, such as
+        ``"py:old/bin/python"``. Beside a lock, an interpreter locks the model anew, under the same policy.
     model : str or path, optional
-        What interpreters run; saved reports are of their own.
+        What interpreters run; reports and locks are of their own.
     inputs : mapping of str to array, optional
-        Default: made up from the model's shapes, the same each time.
+        Default: made up from the model's shapes, or from those of a lock, the same each time.
     budget : float
         Seconds for timing.
     margin : float
@@ -83,6 +84,8 @@ def compare_environments(
     ------
     InputError
         A side is no file and no interpreter, or a model is missing.
+    LockError
+        A lock is cut off, was edited, or is of a later release.
     EngineError
         An interpreter cannot run the model, or has ended while it did.
     """
@@ -91,10 +94,12 @@ def compare_environments(
     if running and model is None:
         raise InputError(f"'{running[0].name}' runs a model: give it as MODEL")
     if not running and model is not None:
-        raise InputError(f"two saved reports are of their own model: leave '{os.fspath(model)}' out")
+        raise InputError(f"two files are of their own model: leave '{os.fspath(model)}' out")
+    if any(isinstance(side, LockSide) for side in sides):
+        return compare_with_lock(sides, model, inputs=inputs, arguments=arguments)
     with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder, contextlib.ExitStack() as stack:
         work = _Work(Path(folder), stack, model, inputs, arguments)
-        opened = [work.open(side, place) for place, side in enumerate(sides)]
+        opened = [work.open(side, place) for place, side in enumerate(sides) if not isinstance(side, LockSide)]
         comparison = compare_reports(opened[0].report, opened[1].report)
         comparison = msgspec.structs.replace(
             comparison,

@@ -40,7 +40,7 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
     nodes : tuple of str
         Source nodes concerned.
     causes : tuple of str
-        Rows of the environment and of the plan that may have caused it.
+        Rows of the environment, and where a side is a lock of the plan, that may have caused it.
     restore : str
         The pin or command that restores the first side; empty where none is known.
     """
@@ -84,8 +84,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     model : str
     levels : tuple of Level
         In the order of `LEVELS`.
-    comparison : ReportComparison
-        Of the two reports, with everything that they have.
+    comparison : ReportComparison or None
+        Of the two reports, with everything that they have; ``None`` where a side is a lock.
     speed : Comparison or None
         Of interleaved rounds, where both sides are interpreters.
     conditions : Conditions or None
@@ -98,7 +98,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     model: str
     levels: tuple[Level, ...]
-    comparison: ReportComparison
+    comparison: ReportComparison | None = None
     speed: Comparison | None = None
     conditions: Conditions | None = None
     notes: tuple[str, ...] = ()
@@ -129,7 +129,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         """Return plain dicts, lists and scalars, with `headline` and `exit_code` in them."""
         found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
         said = {"headline": self.headline, "exit_code": self.exit_code}
-        return {"schema": found.pop("schema"), **said, **found, "comparison": self.comparison.to_dict()}
+        comparison = None if self.comparison is None else self.comparison.to_dict()
+        return {"schema": found.pop("schema"), **said, **found, "comparison": comparison}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""

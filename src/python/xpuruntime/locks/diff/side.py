@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Sides of a difference: a saved report, this interpreter, or another one."""
+"""Sides of a difference: a saved report, a lock, this interpreter, or another one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from xpuruntime.errors import EngineError, InputError
 from xpuruntime.evidence import Report
 from xpuruntime.files.paths import kind_of
 from xpuruntime.files.reading import open_regular
+from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.measuring.worker import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.measuring.worker import Worker
 
-__all__ = ["FileSide", "PythonSide", "call", "read_side", "start_worker"]
+__all__ = ["FileSide", "LockSide", "PythonSide", "call", "read_side", "start_worker"]
 
 _PREFIX = "py:"
 #: What the first kilobytes of a lock have: its keys are sorted, and the schema is the last one.
@@ -32,25 +34,18 @@ class FileSide(NamedTuple):
     name: str
 
     def report(self) -> Report:
-        """Read it.
+        """Read it. Raises `InputError` where it is none."""
+        return Report.load(self.name)
 
-        Raises
-        ------
-        InputError
-            It is no report.
-        """
-        try:
-            return Report.load(self.name)
-        except InputError:
-            with open_regular(self.name) as file:
-                is_lock = _LOCK.search(file.read(_HEAD))
-            if is_lock is None:
-                raise
-            msg = (
-                f"'{self.name}' is a lock, and environments are compared by reports: give what "
-                "`xrt explain MODEL --json` printed in that environment, or `py:` and its interpreter"
-            )
-            raise InputError(msg) from None
+
+class LockSide(NamedTuple):
+    """A lock, by the path that was given."""
+
+    name: str
+
+    def lock(self) -> Lock:
+        """Read it. Raises `LockError` where it is cut off, was edited, or is of a later release."""
+        return load_lock(self.name)
 
 
 class PythonSide(NamedTuple):
@@ -60,7 +55,7 @@ class PythonSide(NamedTuple):
     python: str
 
 
-def read_side(text: str) -> FileSide | PythonSide:
+def read_side(text: str) -> FileSide | LockSide | PythonSide:
     """Read an argument as a side.
 
     Raises
@@ -74,11 +69,13 @@ def read_side(text: str) -> FileSide | PythonSide:
         return PythonSide(text, str(Path(text[len(_PREFIX) :]).expanduser()))
     if kind_of(text) != "file":
         msg = (
-            f"{text!r} is neither a file nor an interpreter: give a report that `xrt explain --json` printed, "
+            f"{text!r} is neither a file nor an interpreter: give a report that `xrt explain --json` printed, a lock, "
             "`here`, or `py:` and the path of a Python interpreter"
         )
         raise InputError(msg)
-    return FileSide(text)
+    with open_regular(text) as file:
+        is_lock = _LOCK.search(file.read(_HEAD)) is not None
+    return LockSide(text) if is_lock else FileSide(text)
 
 
 def start_worker(side: PythonSide, folder: Path) -> Worker:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = [
-    "explain", "intermediates", "load_core", "open_session", "outputs", "read_array", "read_arrays", "time_session",
-    "write_array", "write_arrays",
+    "explain", "intermediates", "load_core", "lock", "open_session", "outputs", "read_array", "read_arrays",
+    "time_session", "write_array", "write_arrays",
 ]  # fmt: skip
 
 _session: InferenceSession
@@ -81,6 +81,19 @@ def open_session(model: str, inputs: str, arguments: dict[str, Any]) -> dict[str
         _session = xpuruntime.InferenceSession(model, **arguments)
     plan = _session.plan
     return {"engine": plan.engine, "engine_version": str(plan.engine_version), "xpuruntime": xpuruntime.__version__}
+
+
+def lock(model: str, inputs: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the lock of a model as it runs here, as plain values; `inputs` is a folder of `write_arrays`."""
+    import msgspec
+
+    import xpuruntime
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = xpuruntime.lock(model, inputs=None if inputs is None else read_arrays(Path(inputs)), **arguments).lock
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return plain
 
 
 def time_session(calls: int, samples: int) -> list[float]:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Recorded`: what a lock has of an environment, read from a lock, made in an interpreter, or taken from a report."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.evidence.report_builder.environment import influential_variables
+from xpuruntime.lockfile.entries import call_entries, unit_entries
+from xpuruntime.lockfile.records import Identity, Lock, LockedPlan, LockedShapes, Validator
+from xpuruntime.lockfile.rules import policy_record
+from xpuruntime.lockfile.tables import packages_of, variables_of
+from xpuruntime.lockfile.validators import CORE
+from xpuruntime.policies import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from xpuruntime.evidence import Report
+
+__all__ = ["Recorded", "narrowed", "of_lock", "of_report"]
+
+#: Settings whose texts name the policy's keys; a lock's plan has rules instead of these.
+_NAMING_KEYS = ("rewrites", "left", "tune")
+
+
+class Recorded(NamedTuple):
+    """One side, as a lock has it.
+
+    Attributes
+    ----------
+    name : str
+        As the side was given.
+    identity : Identity
+    samples : mapping of str to tuple of float
+        Output to sampled values, where its bits do not repeat.
+    latency_us : float or None
+    created : str
+        When it was made: ISO 8601, UTC.
+    pinned : bool
+        Whether the plan was made of the kernels that ran before, as that of a lock is.
+    partial : bool
+        Whether it is a report, which has neither outputs nor all validators.
+    """
+
+    name: str
+    identity: Identity
+    samples: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+    latency_us: float | None = None
+    created: str = ""
+    pinned: bool = True
+    partial: bool = False
+
+
+def of_lock(name: str, lock: Lock) -> Recorded:
+    """Return a lock as a side."""
+    measured = lock.measured
+    return Recorded(
+        name=name,
+        identity=lock.identity,
+        samples={one.name: one.values for one in measured.samples},
+        latency_us=measured.latency_us.get("p50"),
+        created=lock.provenance.created,
+    )
+
+
+def of_report(name: str, report: Report, like: Identity) -> Recorded:
+    """Return what a report has of the things that a lock has.
+
+    Parameters
+    ----------
+    name : str
+    report : Report
+    like : Identity
+        Of the lock that it is compared with: its validators are what entries depend on.
+    """
+    found = report.plan
+    at = like.shapes[0].id if like.shapes else "s0"
+    entries = unit_entries(report.units, report.decisions, like.validators, at)
+    pinned = found.get("policy_source") == "lock"
+    controls = tuple(
+        sorted((one["key"], one["resolved"], one["enforceability"]) for one in found.get("controls", ())
+               if one["key"] != "execution.lock")
+    )  # fmt: skip
+    identity = Identity(
+        subject="inference",
+        policy=None if pinned else policy_record(Policy.coerce(found.get("policy") or {})),
+        plan=LockedPlan(
+            engine=found["engine"],
+            device=found["device"],
+            precision=found["precision"],
+            settings=found.get("settings") or {},
+            controls=controls,
+        ),
+        validators=tuple(_validators(report, like)),
+        shapes=_shapes(report, at),
+        entries=entries,
+        calls=call_entries(report.decisions, like.validators),
+    )
+    latency = None if report.latency is None else report.latency.median_us
+    return Recorded(name, identity, latency_us=latency, created=report.created, pinned=pinned, partial=True)
+
+
+def narrowed(one: Recorded, other: Recorded) -> tuple[Recorded, tuple[str, ...]]:
+    """Return a side as far as the other one can be compared with it, and the validators that the other does not have.
+
+    Where one of them is a report, its plan was made of another policy than that of a lock, which has the kernels as
+    rules: controls and settings that name these are left out.
+    """
+    identity = one.identity
+    theirs = {validator.id for validator in other.identity.validators}
+    kept = [validator for validator in identity.validators if validator.kind != "policy"]
+    untold: list[str] = []
+    if other.partial:
+        untold = [f"{validator.kind} {validator.key}" for validator in kept if validator.id not in theirs]
+        kept = [validator for validator in kept if validator.id in theirs]
+    plan, their_plan = identity.plan, other.identity.plan
+    if plan is not None and their_plan is not None and not (one.pinned and other.pinned):
+        shared = {control[0] for control in plan.controls} & {control[0] for control in their_plan.controls}
+        plan = msgspec.structs.replace(
+            plan,
+            settings={name: value for name, value in plan.settings.items() if name not in _NAMING_KEYS},
+            controls=tuple(c for c in plan.controls if c[0] in shared and not c[0].startswith("kernels.")),
+        )
+    return one._replace(identity=msgspec.structs.replace(identity, validators=tuple(kept), plan=plan)), tuple(untold)
+
+
+def _validators(report: Report, like: Identity) -> Iterator[Validator]:
+    """Yield the validators of a lock with what a report has of them; those that it does not tell are left out."""
+    for one in like.validators:
+        found = _told(report, one)
+        if found is not None:
+            yield msgspec.structs.replace(one, expect=found)
+
+
+def _told(report: Report, one: Validator) -> Any:
+    plan, environment = report.plan, report.environment
+    execution = plan.get("execution") or {}
+    hardware = execution.get("device") or {}
+    packages = environment.get("packages") or {}
+    if one.kind == "engine":
+        found: dict[str, Any] = {"version": plan.get("engine_version")}
+        name = next((name for name in packages_of(plan["engine"]) if name in packages), None)
+        return found if name is None else {**found, "package": f"{name}=={packages[name]}"}
+    if one.kind == "package":
+        return packages.get(one.key)
+    if one.kind == "model":
+        return _file_alone(one.expect, (plan.get("model") or {}).get("sha256"))
+    if one.kind == "cpu_isa":
+        features = hardware.get("features") if hardware.get("kind") == "cpu" else None
+        return None if features is None else sorted(features)
+    if one.kind == "device":
+        if hardware.get("kind") != "cpu":
+            return None
+        facts = {"name": hardware.get("name"), "cores": hardware.get("units")}
+        return {**facts, "architecture": hardware.get("architecture")}
+    if one.kind == "environment":
+        return _variables(one, plan, environment.get("variables") or {})
+    if one.kind in ("library", "kernel_source"):
+        name = "xpuruntime/_core" if one.key == CORE else one.key
+        return _library(one.expect, next((lib for lib in execution.get("libraries", ()) if lib["name"] == name), None))
+    return None
+
+
+def _file_alone(expect: Any, sha256: str | None) -> Any:
+    """Return the digests of a model of which that of the file is known: where it is the same, so are its parts."""
+    if sha256 is None or not isinstance(expect, dict):
+        return None
+    return expect if expect.get("sha256") == sha256 else {"sha256": sha256}
+
+
+def _library(expect: Any, found: dict[str, Any] | None) -> Any:
+    """Return the identity of a library, where the report has a build ID of it."""
+    if found is None or not isinstance(expect, dict) or not found.get("build_id"):
+        return None
+    return {**expect, **{name: found[name] for name in ("build_id", "size") if name in expect}}
+
+
+def _variables(one: Validator, plan: dict[str, Any], variables: dict[str, str]) -> dict[str, str] | None:
+    if not isinstance(one.expect, dict) or len(influential_variables(one.expect)) < len(one.expect):
+        return None  # a report leaves out some of those that the lock has
+    return variables_of(plan["engine"], plan["device"], variables)
+
+
+def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:
+    """Return the shapes that were run, as far as a report has them as numbers."""
+    if report.shapes is None:
+        return ()
+    found: dict[str, tuple[int, ...]] = {}
+    for one in report.shapes.inputs:
+        sizes = [] if one.observed in ("scalar", "") else one.observed.split(" x ")
+        if not all(size.isdecimal() for size in sizes):
+            return ()
+        found[one.input] = tuple(map(int, sizes))
+    return (LockedShapes(id=at, inputs=found),)
