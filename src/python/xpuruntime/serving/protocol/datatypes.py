@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Datatypes of the protocol, their arrays, and the raw form of tensors: little-endian elements, row-major."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from xpuruntime.serving.messages import Tensor
+
+__all__ = [
+    "DATATYPES",
+    "Datatype",
+    "array_of_elements",
+    "array_of_raw",
+    "checked_shape",
+    "datatype_named",
+    "element_count",
+    "raw_of",
+]
+
+_MOST_DIMENSIONS = 32
+_LARGEST = 2**63 - 1
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """A datatype of the protocol.
+
+    Parameters
+    ----------
+    name : str
+    dtype : numpy.dtype
+        BYTES are objects; BF16 has the bits as ``uint16``, since NumPy has no such type.
+    size : int
+        Of an element in bytes; 0 for BYTES, whose elements state theirs.
+    contents : str
+        The field of ``InferTensorContents``; empty where elements are only sent raw.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    size: int
+    contents: str
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether elements are strings of bytes."""
+        return self.size == 0
+
+    @property
+    def only_raw(self) -> bool:
+        """Whether JSON and typed contents have no form for it."""
+        return not self.contents
+
+
+#: Name to datatype. Arrays are little-endian whatever the machine is, as the wire is.
+DATATYPES = {
+    name: Datatype(name, np.dtype(dtype), 0 if name == "BYTES" else np.dtype(dtype).itemsize, contents)
+    for name, dtype, contents in (
+        ("BOOL", "?", "bool_contents"),
+        ("UINT8", "u1", "uint_contents"),
+        ("UINT16", "<u2", "uint_contents"),
+        ("UINT32", "<u4", "uint_contents"),
+        ("UINT64", "<u8", "uint64_contents"),
+        ("INT8", "i1", "int_contents"),
+        ("INT16", "<i2", "int_contents"),
+        ("INT32", "<i4", "int_contents"),
+        ("INT64", "<i8", "int64_contents"),
+        ("FP16", "<f2", ""),
+        ("BF16", "<u2", ""),
+        ("FP32", "<f4", "fp32_contents"),
+        ("FP64", "<f8", "fp64_contents"),
+        ("BYTES", "O", "bytes_contents"),
+    )
+}
+
+
+def datatype_named(name: str, tensor: str) -> Datatype:
+    """Return a datatype by its name; `tensor` is named in the error."""
+    found = DATATYPES.get(name)
+    if found is None:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has the datatype {name[:40]!r}, which the protocol does not have. "
+            f"Fix: state one of {', '.join(DATATYPES)}",
+        )
+    return found
+
+
+def checked_shape(shape: Iterable[int], tensor: str) -> tuple[int, ...]:
+    """Return a shape without negative dimensions, of at most 32, whose count of elements fits into 63 bits."""
+    dims = tuple(shape)
+    if len(dims) > _MOST_DIMENSIONS:
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"tensor {tensor!r} has {len(dims)} dimensions. Fix: at most {_MOST_DIMENSIONS}"
+        )
+    for dim in dims:
+        if not 0 <= dim <= _LARGEST:
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"tensor {tensor!r} has the shape {list(dims)}. Fix: state the size of each dimension, 0 or more",
+            )
+    if math.prod(dim for dim in dims if dim) > _LARGEST // 8:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has the shape {list(dims)}, which no memory can hold. Fix: correct the shape",
+        )
+    return dims
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Return how many elements a shape has."""
+    return math.prod(shape)
+
+
+def array_of_raw(datatype: Datatype, shape: tuple[int, ...], raw: memoryview, tensor: str) -> NDArray[Any]:
+    """Return an array of raw elements: a read-only view where that is possible, not necessarily aligned.
+
+    Raises
+    ------
+    ServingError
+        The length is not that of the shape, or an element of BYTES reaches past the end.
+    """
+    if datatype.is_bytes:
+        return _object_array(_split(raw, element_count(shape), tensor), shape)
+    expected = element_count(shape) * datatype.size
+    if len(raw) != expected:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has {len(raw)} bytes, and {datatype.name} of shape {list(shape)} takes {expected}. "
+            "Fix: send the elements of that shape, or correct it",
+        )
+    if datatype.name == "BOOL":
+        _check_bools(raw, tensor)
+    return np.frombuffer(raw, datatype.dtype).reshape(shape)
+
+
+def array_of_elements(
+    datatype: Datatype, shape: tuple[int, ...], elements: Sequence[Any] | NDArray[Any], tensor: str
+) -> NDArray[Any]:
+    """Return an array of a flat sequence of Python values or an array, which must fit the datatype exactly.
+
+    Raises
+    ------
+    ServingError
+        The number of elements is not that of the shape, or one is out of range.
+    """
+    if len(elements) != element_count(shape):
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has {len(elements)} elements, and the shape {list(shape)} has "
+            f"{element_count(shape)}. Fix: send the elements of that shape, or correct it",
+        )
+    if datatype.is_bytes:
+        return _object_array(elements, shape)
+    kind = datatype.dtype.kind
+    try:
+        if kind in "iu" and datatype.name != "UINT64":
+            wide = np.asarray(elements, np.int64)
+            limits = np.iinfo(datatype.dtype)
+            if wide.size and (int(wide.min()) < limits.min or int(wide.max()) > limits.max):
+                raise OverflowError
+            return wide.astype(datatype.dtype).reshape(shape)
+        if kind == "u":
+            if not isinstance(elements, np.ndarray) and any(one < 0 for one in elements):
+                raise OverflowError
+            return np.asarray(elements, datatype.dtype).reshape(shape)
+        if kind == "f":
+            with np.errstate(over="ignore"):
+                made = np.asarray(elements, datatype.dtype)
+            if not isinstance(elements, np.ndarray) and np.isinf(made).any():  # JSON has no infinity
+                raise OverflowError
+            return made.reshape(shape)
+    except OverflowError:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has an element that {datatype.name} cannot hold. Fix: send values of its range",
+        ) from None
+    return np.asarray(elements, datatype.dtype).reshape(shape)
+
+
+def raw_of(tensor: Tensor) -> bytes | memoryview:
+    """Return the raw elements of a tensor: a view of its array unless they are BYTES."""
+    datatype = DATATYPES[tensor.datatype]
+    if datatype.is_bytes:
+        parts: list[bytes] = []
+        for element in tensor.data.ravel():
+            parts += (_LENGTH.pack(len(element)), element)
+        return b"".join(parts)
+    array = np.ascontiguousarray(tensor.data, datatype.dtype)
+    octets: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(octets) if array.size else b""
+
+
+def _object_array(elements: Sequence[Any] | NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    made = np.empty(len(elements), object)
+    made[:] = elements
+    return made.reshape(shape)
+
+
+def _split(raw: memoryview, count: int, tensor: str) -> list[bytes]:
+    """Return the elements of BYTES: each is a little-endian length of four bytes, and that many."""
+    end = len(raw)
+    if count * 4 > end:
+        raise _wrong_bytes(tensor, f"{count} elements take at least {count * 4} bytes, and there are {end}")
+    found = []
+    at = 0
+    for index in range(count):
+        if at + 4 > end:
+            raise _wrong_bytes(tensor, f"the length of element {index} is missing")
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at += 4
+        if at + length > end:
+            raise _wrong_bytes(tensor, f"element {index} states {length} bytes, and {end - at} are left")
+        found.append(bytes(raw[at : at + length]))
+        at += length
+    if at != end:
+        raise _wrong_bytes(tensor, f"{end - at} bytes follow its {count} elements")
+    return found
+
+
+def _wrong_bytes(tensor: str, reason: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT,
+        f"tensor {tensor!r} of BYTES: {reason}. Fix: write each element as its length, 4 bytes little-endian, and it",
+    )
+
+
+def _check_bools(raw: memoryview, tensor: str) -> None:
+    bits = np.frombuffer(raw, np.uint8)
+    if bits.size and int(bits.max()) > 1:
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"tensor {tensor!r} of BOOL has a byte that is neither 0 nor 1. Fix: send 0 or 1"
+        )

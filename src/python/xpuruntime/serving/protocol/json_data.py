@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Elements of tensors in JSON: flat in row-major order or nested as the shape says, and never converted silently."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xpuruntime.serving.protocol.datatypes import DATATYPES, Datatype, array_of_elements
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from xpuruntime.serving.messages import Tensor
+
+__all__ = ["array_of_json", "elements_of", "reason_of"]
+
+_BLANKS = b" \t\r\n"
+
+
+def array_of_json(datatype: Datatype, shape: tuple[int, ...], text: bytes | memoryview, tensor: str) -> NDArray[Any]:
+    """Return the array of a tensor's ``data``, which is JSON text.
+
+    Raises
+    ------
+    ServingError
+        It is neither flat nor nested as the shape says, has an element of another type or out of range, or the
+        datatype has no form in JSON.
+    """
+    if datatype.only_raw:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} is {datatype.name}, which JSON has no form for. "
+            "Fix: send it with the binary extension (binary_data_size)",
+        )
+    depth = _depth(text)
+    rank = len(shape)
+    if depth not in (1, rank):
+        nested = f" or {rank}" if rank not in (0, 1) else ""
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the data of tensor {tensor!r} begin with {depth} brackets, and its shape {list(shape)} takes 1 (flat)"
+            f"{nested}. Fix: send a flat array in row-major order, or one nested as the shape",
+        )
+    try:
+        values: Any = _decoder(datatype.name, depth).decode(text)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the data of tensor {tensor!r} are not {datatype.name}: {reason_of(error)}. "
+            f"Fix: send {_FORMS[datatype.dtype.kind]}",
+        ) from None
+    flat = [values] if depth == 0 else _flat(values, shape, tensor) if depth > 1 else values
+    return array_of_elements(datatype, shape, [one.encode() for one in flat] if datatype.is_bytes else flat, tensor)
+
+
+def _flat(nested: list[Any], shape: Sequence[int], tensor: str) -> list[Any]:
+    """Return the elements of lists that must be nested as the shape says."""
+    if len(nested) != shape[0]:
+        raise _not_nested(shape, tensor)
+    for dim in shape[1:]:
+        if any(len(one) != dim for one in nested):
+            raise _not_nested(shape, tensor)
+        nested = list(itertools.chain.from_iterable(nested))
+    return nested
+
+
+_FORMS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
+_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+
+
+@functools.lru_cache(maxsize=128)
+def _decoder(datatype: str, depth: int) -> msgspec.json.Decoder[Any]:
+    form = _TYPES[DATATYPES[datatype].dtype.kind]
+    for _ in range(depth):
+        form = list.__class_getitem__(form)
+    return msgspec.json.Decoder(form)
+
+
+def _depth(text: bytes | memoryview) -> int:
+    """Return with how many opening brackets JSON begins, 33 for more than any shape can have."""
+    depth = 0
+    for byte in text:
+        if byte == 0x5B:
+            depth += 1
+            if depth > 32:
+                break
+        elif byte not in _BLANKS:
+            break
+    return depth
+
+
+def _not_nested(shape: Sequence[int], tensor: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT,
+        f"the data of tensor {tensor!r} are not nested as its shape {list(shape)}. "
+        "Fix: send a flat array in row-major order, or correct the shape",
+    )
+
+
+def elements_of(tensor: Tensor) -> list[Any]:
+    """Return the elements of an output as JSON has them, flat in row-major order.
+
+    Raises
+    ------
+    ServingError
+        JSON has no form for the datatype or for a value: NaN, an infinity, bytes that are not UTF-8.
+    """
+    datatype = DATATYPES[tensor.datatype]
+    if datatype.only_raw:
+        raise _only_binary(tensor, f"is {datatype.name}, which JSON has no form for")
+    if datatype.is_bytes:
+        try:
+            return [bytes(one).decode() for one in tensor.data.ravel()]
+        except UnicodeDecodeError:
+            raise _only_binary(tensor, "has bytes that are not UTF-8") from None
+    array = tensor.data.ravel()
+    if datatype.dtype.kind == "f" and not np.isfinite(array).all():
+        raise _only_binary(tensor, "has NaN or an infinity, which JSON has no form for")
+    found: list[Any] = array.tolist()
+    return found
+
+
+def _only_binary(tensor: Tensor, reason: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT,
+        f"output {tensor.name!r} {reason}. Fix: ask for it with the parameter binary_data true, or for all with "
+        "binary_data_output true",
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why JSON was refused, in one short sentence without a full stop."""
+    text = str(error) or type(error).__name__
+    return text.rstrip(".")[:200]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Requests of the REST protocol: JSON, with tensors in it or behind it (the binary extension), or one raw tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.protocol.datatypes import (
+    DATATYPES,
+    array_of_raw,
+    checked_shape,
+    datatype_named,
+    element_count,
+)
+from xpuruntime.serving.protocol.json_data import array_of_json, reason_of
+from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RestRequest", "header_length", "read_raw_request", "read_request"]
+
+_Parameters = dict[str, bool | int | float | str]
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: _Parameters = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Output(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    parameters: _Parameters = {}
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: list[_Input]
+    id: str = ""
+    parameters: _Parameters = {}
+    outputs: list[_Output] = []
+    model_name: str = ""
+    model_version: str = ""
+
+
+_DECODER = msgspec.json.Decoder(_Request)
+
+
+@dataclass(slots=True)
+class RestRequest:
+    """A request, and how its outputs are sent.
+
+    Parameters
+    ----------
+    request : InferRequest
+    binary : frozenset of str
+        Outputs that were asked for in binary.
+    binary_by_default : bool
+        Whether those are binary that the request does not name.
+    """
+
+    request: InferRequest
+    binary: frozenset[str] = frozenset()
+    binary_by_default: bool = False
+
+
+def header_length(stated: str | None, body: int) -> int | None:
+    """Return how long the JSON is that a body of so many bytes begins with; `None` where it is all of it.
+
+    Parameters
+    ----------
+    stated : str, optional
+        The header ``Inference-Header-Content-Length``.
+    body : int
+        Length of the body, not compressed.
+    """
+    if stated is None:
+        return None
+    if not (stated.isascii() and stated.isdecimal() and len(stated) <= 18):
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the header Inference-Header-Content-Length is {stated[:40]!r}. "
+            "Fix: state the length of the JSON in bytes, a whole number",
+        )
+    length = int(stated)
+    if length > body:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the header Inference-Header-Content-Length is {length}, and the body has {body} bytes. "
+            "Fix: state the length of the JSON alone, not compressed",
+        )
+    return length
+
+
+def read_request(
+    body: bytes, model: str, version: str = "", length: int | None = None, now: float | None = None
+) -> RestRequest:
+    """Return the request in a body.
+
+    Parameters
+    ----------
+    body : bytes
+        Not compressed. Arrays of binary tensors are views of it.
+    model, version : str
+        Of the path.
+    length : int, optional
+        What `header_length` returned.
+    now : float, optional
+        When the request arrived, on the clock of `time.monotonic`.
+
+    Raises
+    ------
+    ServingError
+        The JSON is malformed, has an unknown key, names a tensor twice or another model than the path, or the tensors
+        behind it have another length than stated.
+    """
+    view = memoryview(body)
+    try:
+        read = _DECODER.decode(body if length is None else view[:length])
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the body is not a request of the protocol: {reason_of(error)}. "
+            'Fix: send {"inputs": [{"name": ..., "shape": [...], "datatype": ..., "data": [...]}]}',
+        ) from None
+    _check_model(read, model, version)
+    refuse_duplicates((one.name for one in read.inputs), "input")
+    refuse_duplicates((one.name for one in read.outputs), "output")
+    refuse_extensions(read.parameters, "the request")
+    inputs = _inputs(read.inputs, view[len(body) if length is None else length :])
+    by_default = _flag(read.parameters.pop("binary_data_output", False), "binary_data_output", "the request")
+    binary = _binary_outputs(read.outputs, by_default)
+    return RestRequest(
+        InferRequest(
+            model,
+            inputs,
+            version or read.model_version,
+            read.id,
+            [RequestedOutput(one.name, one.parameters) for one in read.outputs],
+            read.parameters,
+            deadline_of(read.parameters, now),
+            priority_of(read.parameters),
+        ),
+        binary,
+        by_default and not read.outputs,
+    )
+
+
+def _check_model(read: _Request, model: str, version: str) -> None:
+    for name, stated, path in (("model_name", read.model_name, model), ("model_version", read.model_version, version)):
+        if stated and path and stated != path:
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"the body has {name} {stated!r}, and the path {path!r}. Fix: leave it out of the body",
+            )
+
+
+def _inputs(read: list[_Input], binary: memoryview) -> list[Tensor]:
+    tensors = []
+    at = 0
+    for one in read:
+        datatype = datatype_named(one.datatype, one.name)
+        shape = checked_shape(one.shape, one.name)
+        refuse_extensions(one.parameters, f"the input {one.name!r}")
+        size = one.parameters.pop("binary_data_size", None)
+        data = memoryview(one.data)
+        if size is None:
+            if not data:
+                raise ServingError(
+                    Status.INVALID_ARGUMENT,
+                    f"the input {one.name!r} has no data. Fix: give data, or binary_data_size and the bytes",
+                )
+            array = array_of_json(datatype, shape, data, one.name)
+        else:
+            if data:
+                raise ServingError(
+                    Status.INVALID_ARGUMENT,
+                    f"the input {one.name!r} has both data and binary_data_size. Fix: give one of them",
+                )
+            length = _size(size, one.name, len(binary) - at)
+            array = array_of_raw(datatype, shape, binary[at : at + length], one.name)
+            at += length
+        tensors.append(Tensor(one.name, datatype.name, shape, array, one.parameters))
+    if at != len(binary):
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"{len(binary) - at} bytes follow the JSON and the tensors whose binary_data_size it states. "
+            "Fix: state the size of each binary input, and Inference-Header-Content-Length",
+        )
+    return tensors
+
+
+def _size(stated: Any, name: str, left: int) -> int:
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 0:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the input {name!r} has the binary_data_size {stated!r}. Fix: state its length in bytes",
+        )
+    if stated > left:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the input {name!r} has the binary_data_size {stated}, and {left} bytes are left behind the JSON. "
+            "Fix: send all of its bytes, and state Inference-Header-Content-Length",
+        )
+    return stated
+
+
+def _binary_outputs(outputs: list[_Output], by_default: bool) -> frozenset[str]:
+    found = []
+    for one in outputs:
+        where = f"the output {one.name!r}"
+        refuse_extensions(one.parameters, where)
+        if _flag(one.parameters.pop("binary_data", by_default), "binary_data", where):
+            found.append(one.name)
+    return frozenset(found)
+
+
+def _flag(stated: Any, name: str, where: str) -> bool:
+    if not isinstance(stated, bool):
+        raise ServingError(Status.INVALID_ARGUMENT, f"{where} has the parameter {name} {stated!r}. Fix: true or false")
+    return stated
+
+
+def read_raw_request(
+    body: bytes, metadata: Mapping[str, Any], model: str, version: str = "", *, batched: bool
+) -> RestRequest:
+    """Return the request of a body that is the one input of a model: ``Inference-Header-Content-Length: 0``.
+
+    Parameters
+    ----------
+    body : bytes
+    metadata : mapping
+        Of the model, as the protocol writes it.
+    batched : bool
+        Whether the first dimension is that of a batch, which is 1 then.
+
+    Raises
+    ------
+    ServingError
+        The model has not exactly one input, or more than one dimension is free.
+    """
+    inputs = metadata["inputs"]
+    if len(inputs) != 1:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"a raw request is for models with one input, and {model!r} has {len(inputs)}. "
+            "Fix: send JSON with binary_data_size, and its length as Inference-Header-Content-Length",
+        )
+    (one,) = inputs
+    datatype = DATATYPES[one["datatype"]]
+    shape = list(one["shape"])
+    if batched:
+        shape[0] = 1
+    free = [at for at, dim in enumerate(shape) if dim < 0]
+    if len(free) > 1:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"a raw request leaves one dimension free, and {one['name']!r} of {model!r} has the shape "
+            f"{list(one['shape'])}. Fix: send JSON with the shape and binary_data_size",
+        )
+    raw = memoryview(body)
+    if datatype.is_bytes:  # the body is the one element, as it is
+        for at in free:
+            shape[at] = 1
+        raw = memoryview(len(body).to_bytes(4, "little") + body)
+    elif free:
+        row = element_count([dim for dim in shape if dim >= 0]) * datatype.size
+        shape[free[0]] = len(body) // row if row else 0
+    checked = checked_shape(shape, one["name"])
+    tensor = Tensor(one["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, one["name"]))
+    return RestRequest(InferRequest(model, [tensor], version), binary_by_default=True)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Responses of the REST protocol: JSON, and behind it the outputs that were asked for in binary; errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.serving.protocol.datatypes import raw_of
+from xpuruntime.serving.protocol.json_data import elements_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.protocol.rest_request import RestRequest
+
+__all__ = ["RestResponse", "error_body", "write_response"]
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class RestResponse:
+    """A response as bytes.
+
+    Parameters
+    ----------
+    chunks : sequence of bytes or memoryview
+        JSON, then the binary outputs in order, which are views of the response's arrays.
+    json_length : int, optional
+        The header ``Inference-Header-Content-Length``, where outputs follow the JSON.
+    """
+
+    chunks: Sequence[bytes | memoryview]
+    json_length: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Length of the whole body in bytes."""
+        return sum(map(len, self.chunks))
+
+
+def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
+    """Return a response as bytes, with the outputs in binary that were asked for so.
+
+    Raises
+    ------
+    ServingError
+        An output has no form in JSON and was not asked for in binary.
+    """
+    outputs: list[dict[str, Any]] = []
+    chunks: list[bytes | memoryview] = [b""]
+    for tensor in response.outputs:
+        one: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if asked.binary_by_default or tensor.name in asked.binary:
+            raw = raw_of(tensor)
+            chunks.append(raw)
+            one["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
+        else:
+            if tensor.parameters:
+                one["parameters"] = tensor.parameters
+            one["data"] = elements_of(tensor)
+        outputs.append(one)
+    written: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        written["id"] = response.id
+    if response.parameters:
+        written["parameters"] = response.parameters
+    written["outputs"] = outputs
+    chunks[0] = _ENCODER.encode(written)
+    return RestResponse(chunks, len(chunks[0]) if len(chunks) > 1 else None)
+
+
+def error_body(message: str) -> bytes:
+    """Return the body of an error."""
+    return _ENCODER.encode({"error": message})
