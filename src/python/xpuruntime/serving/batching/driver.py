@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Batcher`: drives the scheduler of one model with threads, and runs what it dispatches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xpuruntime.errors import InputError, OutOfMemoryError
+from xpuruntime.printable import printable
+from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
+from xpuruntime.serving.batching.entries import Entry, QueueFull
+from xpuruntime.serving.batching.jobs import Execution, Job
+from xpuruntime.serving.batching.requests import check_request
+from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    from xpuruntime.serving.batching.entries import Dispatch
+    from xpuruntime.serving.batching.layout import Layout
+    from xpuruntime.serving.batching.settings import BatchSettings
+    from xpuruntime.serving.messages import InferRequest, InferResponse
+
+__all__ = ["Batcher", "Observer", "QueueState"]
+
+
+class Observer(Protocol):
+    """What a batcher tells of its work. Called in its threads, without its lock."""
+
+    def executed(self, execution: Execution) -> None:
+        """Take one execution."""
+
+    def answered(self, job: Job, now: float) -> None:
+        """Take a request with an outcome, and set its future."""
+
+
+class QueueState:
+    """What a batcher does at one moment: requests that wait and run, and how long the first of them have."""
+
+    __slots__ = ("executing", "oldest_deadline", "oldest_wait", "running", "waiting")
+
+    def __init__(
+        self, waiting: int, running: int, oldest_wait: float, oldest_deadline: float | None, executing: float
+    ) -> None:
+        self.waiting, self.running = waiting, running
+        #: Seconds that the oldest request has waited, and seconds until its deadline; negative where that has passed.
+        self.oldest_wait, self.oldest_deadline = oldest_wait, oldest_deadline
+        #: Seconds that the longest execution has run so far.
+        self.executing = executing
+
+
+class Batcher:
+    """Queues the requests of a model and runs them in batches.
+
+    Parameters
+    ----------
+    run : callable
+        From input name to array, to output name to array. Called by `instances` threads.
+    layout : Layout
+    settings : BatchSettings
+    observer : Observer
+    instances : int
+    name : str
+        For messages and names of threads.
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[dict[str, Any]], Mapping[str, Any]],
+        layout: Layout,
+        settings: BatchSettings,
+        observer: Observer,
+        *,
+        instances: int = 1,
+        name: str = "model",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._layout, self._observer, self._name, self._clock = run, layout, observer, name, clock
+        self._settings = settings
+        self._fixed = settings.shapes == "fixed"
+        self._timeout = settings.timeout_us * 1e-6
+        self._scheduler = Scheduler(settings, instances)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._timer = threading.Condition(self._lock)
+        self._empty = threading.Condition(self._lock)
+        self._closed = False
+        self._watching = False
+        self._busy: dict[int, float] = {}
+        #: Answers that are on the way out of the threads.
+        self._answering = 0
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
+            for index in range(instances)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def set_limits(self, max_batch_size: int, delay: float) -> None:
+        """Change the size of batches and the delay in seconds."""
+        with self._lock:
+            self._scheduler.set_limits(max_batch_size, delay)
+            self._work.notify_all()
+
+    def submit(self, request: InferRequest) -> Future[InferResponse]:
+        """Queue a request.
+
+        Raises
+        ------
+        ServingError
+            ``INVALID_ARGUMENT``: it does not fit the model. ``RESOURCE_EXHAUSTED``: the queue is full.
+            ``DEADLINE_EXCEEDED``: its deadline has passed. ``UNAVAILABLE``: the model is being unloaded.
+        """
+        feed = check_request(request, self._layout, fixed=self._fixed)
+        now = self._clock()
+        deadline = request.deadline
+        overdue = None
+        if self._timeout:
+            if self._settings.timeout_action == "delay":
+                overdue = now + self._timeout
+            else:
+                deadline = min(deadline, now + self._timeout) if deadline is not None else now + self._timeout
+        if deadline is not None and deadline <= now:
+            raise ServingError(
+                Status.DEADLINE_EXCEEDED, "the deadline had passed when the request arrived. Fix: allow more time"
+            )
+        entry = Entry(feed.rows, feed.group, now, deadline, overdue, self._level(request.priority))
+        job = Job(request, feed, entry)
+        entry.payload = job
+        with self._lock:
+            if self._closed:
+                raise self._unloading()
+            try:
+                self._scheduler.submit(entry)
+            except QueueFull as full:
+                if not full.retry_after:
+                    raise self._unloading() from None
+                raise ServingError(
+                    Status.RESOURCE_EXHAUSTED,
+                    f"the queue of model {self._name!r} is full: {self._settings.max_queue_size} requests wait. "
+                    f"Fix: retry after {full.retry_after:.3f} s, or raise batching.max_queue_size",
+                    retry_after=full.retry_after,
+                ) from None
+            if self._scheduler.idle:
+                self._work.notify()
+            if deadline is not None or overdue is not None:
+                self._watch()
+        job.future.add_done_callback(lambda future: self._cancel(job) if future.cancelled() else None)
+        return job.future
+
+    def state(self) -> QueueState:
+        """Return what the batcher does now."""
+        with self._lock:
+            now = self._clock()
+            scheduler = self._scheduler
+            oldest = scheduler.oldest()
+            first = scheduler.next_deadline()
+            return QueueState(
+                scheduler.waiting,
+                scheduler.running,
+                now - oldest.arrived if oldest is not None else 0.0,
+                first - now if first is not None else None,
+                max((now - began for began in self._busy.values()), default=0.0),
+            )
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests have no answer yet."""
+        with self._lock:
+            return self._scheduler.unanswered + self._answering
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no request any more, and wait until all that were accepted have an answer; return whether they have."""
+        with self._lock:
+            self._scheduler.drain()
+            self._work.notify_all()
+            return self._empty.wait_for(self._is_empty, timeout)
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Fail what has no answer, end the threads, and return whether they have ended: one may be inside of a model.
+
+        Drain before, so that nothing has to fail.
+        """
+        with self._lock:
+            self._closed = True
+            self._scheduler.drain()
+            left = self._scheduler.unsettled()
+            for entry in left:
+                self._scheduler.cancel(entry)
+            self._scheduler.take_ready()
+            self._work.notify_all()
+            self._timer.notify_all()
+            self._empty.notify_all()
+        for entry in left:
+            entry.outcome, entry.error = "failed", self._unloading()
+            self._observer.answered(entry.payload, self._clock())
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
+
+    def _level(self, priority: int) -> int:
+        levels = self._settings.priority_levels
+        if priority == 0:
+            return self._settings.default_level
+        if not 1 <= priority <= levels:
+            has = f"has the levels 1 to {levels}" if levels else "has no levels"
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"priority {priority}: model {self._name!r} {has}. Fix: leave it out, or set batching.priority_levels",
+            )
+        return priority
+
+    def _unloading(self) -> ServingError:
+        return ServingError(Status.UNAVAILABLE, f"model {self._name!r} is being unloaded. Fix: retry", retry_after=1.0)
+
+    def _cancel(self, job: Job) -> None:
+        job.future.set_running_or_notify_cancel()  # tells those who wait for it
+        with self._lock:
+            self._scheduler.cancel(job.entry)
+            ready = self._taken()
+        self._answer(ready)
+
+    def _is_empty(self) -> bool:
+        return not (self._scheduler.unanswered or self._answering)
+
+    def _watch(self) -> None:
+        """Have a thread expire requests also while all instances are busy. With the lock."""
+        if self._watching:
+            self._timer.notify()
+            return
+        self._watching = True
+        threading.Thread(target=self._expire, name=f"xpuruntime-serve-{self._name}-timer", daemon=True).start()
+
+    def _expire(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                now = self._clock()
+                self._scheduler.expire(now)
+                ready = self._taken()
+                if not ready:
+                    first = self._scheduler.next_expiry()
+                    self._timer.wait(None if first is None else max(0.0, first - now))
+            self._answer(ready)
+
+    def _taken(self) -> list[Entry]:
+        """Return the entries that have an answer now. With the lock; `_answer` must follow without it."""
+        ready = self._scheduler.take_ready()
+        self._answering += len(ready)
+        if not ready and self._is_empty():
+            self._empty.notify_all()
+        return ready
+
+    def _answer(self, ready: list[Entry]) -> None:
+        if not ready:
+            return
+        now = self._clock()
+        for entry in ready:
+            self._observer.answered(entry.payload, now)
+        with self._lock:
+            self._answering -= len(ready)
+            if self._is_empty():
+                self._empty.notify_all()
+
+    def _serve(self, index: int) -> None:
+        batch: Dispatch | None = None
+        execution: Execution | None = None
+        while True:
+            with self._lock:
+                now = self._clock()
+                if batch is not None:
+                    self._busy.pop(index, None)
+                    assert execution is not None
+                    self._scheduler.complete(batch, now, execution.error)
+                    batch = None
+                self._scheduler.expire(now)
+                ready = self._taken()
+                if not ready:
+                    if self._closed:
+                        return
+                    batch = self._scheduler.dispatch(now)
+                    if batch is None:
+                        at = self._scheduler.next_dispatch()
+                        self._work.wait(None if at is None else max(0.0, at - now))
+                        continue
+                    self._busy[index] = now
+                    if self._scheduler.idle and self._scheduler.waiting:
+                        self._work.notify()
+            self._answer(ready)
+            if batch is not None:
+                execution = self._execute(batch, now)
+
+    def _execute(self, batch: Dispatch, now: float) -> Execution:
+        """Run a batch; what it raises is in the result."""
+        execution = Execution(batch)
+        jobs: list[Job] = [part.entry.payload for part in batch.parts]
+        for job in jobs:
+            if job.began is None:
+                job.began = now
+        slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, batch.parts, strict=True)]
+        tick = time.perf_counter_ns
+        begin = tick()
+        try:
+            made = assemble(self._layout, slices, self._settings.max_batch_size if self._fixed else 0)
+            execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
+            copied = tick()
+            execution.input_ns = copied - begin
+            results = self._run(made.feeds)
+            ran = tick()
+            execution.infer_ns = ran - copied
+            pieces = take_apart(self._layout, results, made.rows, slices)
+            execution.output_ns = tick() - ran
+        except BaseException as error:  # of this batch alone: the thread serves on
+            execution.error = _told(error, self._name)
+        else:
+            for job, part, outputs in zip(jobs, batch.parts, pieces, strict=True):
+                job.pieces[part.start] = outputs
+        for job in jobs:
+            job.executions.append(execution)
+        self._observer.executed(execution)
+        return execution
+
+
+def _told(error: BaseException, name: str) -> ServingError:
+    """Return the error of a failed execution as clients get it."""
+    if isinstance(error, ServingError):
+        return error
+    text = printable(str(error)) or type(error).__name__
+    if isinstance(error, InputError):
+        status = Status.INVALID_ARGUMENT
+    elif isinstance(error, (OutOfMemoryError, MemoryError)):
+        status = Status.RESOURCE_EXHAUSTED
+        text = f"{text}. Fix: lower batching.max_batch_size, or the number of models on the device"
+    else:
+        status = Status.INTERNAL
+    made = ServingError(status, f"model {name!r}: {text}")
+    made.__cause__ = error
+    return made

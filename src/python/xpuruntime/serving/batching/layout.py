@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Layout`: which axis of a model's inputs and outputs is the batch, and how inputs are padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.engines.model.static_batch import batch_axes
+from xpuruntime.errors import PolicyError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.model import TensorInfo
+    from xpuruntime.serving.batching.settings import BatchSettings, PadRule
+
+__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of"]
+
+#: Type of a model's tensor to the datatype of the protocol.
+DATATYPE_OF = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32",
+    "float64": "FP64", "string": "BYTES",
+}  # fmt: skip
+
+
+def datatype_of(info: TensorInfo) -> str:
+    """Return the datatype of the protocol.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The protocol has none for it.
+    """
+    found = DATATYPE_OF.get(info.dtype) if info.kind == "tensor" else None
+    if found is None:
+        what = info.dtype if info.kind == "tensor" else f"a {info.kind} of {info.dtype}"
+        raise UnsupportedOperationError(
+            f"{info.name!r} is {what}, for which the Open Inference Protocol has no datatype. Fix: convert it inside "
+            f"of the model to one of {', '.join(DATATYPE_OF)}"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How one input is padded: axis, fill value, and ascending sizes, of which none means the longest of the batch."""
+
+    axis: int
+    value: float
+    sizes: tuple[int, ...]
+    mask: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """One input.
+
+    Parameters
+    ----------
+    name, datatype : str
+    dtype : numpy.dtype
+        Of the buffer of a batch: BF16 has its bits, BYTES are objects.
+    dims : tuple
+        Size, name or ``None`` of each dimension; ``None`` in place of the tuple where the rank is not known.
+    batch : int or None
+        Axis of the batch.
+    required : bool
+    padding : Padding or None
+    """
+
+    name: str
+    datatype: str
+    dtype: np.dtype[Any]
+    dims: tuple[int | str | None, ...] | None
+    batch: int | None
+    required: bool
+    padding: Padding | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayout:
+    """One output: axis of the batch, and axes that are cut back to the size of an input before it was padded."""
+
+    name: str
+    datatype: str
+    dims: tuple[int | str | None, ...] | None
+    batch: int | None
+    cuts: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Inputs and outputs of a model, by name."""
+
+    inputs: Mapping[str, InputLayout]
+    outputs: Mapping[str, OutputLayout]
+    batched: bool
+    #: Inputs that are made where a request has none, to the input whose length they tell.
+    masks: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        settings: BatchSettings,
+        *,
+        optional: Sequence[TensorInfo] = (),
+    ) -> Layout:
+        """Return the layout of a model under its settings.
+
+        Raises
+        ------
+        PolicyError
+            The settings do not fit the model: no batch dimension, or a rule of padding that leaves a tensor out.
+        UnsupportedOperationError
+            A tensor has a type that the protocol lacks.
+        """
+        key, axes = batch_axes(inputs) if settings.max_batch_size else (None, {})
+        if settings.max_batch_size and not axes:
+            raise PolicyError(
+                f"batching.max_batch_size: {settings.max_batch_size}, but no input of the model begins with an open "
+                "dimension. Fix: state 0, or export the model with an open batch dimension"
+            )
+        paddings = {name: _padding(name, rule, inputs, axes.get(name)) for name, rule in settings.pad.items()}
+        symbols = _padded_symbols(paddings, inputs)
+        _check_symbols(symbols, paddings, inputs, optional)
+        masks = {rule.mask: name for name, rule in settings.pad.items() if rule.mask is not None}
+        made = [
+            InputLayout(
+                name=one.name,
+                datatype=datatype_of(one),
+                dtype=_buffer_type(one.dtype),
+                dims=one.shape,
+                batch=axes.get(one.name),
+                required=required and one.name not in masks,
+                padding=paddings.get(one.name),
+            )
+            for some, required in ((inputs, True), (optional, False))
+            for one in some
+        ]
+        _check_masks(masks, {one.name: one for one in made})
+        rules = {name: rule.outputs for name, rule in settings.pad.items()}
+        results = {one.name: _output(one, key, bool(axes), symbols, rules) for one in outputs}
+        if axes:
+            for found in results.values():
+                if found.batch is None:
+                    raise PolicyError(
+                        f"batching.max_batch_size: {settings.max_batch_size}, but the output {found.name!r} has no "
+                        "batch dimension, so that its rows cannot be told apart. Fix: state 0, or give the output one"
+                    )
+        return cls({one.name: one for one in made}, results, bool(axes), masks)
+
+
+def _buffer_type(dtype: str) -> np.dtype[Any]:
+    return np.dtype({"bfloat16": "uint16", "string": "object"}.get(dtype, dtype))
+
+
+def _padding(name: str, rule: PadRule, inputs: Sequence[TensorInfo], batch: int | None) -> Padding:
+    info = next((one for one in inputs if one.name == name), None)
+    if info is None:
+        raise PolicyError(
+            f"batching.pad.{name}: the model has no input {name!r}. Fix: name one of "
+            f"{', '.join(one.name for one in inputs)}"
+        )
+    if info.dtype == "string":
+        raise PolicyError(f"batching.pad.{name}: it holds strings, which are not padded. Fix: leave the rule out")
+    if info.shape is None:
+        raise PolicyError(f"batching.pad.{name}: the rank of {name!r} is not known. Fix: leave the rule out")
+    free = [axis for axis, size in enumerate(info.shape) if not isinstance(size, int) and axis != batch]
+    axis = rule.axis
+    if axis is None:
+        if len(free) != 1:
+            raise PolicyError(
+                f"batching.pad.{name}: the input has {len(free)} free dimensions beside the batch: {list(info.shape)}. "
+                "Fix: state which with 'axis'" + ("" if free else ", or leave the rule out")
+            )
+        axis = free[0]
+    elif axis not in free:
+        raise PolicyError(
+            f"batching.pad.{name}.axis: {axis} is no free dimension of {list(info.shape)}. Fix: state one of {free}"
+        )
+    _check_fill(name, rule.value, _buffer_type(info.dtype), info.dtype)
+    return Padding(axis, rule.value, rule.to, rule.mask)
+
+
+def _check_fill(name: str, value: float, dtype: np.dtype[Any], word: str) -> None:
+    fits = True
+    if word == "bfloat16":
+        fits = value == 0
+    elif dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        fits = value.is_integer() and limits.min <= value <= limits.max
+    elif dtype.kind == "b":
+        fits = value in (0.0, 1.0)
+    if not fits:
+        raise PolicyError(f"batching.pad.{name}.value: {value:g} is no value of {word}. Fix: state one that it holds")
+
+
+def _padded_symbols(paddings: Mapping[str, Padding], inputs: Sequence[TensorInfo]) -> dict[str, str]:
+    """Return the names of padded dimensions, each with the first input that has it."""
+    found: dict[str, str] = {}
+    for info in inputs:
+        padding = paddings.get(info.name)
+        if padding is not None and info.shape is not None:
+            symbol = info.shape[padding.axis]
+            if isinstance(symbol, str):
+                found.setdefault(symbol, info.name)
+    return found
+
+
+def _check_symbols(
+    symbols: Mapping[str, str],
+    paddings: Mapping[str, Padding],
+    inputs: Sequence[TensorInfo],
+    optional: Sequence[TensorInfo],
+) -> None:
+    for info in (*inputs, *optional):
+        for axis, size in enumerate(info.shape or ()):
+            if isinstance(size, str) and size in symbols:
+                own = paddings.get(info.name)
+                if own is None or own.axis != axis:
+                    raise PolicyError(
+                        f"batching.pad: {symbols[size]!r} is padded along {size!r}, which {info.name!r} has too, and "
+                        f"there is no rule for it. Fix: add pad.{info.name} with its fill value"
+                    )
+                if own.sizes != paddings[symbols[size]].sizes:
+                    raise PolicyError(
+                        f"batching.pad: {symbols[size]!r} and {info.name!r} share {size!r} and have different sizes. "
+                        "Fix: state the same sizes in 'to'"
+                    )
+
+
+def _check_masks(masks: Mapping[str, str], inputs: Mapping[str, InputLayout]) -> None:
+    for name, source in masks.items():
+        mask, other = inputs.get(name), inputs[source]
+        if mask is None or mask.dims != other.dims or mask.datatype == "BYTES" or mask.padding is None:
+            raise PolicyError(
+                f"batching.pad.{source}.mask: {name!r} is no input of the same shape as {source!r} with a rule of its "
+                "own. Fix: name such an input, or leave 'mask' out"
+            )
+
+
+def _output(
+    info: TensorInfo,
+    key: str | None,
+    batched: bool,
+    symbols: Mapping[str, str],
+    rules: Mapping[str, Mapping[str, int]],
+) -> OutputLayout:
+    dims = info.shape
+    batch: int | None = None
+    if batched and dims:
+        if key is not None:
+            batch = dims.index(key) if key in dims else 0 if dims[0] is None else None
+        elif not isinstance(dims[0], int):
+            batch = 0
+    cuts = [(axis, symbols[size]) for axis, size in enumerate(dims or ()) if isinstance(size, str) and size in symbols]
+    stated = [(axes[info.name], name) for name, axes in rules.items() if info.name in axes]
+    for axis, _ in stated:
+        if dims is not None and (axis >= len(dims) or axis == batch):
+            raise PolicyError(f"batching.pad: output {info.name!r} has no axis {axis} to cut. Fix: correct 'outputs'")
+    return OutputLayout(info.name, datatype_of(info), dims, batch, tuple(dict.fromkeys([*stated, *cuts])))

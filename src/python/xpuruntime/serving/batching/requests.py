@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Requests held against the layout of a model: names, datatypes, shapes, rows, and which others they may run with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from xpuruntime.serving.batching.layout import InputLayout, Layout
+    from xpuruntime.serving.messages import InferRequest, Tensor
+
+__all__ = ["Feed", "check_request"]
+
+#: Largest input without a batch dimension, in bytes, whose requests are compared in order to run together.
+_COMPARED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The inputs of one request.
+
+    Parameters
+    ----------
+    arrays : mapping of str to numpy.ndarray
+    rows : int
+        Its batch size; 1 for a model without a batch dimension.
+    lengths : mapping of str to int
+        Sizes of padded axes before padding, by input.
+    targets : mapping of str to int
+        Sizes that they are padded to; inputs that go to the longest of the batch are left out.
+    group : hashable
+        Requests of one group may run together.
+    outputs : tuple of str
+        In the order asked for.
+    """
+
+    arrays: Mapping[str, Any]
+    rows: int
+    lengths: Mapping[str, int]
+    targets: Mapping[str, int]
+    group: Hashable
+    outputs: tuple[str, ...]
+
+
+def check_request(request: InferRequest, layout: Layout, *, fixed: bool = False) -> Feed:
+    """Return the inputs of a request.
+
+    Parameters
+    ----------
+    request : InferRequest
+    layout : Layout
+    fixed : bool
+        Pad to the largest size of each rule.
+
+    Raises
+    ------
+    ServingError
+        ``INVALID_ARGUMENT``: an input or output is not the model's, has another datatype or shape, or is missing.
+    """
+    arrays: dict[str, Any] = {}
+    lengths: dict[str, int] = {}
+    targets: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    rows: int | None = None
+    group: list[tuple[str, Hashable, Hashable]] = []
+    for tensor in request.inputs:
+        info = layout.inputs.get(tensor.name)
+        if info is None:
+            raise _refuse(f"no input {tensor.name!r}{did_you_mean(tensor.name, layout.inputs, 'inputs')}")
+        if tensor.name in arrays:
+            raise _refuse(f"input {tensor.name!r} is there twice. Fix: send it once")
+        if tensor.datatype != info.datatype:
+            raise _refuse(
+                f"input {tensor.name!r} has datatype {tensor.datatype}, and the model takes {info.datatype}. "
+                f"Fix: send {info.datatype}"
+            )
+        shape = tuple(tensor.shape)
+        _check_shape(info, shape, sizes)
+        arrays[tensor.name] = tensor.data
+        if info.batch is not None:
+            if rows is None:
+                rows = shape[info.batch]
+                if rows < 1:
+                    raise _refuse(f"input {tensor.name!r} has no rows: its shape is {list(shape)}. Fix: send one")
+            elif rows != shape[info.batch]:
+                raise _refuse(
+                    f"input {tensor.name!r} has {shape[info.batch]} rows, and others have {rows}. Fix: send equal ones"
+                )
+        key = list(shape)
+        if info.batch is not None:
+            key[info.batch] = -1
+        if info.padding is not None:
+            axis = info.padding.axis
+            lengths[tensor.name] = shape[axis]
+            key[axis] = target = _target(info, shape[axis], fixed)
+            if target >= 0:
+                targets[tensor.name] = target
+        content = _content(tensor) if layout.batched and info.batch is None else None
+        group.append((tensor.name, tuple(key), content))
+    _add_masks(layout, arrays, lengths, targets, group)
+    missing = [name for name, info in layout.inputs.items() if info.required and name not in arrays]
+    if missing:
+        raise _refuse(f"input {missing[0]!r} is missing. Fix: send {', '.join(map(repr, missing))}")
+    group.sort(key=itemgetter(0))  # clients may send inputs in any order
+    return Feed(arrays, rows or 1, lengths, targets, tuple(group), _outputs(request, layout))
+
+
+def _check_shape(info: InputLayout, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    dims = info.dims
+    if dims is None:
+        return
+    if len(shape) != len(dims):
+        raise _refuse(
+            f"input {info.name!r} has {len(shape)} dimensions, and the model takes {_shown(dims)}. Fix: send that shape"
+        )
+    for axis, (size, dim) in enumerate(zip(shape, dims, strict=True)):
+        known = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+        if known is None or size == known:
+            continue
+        why = f"{dim!r} is {known} in another input" if isinstance(dim, str) else f"the model takes {_shown(dims)}"
+        raise _refuse(f"input {info.name!r} has the shape {list(shape)}: dimension {axis} is {size}, and {why}")
+
+
+def _shown(dims: tuple[int | str | None, ...]) -> list[int]:
+    return [dim if isinstance(dim, int) else -1 for dim in dims]
+
+
+def _target(info: InputLayout, length: int, fixed: bool) -> int:
+    """Return the size that an axis is padded to; -1 for the longest of the batch."""
+    assert info.padding is not None
+    sizes = info.padding.sizes
+    if not sizes:
+        return -1
+    if length > sizes[-1]:
+        raise _refuse(
+            f"input {info.name!r} has {length} elements along axis {info.padding.axis}, and at most {sizes[-1]} are "
+            "served. Fix: send less"
+        )
+    return sizes[-1] if fixed else next(size for size in sizes if size >= length)
+
+
+def _content(tensor: Tensor) -> Hashable:
+    """Return what tells inputs without a batch dimension apart."""
+    array: np.ndarray[Any, Any] = tensor.data
+    if array.dtype != object and array.nbytes <= _COMPARED:
+        return array.tobytes()
+    return id(array)  # of a request that is still there, so no other has it
+
+
+def _add_masks(
+    layout: Layout,
+    arrays: dict[str, Any],
+    lengths: dict[str, int],
+    targets: dict[str, int],
+    group: list[tuple[str, Hashable, Hashable]],
+) -> None:
+    for name, source in layout.masks.items():
+        if name in arrays or source not in arrays:
+            continue
+        arrays[name] = np.ones(arrays[source].shape, layout.inputs[name].dtype)
+        lengths[name] = lengths[source]
+        key = list(arrays[source].shape)
+        batch, padding = layout.inputs[name].batch, layout.inputs[name].padding
+        assert padding is not None
+        if batch is not None:
+            key[batch] = -1
+        key[padding.axis] = targets.get(source, -1)
+        if source in targets:
+            targets[name] = targets[source]
+        group.append((name, tuple(key), None))
+
+
+def _outputs(request: InferRequest, layout: Layout) -> tuple[str, ...]:
+    if not request.outputs:
+        return tuple(layout.outputs)
+    names = tuple(one.name for one in request.outputs)
+    for name in names:
+        if name not in layout.outputs:
+            raise _refuse(f"no output {name!r}{did_you_mean(name, layout.outputs, 'outputs')}")
+    if len(set(names)) < len(names):
+        raise _refuse(f"an output is asked for twice: {', '.join(names)}. Fix: ask for each once")
+    return names
+
+
+def _refuse(reason: str) -> ServingError:
+    return ServingError(Status.INVALID_ARGUMENT, reason)

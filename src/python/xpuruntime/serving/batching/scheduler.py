@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Scheduler`: which requests run together, and when. A state machine without threads, clocks and arrays.
+
+It is told of arrivals, completions and cancels, each with the time, and says which batches to run and which requests
+have an answer. Times are seconds of any monotonic clock. Nothing here is safe to call from two threads at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING
+
+from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from xpuruntime.serving.batching.entries import Outcome, Reason
+    from xpuruntime.serving.batching.settings import BatchSettings
+
+__all__ = ["Scheduler"]
+
+#: Weight of the latest execution in the expected time of one.
+_LATEST = 0.2
+#: Seconds until a retry where no execution has been timed yet.
+_UNKNOWN = 0.1
+
+
+class _Group:
+    """Entries of one group that wait, by level."""
+
+    __slots__ = ("lanes", "rows")
+
+    def __init__(self, levels: int) -> None:
+        self.lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(levels))
+        self.rows = 0
+
+    def waiting(self) -> Iterator[Entry]:
+        """Yield the entries that wait, in the order in which they are served."""
+        for level, lane in enumerate(self.lanes):
+            while lane and not _waits(lane[0], level):
+                lane.popleft()
+            for entry in lane:
+                if _waits(entry, level):
+                    yield entry
+
+
+def _waits(entry: Entry, level: int) -> bool:
+    return entry.outcome == "waiting" and entry.sent < entry.rows and entry.level == level
+
+
+class Scheduler:
+    """Puts requests together.
+
+    Parameters
+    ----------
+    settings : BatchSettings
+        With ``max_batch_size: 0`` every entry runs alone, whatever its weight.
+    instances : int
+        Batches that may run side by side.
+    """
+
+    def __init__(self, settings: BatchSettings, instances: int = 1) -> None:
+        self._most = settings.max_batch_size
+        self._preferred = frozenset(settings.preferred_batch_size)
+        self._delay = settings.max_queue_delay_us * 1e-6
+        self._limit = settings.max_queue_size
+        self._isolate = settings.isolate_failures
+        self._instances = instances
+        #: Level of the entries past their timeout: after all others.
+        self._last = settings.priority_levels + 1
+        #: Rows from which a group may be worth sending before its delay is over.
+        self._ripe_at = min((*self._preferred, max(self._most, 1)))
+        self._groups: dict[Hashable, _Group] = {}
+        self._lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(self._last + 1))
+        self._ripe: dict[Hashable, None] = {}
+        self._deadlines: list[tuple[float, int, Entry]] = []
+        self._overdue: list[tuple[float, int, Entry]] = []
+        self._retries: deque[Part] = deque()
+        self._ordered: deque[Entry] | None = deque() if settings.preserve_ordering else None
+        self._ready: list[Entry] = []
+        self._open: dict[Entry, None] = {}
+        self._numbers = 0
+        self._draining = False
+        #: Entries that wait, with their rows; batches that run; seconds of one.
+        self.waiting = self.waiting_rows = self.running = 0
+        self.expected: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether an instance has nothing to do."""
+        return self.running < self._instances
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._open)
+
+    def set_limits(self, max_batch_size: int, delay: float) -> None:
+        """Change the size of batches and the delay in seconds, for all batches from now on."""
+        self._most, self._delay = max_batch_size, delay
+        self._ripe_at = min((*self._preferred, max(self._most, 1)))
+        self._ripe = dict.fromkeys(key for key, group in self._groups.items() if group.rows >= self._ripe_at)
+
+    def submit(self, entry: Entry) -> None:
+        """Take a request.
+
+        Raises
+        ------
+        QueueFull
+            As many wait as may, or the queue is being drained. Nothing has changed.
+        """
+        if self._draining:
+            raise QueueFull(0.0)
+        if self._limit and self.waiting >= self._limit:
+            raise QueueFull(self.retry_after())
+        entry.number = self._numbers
+        self._numbers += 1
+        self.waiting += 1
+        self._open[entry] = None
+        if self._ordered is not None:
+            self._ordered.append(entry)
+        if self._most == 0:
+            entry.rows = 1
+        self.waiting_rows += entry.rows
+        group = self._groups.get(entry.group)
+        if group is None:
+            group = self._groups[entry.group] = _Group(self._last + 1)
+        group.lanes[entry.level].append(entry)
+        self._lanes[entry.level].append(entry)
+        group.rows += entry.rows
+        if group.rows >= self._ripe_at:
+            self._ripe[entry.group] = None
+        if entry.deadline is not None:
+            heapq.heappush(self._deadlines, (entry.deadline, entry.number, entry))
+        if entry.overdue is not None:
+            heapq.heappush(self._overdue, (entry.overdue, entry.number, entry))
+
+    def retry_after(self) -> float:
+        """Return seconds after which what waits now has probably been served."""
+        if self.expected is None:
+            return max(self._delay, _UNKNOWN)
+        batches = self.running + -(-self.waiting_rows // max(self._most, 1))
+        return max(self._delay, self.expected * batches / self._instances)
+
+    def cancel(self, entry: Entry) -> None:
+        """Drop a request whose answer nobody wants any more. One that has its answer stays as it is."""
+        self._settle(entry, "cancelled")
+
+    def expire(self, now: float) -> None:
+        """Expire the requests whose deadline has passed, and put those past their timeout behind the others."""
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].outcome != "waiting"):
+            self._settle(heapq.heappop(self._deadlines)[2], "expired")
+        while self._overdue and self._overdue[0][0] <= now:
+            entry = heapq.heappop(self._overdue)[2]
+            if entry.outcome == "waiting" and entry.sent < entry.rows:
+                entry.level = self._last
+                self._groups[entry.group].lanes[self._last].append(entry)
+                self._lanes[self._last].append(entry)
+
+    def dispatch(self, now: float) -> Dispatch | None:
+        """Return the batch to run now, or ``None`` where all instances are busy or waiting for more is better."""
+        if not self.idle:
+            return None
+        while self._retries:
+            part = self._retries.popleft()
+            if part.entry.outcome == "waiting":
+                return self._sent((part,), "retry", now)
+        for group, due in self._candidates(now):
+            found = self._form(self._groups[group], due)
+            if found is not None:
+                return self._send(group, *found, now)
+        return None
+
+    def complete(self, batch: Dispatch, now: float, error: BaseException | None = None) -> None:
+        """Take the result of a batch: its rows are done, or all of them failed."""
+        self.running -= 1
+        took = now - batch.at
+        self.expected = took if self.expected is None else self.expected + _LATEST * (took - self.expected)
+        alone = len(batch.parts) == 1
+        for part in batch.parts:
+            entry = part.entry
+            if entry.outcome != "waiting":
+                continue
+            if error is None:
+                entry.done += part.stop - part.start
+                if entry.done == entry.rows:
+                    self._settle(entry, "done")
+            elif self._isolate and not alone and not entry.retried:
+                entry.retried = True
+                self._retries.append(part)
+            else:
+                entry.error = error
+                self._settle(entry, "failed")
+
+    def drain(self) -> None:
+        """Take no request any more, and send what waits without delay."""
+        self._draining = True
+
+    def take_ready(self) -> list[Entry]:
+        """Return the requests that have got an answer since the last call; each is returned once."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def next_expiry(self) -> float | None:
+        """Return when `expire` will have something to do, if ever."""
+        first = self.next_deadline()
+        while self._overdue and not _waits(self._overdue[0][2], self._overdue[0][2].level):
+            heapq.heappop(self._overdue)
+        times = [] if first is None else [first]
+        if self._overdue:
+            times.append(self._overdue[0][0])
+        return min(times, default=None)
+
+    def next_dispatch(self) -> float | None:
+        """Return when `dispatch` will have something to do although nothing else happens, if ever."""
+        if not self.idle or not self.waiting:
+            return None
+        times = [head.arrived + self._delay for head in self._heads()]
+        if (urgent := self._most_urgent()) is not None:
+            times.append(urgent[0])
+        return min(times, default=None)
+
+    def next_deadline(self) -> float | None:
+        """Return the first deadline of a request without an answer."""
+        while self._deadlines and self._deadlines[0][2].outcome != "waiting":
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def unsettled(self) -> list[Entry]:
+        """Return the requests without an answer, in no order."""
+        return list(self._open)
+
+    def oldest(self) -> Entry | None:
+        """Return the entry that has waited longest."""
+        return min(self._heads(), key=lambda entry: entry.arrived, default=None)
+
+    def _heads(self) -> list[Entry]:
+        """Return the oldest waiting entry of each level, in the order of levels."""
+        found = []
+        for level, lane in enumerate(self._lanes):
+            while lane and not _waits(lane[0], level):
+                lane.popleft()
+            if lane:
+                found.append(lane[0])
+        return found
+
+    def _most_urgent(self) -> tuple[float, Entry] | None:
+        """Return the waiting entry with the first deadline, and when it has to be sent."""
+        if self._delay == 0 or self.expected is None:
+            return None
+        first = self.next_deadline()
+        if first is None or not _waits(entry := self._deadlines[0][2], entry.level):
+            return None
+        return first - self.expected, entry
+
+    def _candidates(self, now: float) -> list[tuple[Hashable, Reason | None]]:
+        """Return the groups that may be sent, in the order of their first entries, with the reason if time is it."""
+        found: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
+        for head in self._heads():
+            reason: Reason | None = None
+            if self._draining:
+                reason = "drain"
+            elif self._delay == 0:
+                reason = "idle"
+            elif head.arrived + self._delay <= now:
+                reason = "delay"
+            if reason is not None and head.group not in found:
+                found[head.group] = ((head.level, head.number), reason)
+        urgent = self._most_urgent()
+        if urgent is not None and urgent[0] <= now and urgent[1].group not in found:
+            found[urgent[1].group] = ((urgent[1].level, urgent[1].number), "deadline")
+        for group in self._ripe:
+            if group not in found:
+                first = next(self._groups[group].waiting())
+                found[group] = ((first.level, first.number), None)
+        return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda one: one[1][0])]
+
+    def _form(self, group: _Group, due: Reason | None) -> tuple[list[Part], int, Reason] | None:
+        """Return the parts of the next batch of a group, or ``None`` where it is better to wait for more."""
+        if self._most == 0:
+            entry = next(group.waiting())
+            return [Part(entry, 0, entry.rows)], 1, "drain" if due == "drain" else "full"
+        parts: list[Part] = []
+        rows, preferred, full = 0, 0, False
+        for entry in group.waiting():
+            left, room = entry.rows - entry.sent, self._most - rows
+            if left > room:
+                full = True
+                if left > self._most and room:  # it never fits whole
+                    parts.append(Part(entry, entry.sent, entry.sent + room))
+                    rows += room
+                break
+            parts.append(Part(entry, entry.sent, entry.rows))
+            rows += left
+            if rows in self._preferred:
+                preferred = len(parts)
+            if rows == self._most:
+                full = True
+                break
+        if full:
+            return parts, rows, "full"
+        if preferred and due in (None, "idle"):
+            parts = parts[:preferred]
+            return parts, sum(part.stop - part.start for part in parts), "preferred"
+        return None if due is None else (parts, rows, due)
+
+    def _send(self, key: Hashable, parts: list[Part], rows: int, reason: Reason, now: float) -> Dispatch:
+        group = self._groups[key]
+        for entry, start, stop in parts:
+            entry.sent = stop
+            group.rows -= stop - start
+            self.waiting_rows -= stop - start
+            if stop == entry.rows:
+                self.waiting -= 1
+        self._shrunk(key, group)
+        return self._sent(tuple(parts), reason, now, rows)
+
+    def _sent(self, parts: tuple[Part, ...], reason: Reason, now: float, rows: int | None = None) -> Dispatch:
+        self.running += 1
+        if rows is None:
+            rows = sum(part.stop - part.start for part in parts)
+        return Dispatch(parts, rows, reason, now)
+
+    def _shrunk(self, key: Hashable, group: _Group) -> None:
+        if group.rows < self._ripe_at:
+            self._ripe.pop(key, None)
+        if not group.rows:
+            del self._groups[key]
+
+    def _settle(self, entry: Entry, outcome: Outcome) -> None:
+        """Give an entry its outcome, unless it has one."""
+        if entry.outcome != "waiting":
+            return
+        entry.outcome = outcome
+        del self._open[entry]
+        left = entry.rows - entry.sent
+        if left:
+            self.waiting -= 1
+            self.waiting_rows -= left
+            group = self._groups[entry.group]
+            group.rows -= left
+            self._shrunk(entry.group, group)
+        if self._ordered is None:
+            self._ready.append(entry)
+            return
+        if outcome in ("expired", "cancelled"):  # told at once, and out of the order
+            self._ready.append(entry)
+        while self._ordered and self._ordered[0].outcome != "waiting":
+            first = self._ordered.popleft()
+            if first.outcome in ("done", "failed"):
+                self._ready.append(first)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`BatchSettings`: the ``batching`` section of a model, with the names that Triton uses where it has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from xpuruntime.policies.compound_kinds import MappingOf, Nested
+from xpuruntime.policies.document import Items, Node, describe, describe_value, from_python
+from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Number, Text, refuse_control_characters
+from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "Shapes", "TimeoutAction"]
+
+Shapes = Literal["exact", "pad", "bucket", "fixed"]
+TimeoutAction = Literal["reject", "delay"]
+
+_MOST = 2**31 - 1
+
+
+class IntegerList(Kind):
+    """A list of different whole numbers, kept in ascending order."""
+
+    def __init__(self, least: int, most: int, doc: str = "") -> None:
+        super().__init__(doc)
+        self._item = Integer(least, most)
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return f"a list of numbers, each {self._item.expects().removeprefix('a whole number ')}, such as [4, 8]"
+
+    def _check(self, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise self.wrong_type(describe_value(value))
+        return self._read(from_python(list(value)))
+
+    def _read(self, node: Node) -> tuple[int, ...]:
+        if not isinstance(node, Items):
+            raise self.wrong_type(describe(node))
+        found: list[int] = []
+        for index, item in enumerate(node.items):
+            try:
+                number = self._item.read(item)
+                if number in found:
+                    raise Refused(f"{number} is listed twice")
+            except Refused as refused:
+                raise refused.at(item).under(index) from None
+            found.append(number)
+        return tuple(sorted(found))
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return list(value)
+
+    def _schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": self._item.schema(), "uniqueItems": True}
+
+
+class NamedOf(MappingOf):
+    """A mapping of names to values of one kind."""
+
+    def __init__(self, item: Kind, what: str, doc: str = "", *, name: Kind | None = None) -> None:
+        super().__init__(doc)
+        self.item, self._what, self._name = item, what, name
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return f"a mapping of {self._what}"
+
+    def _check(self, value: Any) -> FrozenDict:
+        if isinstance(value, dict) and any(isinstance(one, PolicyValue) for one in value.values()):
+            for name in value:
+                self._check_name(name)
+            return FrozenDict({name: self.item.check(one) for name, one in sorted(value.items())})
+        return super()._check(value)
+
+    def _check_name(self, name: str) -> None:
+        refuse_control_characters(name)
+        if self._name is not None:
+            self._name.check(name)
+
+    def _read_value(self, node: Node) -> Any:
+        return self.item.read(node)
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return {name: self.item.plain(one) for name, one in value.items()}
+
+    def _schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.item.schema()}
+
+
+class PadRule(PolicyValue, frozen=True, kw_only=True):
+    """How one input is padded along one axis.
+
+    Attributes
+    ----------
+    value : float
+        What the padding is filled with.
+    to : tuple of int
+        Sizes, ascending: a request is padded to the least that it fits into. Empty under ``shapes: pad``: to the
+        longest of the batch.
+    axis : int or None
+        Which axis of the input; ``None``: its one free axis beside that of the batch.
+    outputs : dict of str to int
+        Outputs that are cut back, with the axis. Left out, those that name the same dimension are.
+    mask : str or None
+        An input of the model that requests may leave out: it is made with 1 for what was sent and 0 for padding.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "value": Number(-1e308, 1e308, "What the padding is filled with."),
+        "to": IntegerList(1, _MOST, "Sizes that are padded to."),
+        "axis": Integer(0, 31, "Axis of the input.", optional=True),
+        "outputs": NamedOf(Integer(0, 31), "output to axis, such as {logits: 1}", "Outputs that are cut back."),
+        "mask": Text("Mask input that is made where a request has none.", what="an input", optional=True),
+    }
+
+    value: float = 0.0
+    to: tuple[int, ...] = ()
+    axis: int | None = None
+    outputs: dict[str, int] = FrozenDict()
+    mask: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            value: float = 0.0,
+            to: Sequence[int] = (),
+            axis: int | None = None,
+            outputs: Mapping[str, int] = ...,
+            mask: str | None = None,
+        ) -> None: ...
+
+
+class BatchSettings(PolicyValue, frozen=True, kw_only=True):
+    """How requests of a model are put together.
+
+    Attributes
+    ----------
+    max_batch_size : int
+        Most rows of one execution; never exceeded. 0: the model runs requests as they are.
+    preferred_batch_size : tuple of int
+        Sizes that are sent at once, without waiting for the delay.
+    max_queue_delay_us : int
+        How long a request may wait for others while an instance is idle.
+    max_queue_size : int
+        Requests that may wait; more are refused with ``RESOURCE_EXHAUSTED``. 0: no limit.
+    timeout_us : int
+        How long a request may wait and run; 0: no limit. A client may ask for less, not for more.
+    timeout_action : {"reject", "delay"}
+        ``reject``: past `timeout_us` the answer is ``DEADLINE_EXCEEDED``. ``delay``: the request is served after all
+        that are in time. The deadline of a client always rejects.
+    priority_levels : int
+        Levels, of which 1 is served first; 0: none.
+    default_priority_level : int
+        Of requests that state none; 0: the middle one.
+    preserve_ordering : bool
+        Answer in the order of arrival.
+    shapes : {"exact", "pad", "bucket", "fixed"}
+        ``exact``: only requests of equal shapes run together. ``pad``: to the longest of the batch. ``bucket``: to the
+        sizes of the rule. ``fixed``: every execution has `max_batch_size` rows and the largest size of each rule.
+    pad : dict of str to PadRule
+        Rules by input.
+    isolate_failures : bool
+        Where a batch of several requests fails, run each of them once more, alone.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "max_batch_size": Integer(0, 2**20, "Most rows of one execution."),
+        "preferred_batch_size": IntegerList(1, 2**20, "Sizes that are sent at once."),
+        "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others."),
+        "max_queue_size": Integer(0, _MOST, "Requests that may wait; 0 for no limit."),
+        "timeout_us": Integer(0, 2**53, "How long a request may wait and run; 0 for no limit."),
+        "timeout_action": Choice(get_args(TimeoutAction), "What happens past timeout_us.", what="actions"),
+        "priority_levels": Integer(0, 64, "Levels, of which 1 is served first."),
+        "default_priority_level": Integer(0, 64, "Level of requests that state none."),
+        "preserve_ordering": Flag("Answer in the order of arrival."),
+        "shapes": Choice(get_args(Shapes), "Which shapes run together."),
+        "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
+        "isolate_failures": Flag("Run the requests of a failed batch once more, each alone."),
+    }
+
+    max_batch_size: int = 0
+    preferred_batch_size: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    max_queue_size: int = 1024
+    timeout_us: int = 0
+    timeout_action: TimeoutAction = "reject"
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    preserve_ordering: bool = False
+    shapes: Shapes = "exact"
+    pad: dict[str, PadRule] = FrozenDict()
+    isolate_failures: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            max_batch_size: int = 0,
+            preferred_batch_size: Sequence[int] = (),
+            max_queue_delay_us: int = 0,
+            max_queue_size: int = 1024,
+            timeout_us: int = 0,
+            timeout_action: TimeoutAction = "reject",
+            priority_levels: int = 0,
+            default_priority_level: int = 0,
+            preserve_ordering: bool = False,
+            shapes: Shapes = "exact",
+            pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
+            isolate_failures: bool = False,
+        ) -> None: ...
+
+    @property
+    def default_level(self) -> int:
+        """The level of a request that states none."""
+        return self.default_priority_level or (self.priority_levels + 1) // 2
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other."""
+        too_large = [size for size in self.preferred_batch_size if size > max(self.max_batch_size, 1)]
+        if too_large:
+            raise Refused(
+                f"{too_large[0]} is more than max_batch_size {self.max_batch_size}, so it would never be sent; "
+                "leave it out, or raise max_batch_size",
+                "preferred_batch_size",
+            )
+        if self.default_priority_level > self.priority_levels:
+            raise Refused(
+                f"{self.default_priority_level} is no level of priority_levels: {self.priority_levels}",
+                "default_priority_level",
+            )
+        if self.preserve_ordering and self.priority_levels > 1:
+            raise Refused(
+                "true contradicts priority_levels, which change the order; state one of the two", "preserve_ordering"
+            )
+        if self.shapes == "fixed" and self.max_batch_size < 1:
+            raise Refused("'fixed' needs a max_batch_size of at least 1: it is the size of every execution", "shapes")
+        if self.pad and self.shapes == "exact":
+            raise Refused("has rules, but shapes is 'exact', which pads nothing; state pad, bucket or fixed", "pad")
+        if not self.pad and self.shapes in ("pad", "bucket"):
+            raise Refused(f"'{self.shapes}' needs a rule for each input that is padded, in 'pad'", "shapes")
+        for name, rule in self.pad.items():
+            if not rule.to and self.shapes in ("bucket", "fixed"):
+                raise Refused(f"'{self.shapes}' needs the sizes that are padded to", "pad", name, "to")

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ServeSettings`: what ``serve.yaml`` says, read as strictly as a policy."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from xpuruntime.policies import files
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.document import Node, Scalar, describe, describe_value, from_python
+from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
+from xpuruntime.policies.memory_policy import ByteSize
+from xpuruntime.policies.quantities import Duration, Share
+from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.serving.batching.settings import BatchSettings, NamedOf
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+__all__ = [
+    "SCHEMA", "AdminSettings", "CanarySettings", "GrpcSettings", "HttpSettings", "MemorySettings", "MetricsSettings",
+    "ModelSettings", "ServeSettings", "ShadowSettings", "SloSettings", "check_model_name",
+]  # fmt: skip
+
+#: The version of the file format that this release reads.
+SCHEMA = "xpuruntime.serve/1"
+
+Dialect = Literal["xrt", "triton"]
+Warmup = Literal["auto", "lock", "probe", "none"]
+Against = Literal["reference", "self"]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.*_-]+):[0-9]{1,5}")
+
+
+def _check_schema(text: str) -> str:
+    if text != SCHEMA:
+        near = "; upgrade xpuruntime to read it" if text.startswith("xpuruntime.serve/") else ""
+        raise Refused(f"{quote(text)} is not a version that this release reads; it reads {SCHEMA}{near}")
+    return text
+
+
+def check_model_name(text: str) -> str:
+    """Return the name of a model. Raises `Refused` for one that could not stand in a URL as it is."""
+    if _NAME.fullmatch(text) is None or text in (".", ".."):
+        raise Refused(
+            f"{quote(text)} cannot name a model: use 1 to 128 letters, digits, '.', '_' and '-', and not '.' or '..'"
+        )
+    return text
+
+
+def _check_listen(text: str) -> str:
+    if _LISTEN.fullmatch(text) is None or int(text.rpartition(":")[2]) > 65535:
+        raise Refused(f"{quote(text)} is not an address; expected host:port, such as '127.0.0.1:8000' or '[::1]:0'")
+    return text
+
+
+def _check_path(text: str) -> str:
+    if not text.startswith("/") or text != text.strip() or "?" in text or "#" in text:
+        raise Refused(f"{quote(text)} is not a path of a URL, such as '/metrics'")
+    return text
+
+
+class _Address(Text):
+    """An address to listen on; false for none."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(doc, what="an address such as '127.0.0.1:8000', or false", parse=_check_listen, optional=True)
+
+    def _read(self, node: Node) -> Any:
+        if isinstance(node, Scalar) and (node.value is False or (node.plain and node.text in ("off", "no"))):
+            return None
+        return super()._read(node)
+
+    def check(self, value: Any) -> Any:
+        """Return the canonical form of a Python value."""
+        return None if value is False else super().check(value)
+
+
+class HttpSettings(PolicyValue, frozen=True, kw_only=True):
+    """The HTTP listener: its address, ``None`` for no listener, and the largest body in bytes."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "listen": _Address("Address of the HTTP listener."),
+        "max_body": ByteSize("Largest body of a request, such as '64MiB'."),
+    }
+    listen: str | None = "127.0.0.1:8000"
+    max_body: int = 64 << 20
+
+
+class GrpcSettings(PolicyValue, frozen=True, kw_only=True):
+    """The gRPC listener: its address, ``None`` for no listener, and the largest message in bytes."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "listen": _Address("Address of the gRPC listener."),
+        "max_message": ByteSize("Largest message, such as '64MiB'."),
+    }
+    listen: str | None = "127.0.0.1:8001"
+    max_message: int = 64 << 20
+
+
+class MetricsSettings(PolicyValue, frozen=True, kw_only=True):
+    """Where Prometheus reads metrics, and in whose names: ``xrt``, ``triton``, or both."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "path": Text("Path of the metrics.", what="a path", parse=_check_path),
+        "dialect": OneOrMore(Choice(get_args(Dialect), what="dialects"), "Names that the metrics have."),
+    }
+    path: str = "/metrics"
+    dialect: tuple[Dialect, ...] = ("xrt",)
+
+
+class AdminSettings(PolicyValue, frozen=True, kw_only=True):
+    """What clients may change: loading and unloading of models, and registering shared memory."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "repository": Flag("Serve the model repository extension."),
+        "shared_memory": Flag("Serve the shared memory extensions."),
+        "key_file": Text("File with the key that admin routes ask for.", what="a path", optional=True),
+    }
+    repository: bool = False
+    shared_memory: bool = False
+    key_file: str | None = None
+
+
+class MemorySettings(PolicyValue, frozen=True, kw_only=True):
+    """How much memory all models of a device may take together, and which go when it is not enough.
+
+    Attributes
+    ----------
+    budget : dict of str to int
+        Bytes by device; other devices have no limit.
+    evict : {"lru", "none"}
+        Whether the model that was least recently used, and has no request, is unloaded for another one.
+    keep : tuple of str
+        Models that stay.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "budget": NamedOf(ByteSize(), "device to size, such as {cpu: 8GiB}", "Memory of all models of a device."),
+        "evict": Choice(("lru", "none"), "Which model goes first.", what="orders"),
+        "keep": OneOrMore(Text(what="a model", parse=check_model_name), "Models that are never evicted.", empty=True),
+    }
+    budget: dict[str, int] = FrozenDict()
+    evict: Literal["lru", "none"] = "lru"
+    keep: tuple[str, ...] = ()
+
+
+class CanarySettings(PolicyValue, frozen=True, kw_only=True):
+    """Sampled requests that run once more, apart from the answers.
+
+    Attributes
+    ----------
+    every : int
+        One request of so many.
+    against : {"reference", "self"}
+        ``reference``: the same model on ONNX Runtime's CPU provider in its own precision. ``self``: the same session,
+        with the request alone, which shows dependence on the batch.
+    rtol, atol : float or None
+        Tolerance; left out, that of the precision.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "every": Integer(1, 10**9, "One request of so many."),
+        "against": Choice(get_args(Against), "What sampled requests are compared with.", what="references"),
+        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
+        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
+    }
+    every: int = 1000
+    against: Against = "reference"
+    rtol: float | None = None
+    atol: float | None = None
+
+
+class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
+    """A share of requests that a second policy runs as well, for a comparison of outputs and times."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "policy": Text("Policy file of the other session.", what="a path"),
+        "share": Share("Share of requests.", most=1.0),
+        "margin": Share("Smallest difference in time that counts.", most=10.0),
+        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
+        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("policy",)
+    policy: str = ""
+    share: float = 0.01
+    margin: float = 0.05
+    rtol: float | None = None
+    atol: float | None = None
+
+
+class SloSettings(PolicyValue, frozen=True, kw_only=True):
+    """The 99th percentile of the latency that batch size and delay are chosen for, in seconds."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {"p99": Duration("Latency that 99 % of requests stay within.")}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
+    p99: float = 0.0
+
+
+class _Versions(Kind):
+    """``latest``, ``all``, or a list of numbers."""
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return "'latest', 'all', or a list of version numbers such as [1, 3]"
+
+    def _check(self, value: Any) -> Any:
+        if value in ("latest", "all"):
+            return value
+        if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
+            return tuple(sorted(set(value)))
+        raise self.wrong_type(describe_value(value))
+
+    def _read(self, node: Node) -> Any:
+        from xpuruntime.policies.document import to_python
+
+        value = to_python(node)
+        return self._check(value) if not isinstance(value, dict) else self._refuse(node)
+
+    def _refuse(self, node: Node) -> Any:
+        raise self.wrong_type(describe(node))
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return list(value) if isinstance(value, tuple) else value
+
+    def _schema(self) -> dict[str, Any]:
+        numbers = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}
+        return {"anyOf": [{"enum": ["latest", "all"]}, numbers]}
+
+
+class ModelSettings(PolicyValue, frozen=True, kw_only=True):
+    """One model of ``serve.yaml``.
+
+    Attributes
+    ----------
+    source : str
+        A model file, a compiled artifact, or a folder with one of these in each of the folders ``1``, ``2``, ...
+    policy, lock : str or None
+        Files. Where the lock does not hold, the model is not served.
+    trust : bool
+        Load a ``.pt2`` file although that can run code of the file.
+    versions : {"latest", "all"} or tuple of int
+        Which versions of a folder are served.
+    batching : BatchSettings
+    slo : SloSettings or None
+        Chooses batch size and delay from measured times; `batching` then bounds the size.
+    instances : int
+        Executions of the model side by side; they share one session.
+    warmup : {"auto", "lock", "probe", "none"}
+        What runs before the model is ready: every shape of the lock, or one probe input; ``auto``: those of the lock
+        where there is one.
+    load : {"startup", "on_demand"}
+        ``on_demand``: with the first request.
+    required : bool
+        Whether the server is ready only while this model is.
+    max_execution : float
+        Seconds after which a running batch makes the model not ready.
+    evidence : bool
+        Take a report of an instrumented copy before the model is ready. Slow.
+    canary : CanarySettings or None
+    shadow : ShadowSettings or None
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "source": Text("Model file, artifact, or folder of versions.", what="a path"),
+        "policy": Text("Policy file.", what="a path", optional=True),
+        "lock": Text("Lock file.", what="a path", optional=True),
+        "trust": Flag("Load a .pt2 file although that can run code of the file."),
+        "versions": _Versions("Which versions of a folder are served."),
+        "batching": Nested(BatchSettings, "How requests are put together."),
+        "slo": Nested(SloSettings, "Latency that batch size and delay are chosen for.", optional=True),
+        "instances": Integer(1, 256, "Executions of the model side by side."),
+        "warmup": Choice(get_args(Warmup), "What runs before the model is ready."),
+        "load": Choice(("startup", "on_demand"), "When the model is loaded."),
+        "required": Flag("Whether the server is ready only while this model is."),
+        "max_execution": Duration("How long a batch may run."),
+        "evidence": Flag("Take a report before the model is ready."),
+        "canary": Nested(CanarySettings, "Sampled requests that run once more.", optional=True),
+        "shadow": Nested(ShadowSettings, "A second policy on a share of the requests.", optional=True),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("source",)
+
+    source: str = ""
+    policy: str | None = None
+    lock: str | None = None
+    trust: bool = False
+    versions: str | tuple[int, ...] = "latest"
+    batching: BatchSettings = BatchSettings()
+    slo: SloSettings | None = None
+    instances: int = 1
+    warmup: Warmup = "auto"
+    load: Literal["startup", "on_demand"] = "startup"
+    required: bool = True
+    max_execution: float = 60.0
+    evidence: bool = False
+    canary: CanarySettings | None = None
+    shadow: ShadowSettings | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            source: str,
+            policy: str | None = None,
+            lock: str | None = None,
+            trust: bool = False,
+            versions: str | Sequence[int] = "latest",
+            batching: BatchSettings | Mapping[str, Any] = ...,
+            slo: SloSettings | Mapping[str, Any] | None = None,
+            instances: int = 1,
+            warmup: Warmup = "auto",
+            load: Literal["startup", "on_demand"] = "startup",
+            required: bool = True,
+            max_execution: float | str = 60.0,
+            evidence: bool = False,
+            canary: CanarySettings | Mapping[str, Any] | None = None,
+            shadow: ShadowSettings | Mapping[str, Any] | None = None,
+        ) -> None: ...
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other."""
+        if self.warmup == "lock" and self.lock is None:
+            raise Refused("'lock' needs the key 'lock'; state probe, or a lock", "warmup")
+        if self.slo is not None and self.batching.max_queue_delay_us:
+            raise Refused("chooses the delay itself; leave out batching.max_queue_delay_us", "slo")
+        if self.slo is not None and self.batching.preferred_batch_size:
+            raise Refused("chooses the batch size itself; leave out batching.preferred_batch_size", "slo")
+        if self.slo is not None and self.warmup == "none":
+            raise Refused("measures batches at warm-up; leave out warmup: none", "slo")
+
+
+class ServeSettings(PolicyValue, frozen=True, kw_only=True):
+    """What ``serve.yaml`` says.
+
+    Attributes
+    ----------
+    http : HttpSettings
+    grpc : GrpcSettings
+    metrics : MetricsSettings
+    admin : AdminSettings
+    memory : MemorySettings
+    access_log : str or None
+        File that each request is written to as a line of JSON; ``"-"`` for the standard output. ``None``: no log.
+    models : dict of str to ModelSettings
+        Paths are relative to the folder of the file.
+
+    Raises
+    ------
+    PolicyError
+        For an unknown key or a bad value; names the nearest valid one.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
+        "http": Nested(HttpSettings, "The HTTP listener."),
+        "grpc": Nested(GrpcSettings, "The gRPC listener."),
+        "metrics": Nested(MetricsSettings, "Metrics."),
+        "admin": Nested(AdminSettings, "What clients may change."),
+        "memory": Nested(MemorySettings, "Memory of all models."),
+        "access_log": Text("File of the access log, '-' for the standard output.", what="a path", optional=True),
+        "models": NamedOf(
+            Nested(ModelSettings), "name to model", "The models.", name=Text(what="a name", parse=check_model_name)
+        ),
+    }
+
+    schema: str = SCHEMA
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    admin: AdminSettings = AdminSettings()
+    memory: MemorySettings = MemorySettings()
+    access_log: str | None = None
+    models: dict[str, ModelSettings] = FrozenDict()
+
+    def check_together(self) -> None:
+        """Refuse names that no model has."""
+        for name in self.memory.keep:
+            if self.models and name not in self.models:
+                raise Refused(f"{quote(name)} is no model of this file", "memory", "keep")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file, ``.yaml``, ``.yml`` or ``.json``; paths in it become those from the current folder.
+
+        Raises
+        ------
+        PolicyError
+            ``file:line:column: message``, when the file cannot be read or is not valid.
+        """
+        from pathlib import Path
+
+        return cls._of(files.load(path)).in_folder(Path(path).parent)
+
+    @classmethod
+    def loads(cls, text: str, format: Literal["yaml", "json"] = "yaml", *, name: str = "serve.yaml") -> Self:
+        """Read the text of a file; `name` stands for the file in messages. Raises `PolicyError`."""
+        return cls._of(files.loads(text, format, name))
+
+    @classmethod
+    def coerce(cls, document: Mapping[str, Any]) -> Self:
+        """Make settings of a mapping with the keys of a file. Raises `PolicyError`."""
+        try:
+            return cls._of(files.Document(from_python(dict(document)), "serve.yaml"))
+        except Refused as refused:
+            raise files.policy_error(refused, "serve.yaml") from None
+
+    @classmethod
+    def _of(cls, document: files.Document) -> Self:
+        try:
+            fields = read_fields(document.root, cls.KINDS)
+            if "schema" not in fields:
+                raise Refused(f"needs schema: {SCHEMA} in the first line").at(document.root)
+            made = cls.read(document.root)
+        except Refused as refused:
+            if refused.unknown_key is not None and not refused.path:
+                refused.path = ("the file",)
+            raise files.policy_error(refused, document.name) from None
+        return made
+
+    def in_folder(self, folder: os.PathLike[str]) -> Self:
+        """Return settings whose paths start at a folder."""
+        from pathlib import Path
+
+        from xpuruntime.files.paths import with_home
+
+        def at(path: str | None, what: str) -> str | None:
+            return None if path is None else str(Path(folder) / with_home(path, what))
+
+        models = {}
+        for name, model in self.models.items():
+            shadow = model.shadow
+            if shadow is not None:
+                shadow = shadow._replaced({"policy": at(shadow.policy, "the policy")})
+            changes = {"source": at(model.source, "the model"), "policy": at(model.policy, "the policy")}
+            models[name] = model._replaced({**changes, "lock": at(model.lock, "the lock"), "shadow": shadow})
+        admin = self.admin._replaced({"key_file": at(self.admin.key_file, "the key file")})
+        log = self.access_log if self.access_log == "-" else at(self.access_log, "the access log")
+        return self._replaced({"models": models, "admin": admin, "access_log": log})
