@@ -4,17 +4,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.engines.device_recorder import DeviceRecorder
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.inference.instrumented_runs import WatchedRuns
 from xpuruntime.runtime.forking import fork_lock
 from xpuruntime.runtime.profiler import LIMIT, profiled
+from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
 from xpuruntime.runtime.trace_events import Marks, watch_marks
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def refuse_a_second() -> None:
         raise InputError(msg)
 
 
-class profile:  # noqa: N801 - used like a function
+class profile(RecordedBlock[_Run]):  # noqa: N801 - used like a function
     """Record what the host and the CUDA devices do in a ``with`` block.
 
     Ranges of the host are runs of sessions and bindings, kernels that `xpuruntime.ops` and xpuruntime operators inside
@@ -135,8 +135,6 @@ class profile:  # noqa: N801 - used like a function
             raise InputError(msg)
         self._target = trace
         self._devices, self._limit = devices, limit
-        self._run: _Run | None = None
-        self._loss: _core.OnLoss | None = None
         self._result: Profile | None = None
 
     @property
@@ -157,40 +155,24 @@ class profile:  # noqa: N801 - used like a function
         refuse_a_second()
 
     def _enter(self) -> profile:
-        self._run = _Run(DeviceRecorder(devices=self._devices, limit=self._limit))
-        self._loss = _core.OnLoss(self._run.abandon)
-        self._run.start()
+        self._start(_Run(DeviceRecorder(devices=self._devices, limit=self._limit)))
         return self
-
-    def _abandon(self) -> None:
-        if self._run is not None:
-            self._run.abandon()
-            if self._loss is not None:
-                self._loss.disarm()
-            self._run = self._loss = None
 
     def _exit(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._run is None:
-            raise InputError("this profile is not entered, or its with block has been left already")
-        try:
-            marks = self._run.marks
+        run = self._running()
+        with warn_beside(error):
             try:
-                recording = self._run.stop()
+                recording = run.stop()
             finally:
                 self._abandon()
-            self._result = Profile(recording, tuple(marks.taken))
+            self._result = Profile(recording, tuple(run.marks.taken))
             if self._target is not None:
                 self._result.save_trace(self._target)
-        except Exception as failure:
-            if error is None:
-                raise
-            msg = f"the block failed, and so did its profile: {failure}"
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
-    __enter__ = _core.guarded(_enter, _abandon, _check)
-    __exit__ = _core.guarded(_exit, _abandon)
+    __enter__ = _core.guarded(_enter, RecordedBlock._abandon, _check)
+    __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import rich_fragment

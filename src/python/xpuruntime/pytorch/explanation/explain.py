@@ -12,7 +12,6 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError
 from xpuruntime.ops.decision_log import Decision, decisions
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
@@ -26,6 +25,7 @@ from xpuruntime.pytorch.explanation.explanation import Explanation, Found
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explanation.summary_builder import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
+from xpuruntime.runtime.recorded_block import RecordedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Watch", "explain", "served_since"]
 
 
-class explain:  # noqa: N801 - used like a function
+class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     """Find out which kernels the code in a ``with`` block runs: what was asked for, what ran, how often and how long.
 
     It covers forward and backward, in all threads, with a policy active or without.
@@ -78,8 +78,6 @@ class explain:  # noqa: N801 - used like a function
             msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
             raise TypeError(msg)
         self._root = root
-        self._watch: Watch | None = None
-        self._loss: _core.OnLoss | None = None
 
     def _check(self) -> None:
         refuse_a_second("explain()")
@@ -92,43 +90,30 @@ class explain:  # noqa: N801 - used like a function
         active = active_policy()
         self._policy = None if active is None else active.policy.to_dict()
         # Threads that the program starts are watched, too, and not only those of autograd.
-        self._watch = Watch(
-            self._recorder,
-            Profiler(record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)),
-            self._root,
-            ranges,
+        profiler = Profiler(
+            record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)
         )
-        self._loss = _core.OnLoss(self._watch.abandon)
         self._before = decisions()
-        self._watch.start()
+        self._start(Watch(self._recorder, profiler, self._root, ranges))
         return self._found
-
-    def _abandon(self) -> None:
-        if self._watch is not None:
-            self._watch.abandon()
-            if self._loss is not None:
-                self._loss.disarm()
-            self._watch = self._loss = None
 
     def _exit(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._watch is None:
-            raise InputError("this explain() is not entered, or its with block has been left already")
-        profiler = self._watch.profiler
+        watch = self._running()
         self._recorder.note_policy()
         try:
             try:
-                self._watch.stop()
+                watch.stop()
             finally:
                 self._abandon()
-            self._finish(profiler, partial=error is not None)
+            self._finish(watch.profiler, partial=error is not None)
         except Exception:
             if error is None:  # otherwise the error of the block is the one to be heard
                 raise
 
-    __enter__ = _core.guarded(_enter, _abandon, _check)
-    __exit__ = _core.guarded(_exit, _abandon)
+    __enter__ = _core.guarded(_enter, RecordedBlock._abandon, _check)
+    __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def _finish(self, profiler: Profiler, *, partial: bool) -> None:
         joined = join(profiler.events(), self._recorder.kinds)

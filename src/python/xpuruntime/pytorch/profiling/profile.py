@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
 from xpuruntime.files.staging import staging
 from xpuruntime.ops.decision_log import decisions
@@ -21,6 +19,7 @@ from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explain import Watch, served_since
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.profiling.trace_merge import merge_trace
+from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
 from xpuruntime.runtime.trace_events import Marks, watch_marks
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
-class profile:  # noqa: N801 - used like a function
+class profile(RecordedBlock["_Watch"]):  # noqa: N801 - used like a function
     """Run PyTorch's profiler over a ``with`` block, and write one trace with the decisions of xpuruntime.
 
     Parameters
@@ -87,8 +86,6 @@ class profile:  # noqa: N801 - used like a function
         self._target = None if export_chrome_trace is None else trace_path(export_chrome_trace)
         self._activities = None if activities is None else list(activities)
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
-        self._watch: _Watch | None = None
-        self._loss: _core.OnLoss | None = None
 
     def _check(self) -> None:
         if self._target is not None:
@@ -101,41 +98,26 @@ class profile:  # noqa: N801 - used like a function
         active = active_policy()
         self._policy = None if active is None else active.policy
         self._before = decisions()
-        self._watch = _Watch(self._recorder, Profiler(self._activities, **self._options), self._marks)
-        self._loss = _core.OnLoss(self._watch.abandon)
-        self._watch.start()
-        return self._watch.profiler.torch
-
-    def _abandon(self) -> None:
-        if self._watch is not None:
-            self._watch.abandon()
-            if self._loss is not None:
-                self._loss.disarm()
-            self._watch = self._loss = None
+        profiler = Profiler(self._activities, **self._options)
+        self._start(_Watch(self._recorder, profiler, self._marks))
+        return profiler.torch
 
     def _exit(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._watch is None:
-            raise InputError("this profile() is not entered, or its with block has been left already")
-        profiler = self._watch.profiler
-        try:
+        watch = self._running()
+        with warn_beside(error):
             text = "null" if self._policy is None else dumps(self._policy.to_dict(), "json")
             try:
-                profiler.torch.add_metadata_json("xpuruntime_policy", text)
-                self._watch.stop()
+                watch.profiler.torch.add_metadata_json("xpuruntime_policy", text)
+                watch.stop()
             finally:
                 self._abandon()
             if self._target is not None:
-                self._write(profiler, self._target)
-        except Exception as failure:
-            if error is None:
-                raise
-            msg = f"the block failed, and so did its profile: {failure}"
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+                self._write(watch.profiler, self._target)
 
-    __enter__ = _core.guarded(_enter, _abandon, _check)
-    __exit__ = _core.guarded(_exit, _abandon)
+    __enter__ = _core.guarded(_enter, RecordedBlock._abandon, _check)
+    __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def _write(self, profiler: Profiler, target: Path) -> None:
         with staging(target) as folder:
