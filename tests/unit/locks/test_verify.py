@@ -20,7 +20,8 @@ from xpuruntime.evidence import Report
 from xpuruntime.evidence.records import Observation
 from xpuruntime.inference import InferenceSession
 from xpuruntime.locks.verification.sections.metrics import Metric
-from xpuruntime.locks.verification.sections.speed import Finding, decide
+from xpuruntime.locks.verification.sections.speed import decide
+from xpuruntime.locks.verification.timing import Finding
 from xpuruntime.measuring.statistics import Comparison, Verdict
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.runtime.machine import EngineFacts

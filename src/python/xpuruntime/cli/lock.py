@@ -33,7 +33,7 @@ ShapesOption = Annotated[
     text_option("--shapes", metavar="NAME=1x3x8x8", help="Shape of an input. May be repeated."),
 ]
 CheckOption = Annotated[bool, flag_option("--check", "Write nothing; exit with 1 when the lock would change.")]
-UpgradeOption = Annotated[bool, flag_option("--upgrade", "Take everything that is here.")]
+UpgradeOption = Annotated[bool, flag_option("--upgrade", "Take everything that is here, and measure again.")]
 UnitOption = Annotated[
     list[str] | None,
     text_option("--upgrade-unit", metavar="PATTERN", help="Let these units or nodes change."),

@@ -20,6 +20,7 @@ __all__ = [
     "LockedOutput",
     "LockedPlan",
     "LockedPolicy",
+    "LockedRatio",
     "LockedShapes",
     "Measured",
     "OutputSample",
@@ -304,6 +305,28 @@ class OutputSample(_Record, frozen=True, kw_only=True):
     values: tuple[float, ...]
 
 
+class LockedRatio(_Record, frozen=True, kw_only=True):
+    """How long something took beside a control that was timed in the same rounds.
+
+    Attributes
+    ----------
+    control : {"reference", "anchor"}
+        As ``verify.speed.control`` of a policy.
+    ratio, low, high : float
+        Median of the ratios of the rounds, and its interval.
+    confidence : float
+        Of the interval.
+    rounds : int
+    """
+
+    control: Literal["reference", "anchor"]
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    rounds: int
+
+
 class Measured(_Record, frozen=True, kw_only=True):
     """What was measured when the lock was made; no part of the identity.
 
@@ -311,13 +334,17 @@ class Measured(_Record, frozen=True, kw_only=True):
     ----------
     latency_us : dict
         Figures of whole runs: median and interval, rounds, conditions; empty where none was taken.
+    ratios : dict of str to LockedRatio
+        By ``"latency.p50"``, ``"latency.p99"`` and ``"start"``: those that the policy's section ``verify`` asks for.
     memory_peak : int or None
-        Bytes of the process at most while it ran.
+        Bytes that a process of its own held at most while it opened the model and ran it; ``None`` where the policy
+        has no section ``verify``, or the operating system does not report it.
     samples : tuple of OutputSample
         Of outputs whose grade is ``"tolerance"``.
     """
 
     latency_us: dict[str, Any] = {}
+    ratios: dict[str, LockedRatio] = {}
     memory_peak: int | None = None
     samples: tuple[OutputSample, ...] = ()
 

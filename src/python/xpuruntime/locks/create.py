@@ -25,10 +25,10 @@ from xpuruntime.lockfile.records import (
 )
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
+from xpuruntime.locks.figures import measure_ratios, peak_of_process
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,9 @@ def create_lock(
         )
         validators = collect_validators(here, kernels=[one.kernel for one in calls])
         outputs, samples = _outputs(runs, source)
-        latency = _latency(session, feeds) if measure else {}
+        measured = Measured(samples=samples)
+        if measure:
+            measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated})
         identity = Identity(
             subject="inference",
             model=here.model,
@@ -124,7 +126,7 @@ def create_lock(
         )
     return Lock.of(
         identity,
-        measured=Measured(latency_us=latency, memory_peak=process_memory().most_resident, samples=samples),
+        measured=measured,
         provenance=Provenance.now(command, dependencies=_dependencies(model)),
     )
 
@@ -188,6 +190,30 @@ def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry])
                 f"cannot lock {' '.join(key)}: it ran {before.get(key)} under the policy, and {after.get(key)} where "
                 "that was pinned. Fix: state the kernel of this node in kernels.rules"
             )
+
+
+def _measured(
+    session: InferenceSession,
+    model: Any,
+    feeds: dict[str, Any],
+    policy: Policy,
+    samples: tuple[OutputSample, ...],
+    options: dict[str, Any],
+) -> Measured:
+    """Return the time of a run, and what the section ``verify`` of the policy is checked against later."""
+    found = Measured(latency_us=_latency(session, feeds), samples=samples)
+    if policy.verify is None:
+        return found
+    trust = bool(options.get("trust"))
+
+    def reopen() -> InferenceSession:
+        return InferenceSession(model, **options)
+
+    return msgspec.structs.replace(
+        found,
+        ratios=measure_ratios(session, model, feeds, policy.verify, reopen, trust=trust),
+        memory_peak=peak_of_process(model, policy, feeds, trust=trust),
+    )
 
 
 def _latency(session: InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def lock(
     check : bool
         Write nothing and return the differences.
     upgrade : bool
-        Take everything that is here.
+        Take everything that is here, and measure again what the policy's section ``verify`` asks for.
     upgrade_units : sequence of str
         Patterns of units or source nodes whose entries may change.
     upgrade_packages : sequence of str
@@ -154,7 +154,8 @@ def lock(
         model, policy, shapes=shapes, inputs=inputs, pins=kept, command=command, measure=not check, **options
     )
     drifts = compare_identities(old.identity, made.identity)
-    if not drifts:
+    measured = made.measured.ratios or made.measured.memory_peak is not None
+    if not drifts and not (upgrade and measured):
         return LockResult(lock=old, path=str(path), written=False)
     if check:
         return LockResult(lock=old, path=str(path), drifts=drifts)
@@ -164,6 +165,8 @@ def lock(
     if refused:
         raise drift_error(str(path), refused)
     made = _with_provenance(made, note=note or old.provenance.note)
+    if not drifts:
+        made = _with_provenance(made, accepted=old.provenance.accepted)
     if accept:
         now = utc_now()
         accepted = tuple(

@@ -46,6 +46,7 @@ RULES: dict[str, Rule] = {
     "memory_growth": Rule("XRT5001", "MemoryGrowth", "The memory of the process grew over repeated runs."),
     "memory_peak": Rule("XRT5002", "MemoryPeak", "The process held more memory than is allowed."),
     "slow_start": Rule("XRT6001", "SlowStart", "Opening the session took longer than is allowed."),
+    "start_undecided": Rule("XRT6002", "StartUndecided", "Times to open the session are too noisy to compare."),
     "other_work": Rule("XRT7001", "OtherWorkWhenTimed", "Outputs of timed runs differ from those of untimed runs."),
     "cached": Rule("XRT7002", "ResultsCached", "Repeated inputs are faster than new ones: results are cached."),
     "cache_undecided": Rule("XRT7003", "CacheUndecided", "Times of new and repeated inputs are too noisy to compare."),

@@ -190,6 +190,7 @@ def verify(
             budget=budget,
             against=None if against is None else os.fspath(against),
             lock=result.lock,
+            locked=locked,
             options=options,
         )
         claims = tuple(one for section in SECTIONS for one in _claims(section, subject))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = [
-    "explain", "intermediates", "load_core", "lock", "open_session", "outputs", "read_array", "read_arrays",
-    "time_session", "write_array", "write_arrays",
+    "explain", "intermediates", "load_core", "lock", "memory_peak", "open_session", "outputs", "read_array",
+    "read_arrays", "time_session", "write_array", "write_arrays",
 ]  # fmt: skip
 
 _session: InferenceSession
@@ -106,6 +106,13 @@ def time_session(calls: int, samples: int) -> list[float]:
             run(feeds)
         found.append(clock() - start)
     return found
+
+
+def memory_peak() -> int | None:
+    """Return the bytes that this process has held at most; ``None`` where the system does not say."""
+    from xpuruntime.runtime.process_memory import process_memory
+
+    return process_memory().most_resident
 
 
 def explain() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
 from xpuruntime.locks.session_worker import MODULE, session_worker
@@ -18,12 +18,15 @@ from xpuruntime.measuring.rounds import in_worker, timed
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
 
+    from xpuruntime.inference import InferenceSession
     from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.measuring.rounds import Sampler
+    from xpuruntime.policies.verify_policy import Control
 
-__all__ = ["ControlError", "Pair", "open_pair"]
+__all__ = ["ControlError", "Pair", "open_control", "open_pair", "open_reference"]
 
 
 class Pair(NamedTuple):
@@ -50,27 +53,59 @@ def open_pair(subject: Subject, stack: ExitStack) -> Pair:
     """
     if subject.against is not None:
         return _workers(subject, subject.against, stack)
-    checks = subject.limits.speed
-    if checks is not None and checks.control == "anchor":
+    stated = subject.limits.speed
+    control = "reference" if stated is None else stated.control
+    if control == "anchor" and subject.locked is None:
         raise ControlError("an anchor says how fast a machine is, and only a lock has a ratio to it to compare with")
-    return _reference(subject, stack)
+    feeds, session = subject.feeds, subject.session.run
+    beside, what = open_control(control, subject.session, subject.model, feeds, stack, trust=subject.trust)
+    return Pair(timed(lambda: session(feeds)), beside, what)
 
 
-def _reference(subject: Subject, stack: ExitStack) -> Pair:
-    """Return the session in this process beside the same model on the CPU without a policy."""
+def open_control(
+    control: Control, session: InferenceSession, model: Any, feeds: dict[str, Any], stack: ExitStack, *, trust: bool
+) -> tuple[Sampler, str]:
+    """Return a control in this process, and what it is. `stack` closes it.
+
+    Raises
+    ------
+    ControlError
+        The model does not run as a reference.
+    """
+    if control == "anchor":
+        return timed(_anchor()), "the anchor, a fixed NumPy workload"
+    try:
+        reference = stack.enter_context(open_reference(session, model, trust=trust))
+        reference.run(feeds)
+    except XpuRuntimeError as error:
+        raise ControlError(f"the model does not run as a reference, on the CPU without a policy: {error}") from None
+    run = reference.run
+    return timed(lambda: run(feeds)), f"{reference.plan.engine}@cpu without a policy"
+
+
+def open_reference(session: InferenceSession, model: Any, *, trust: bool) -> InferenceSession:
+    """Open the model of a session on the CPU without a policy."""
     from xpuruntime.inference import InferenceSession
 
-    engine = "onnxruntime" if subject.session.model.format == "onnx" else subject.session.plan.engine
+    engine = "onnxruntime" if session.model.format == "onnx" else session.plan.engine
     policy = Policy.coerce({"execution": {"engine": engine, "device": "cpu"}})
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", XpuRuntimeWarning)
-            control = stack.enter_context(InferenceSession(subject.model, policy=policy, trust=subject.trust))
-        control.run(subject.feeds)
-    except XpuRuntimeError as error:
-        raise ControlError(f"the model does not run as a reference, on {engine}@cpu: {error}") from None
-    feeds, session, reference = subject.feeds, subject.session.run, control.run
-    return Pair(timed(lambda: session(feeds)), timed(lambda: reference(feeds)), f"{engine}@cpu without a policy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        return InferenceSession(model, policy=policy, trust=trust)
+
+
+def _anchor() -> Callable[[], None]:
+    """Return a fixed workload: a product of matrices, and a copy that does not fit into a cache of the second level."""
+    import numpy as np
+
+    factor = np.random.default_rng(0).standard_normal((192, 192), np.float32)
+    product, source, target = np.empty_like(factor), np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+
+    def run() -> None:
+        np.matmul(factor, factor, out=product)
+        np.copyto(target, source)
+
+    return run
 
 
 def _workers(subject: Subject, python: str, stack: ExitStack) -> Pair:

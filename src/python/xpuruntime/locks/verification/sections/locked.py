@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.drift import Drift
     from xpuruntime.locks.verification.sections.subject import Subject
 
-__all__ = ["OTHER_MACHINE", "lock_claims"]
+__all__ = ["MACHINE", "OTHER_MACHINE", "lock_claims"]
 
 #: Code of the claims of a lock that was made on another machine.
 OTHER_MACHINE = "other_machine"
-_MACHINE = ("device", "cpu_isa")
+#: Kinds of validators by which a machine is told from another one.
+MACHINE = ("device", "cpu_isa")
 _NAMED = 4
 
 
@@ -42,7 +43,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             reason=f"{entries} entries and {len(identity.validators)} validators hold",
             figures={"entries": float(entries), "validators": float(len(identity.validators))},
         )
-    elsewhere = any(code in _MACHINE for code in groups)
+    elsewhere = any(code in MACHINE for code in groups)
     for code, drifts in groups.items():
         first, more = drifts[0], len(drifts) - _NAMED
         yield Claim(

@@ -7,14 +7,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpuruntime.evidence.render_text.tables import bytes_text
+from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
+from xpuruntime.locks.verification.sections.expected import elsewhere, not_locked
+from xpuruntime.measuring.statistics import Verdict
 from xpuruntime.policies.quantities import duration_text, share_text
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["memory_claims", "start_claims"]
@@ -26,6 +32,8 @@ _SECONDS = 2.0
 _NOISE = 8 << 20
 #: Times that a session is opened once more before a start is called slow.
 _AGAIN = 2
+#: Rounds of a start beside that of the reference, and seconds for them.
+_START_ROUNDS, _START_BUDGET = (9, 31), 60.0
 
 
 def memory_claims(subject: Subject) -> Iterator[Claim]:
@@ -34,6 +42,8 @@ def memory_claims(subject: Subject) -> Iterator[Claim]:
     limit = subject.limits.memory.max_peak
     if limit is not None:
         yield subject.placed(_peak(limit), "verify.memory.max_peak")
+    if subject.locked is not None and subject.policy.verify is not None:
+        yield subject.placed(_locked_peak(subject, subject.locked), "verify.memory.max_growth")
 
 
 def _growth(subject: Subject) -> Claim:
@@ -105,11 +115,45 @@ def _peak(limit: int) -> Claim:
     )
 
 
+def _locked_peak(subject: Subject, lock: Lock) -> Claim:
+    """Compare what a process of its own holds at most with what such a process held when the lock was made."""
+    id, expected = "memory.locked_peak", lock.measured.memory_peak
+    if (claim := elsewhere(subject, id, "memory")) is not None:
+        return claim
+    if expected is None:
+        return not_locked(id, "memory", "peak of a process", "the section verify")
+    allowed = subject.limits.memory.max_growth
+    limit = int(expected + max(allowed * expected, _NOISE))
+    most = peak_of_process(subject.model, subject.policy, subject.feeds, trust=subject.trust)
+    verdict: ClaimVerdict = "unobservable" if most is None else "pass" if most <= limit else "fail"
+    reasons: dict[str, str] = {
+        "unobservable": "no process of its own could be watched as it opens and runs the model",
+        "pass": f"within {share_text(allowed)} of what was locked",
+        "fail": f"more than {share_text(allowed)} over what was locked",
+    }
+    return Claim(
+        id=id,
+        section="memory",
+        requested=f"at most {bytes_text(limit)}, where {bytes_text(expected)} were locked",
+        observed=bytes_text(most),
+        verdict=verdict,
+        code={"unobservable": "unobservable", "pass": "ok", "fail": "memory_peak"}[verdict],
+        reason=reasons[verdict],
+        fix=f"find what changed: `xrt diff {subject.lock} here MODEL`" if verdict == "fail" else None,
+        figures={"locked_bytes": expected} if most is None else {"peak_bytes": most, "locked_bytes": expected},
+    )
+
+
 def start_claims(subject: Subject) -> Iterator[Claim]:
-    """Compare the time to open the session with the limit. A start that was slow is tried again: the best counts."""
+    """Compare the time to open the session with the limit. A start that was slow is tried again: the best counts.
+
+    With a lock, the ratio to the opening of the reference is compared with that of the lock, too.
+    """
     limit = subject.limits.start
     if limit is None:
         return
+    if subject.locked is not None:
+        yield subject.placed(_locked_start(subject, subject.locked), "verify.start")
     times = [subject.opened_s]
     while min(times) > limit and len(times) <= _AGAIN:
         start = time.perf_counter()
@@ -128,3 +172,45 @@ def start_claims(subject: Subject) -> Iterator[Claim]:
         figures={"seconds": best, "limit_seconds": limit},
     )
     yield subject.placed(claim, "verify.start")
+
+
+def _locked_start(subject: Subject, lock: Lock) -> Claim:
+    id, expected = "start.locked", lock.measured.ratios.get("start")
+    if (claim := elsewhere(subject, id, "start")) is not None:
+        return claim
+    if expected is None:
+        return not_locked(id, "start", "ratio of the start to that of the reference", "verify.start")
+    allowed = share_text(START_MARGIN.relative)
+    claim = Claim(
+        id=id,
+        section="start",
+        requested=f"at most {allowed} slower than {expected.ratio:.3f} of the reference's, as locked",
+        observed="-",
+        verdict="unobservable",
+        code="unobservable",
+        reason="the model does not run as a reference, on the CPU without a policy",
+    )
+    budget = _START_BUDGET if subject.budget is None else subject.budget
+    found = time_start(
+        subject.session, subject.model, subject.reopen, trust=subject.trust, rounds=_START_ROUNDS,
+        factor=expected.high, budget=budget,
+    )  # fmt: skip
+    if found is None:
+        return claim
+    one = found.comparisons["session"]
+    low, high, ratio = (value * expected.high for value in (one.low, one.high, one.ratio))
+    claim = msgspec.structs.replace(
+        claim,
+        observed=f"{ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's",
+        figures={"ratio": ratio, "low": low, "high": high, "locked_ratio": expected.ratio, "rounds": one.rounds},
+    )
+    if one.verdict is Verdict.SLOWER:
+        fix = f"find what changed: `xrt diff {subject.lock} here MODEL`"
+        reason = f"opening takes {share_text(one.ratio - 1)} longer than was locked"
+        return msgspec.structs.replace(claim, verdict="fail", code="slow_start", reason=reason, fix=fix)
+    if one.within_limit:
+        reason = f"within {allowed} of what was locked at a confidence of {one.confidence:g}"
+        return msgspec.structs.replace(claim, verdict="pass", code="ok", reason=reason)
+    reason = f"after {one.rounds} rounds ({found.ended}) it is not decided"
+    fix = "give a longer --budget, or run on a quieter machine"
+    return msgspec.structs.replace(claim, verdict="inconclusive", code="start_undecided", reason=reason, fix=fix)

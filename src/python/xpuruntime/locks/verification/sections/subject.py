@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.inference import InferenceSession
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.locks.verification.sections.metrics import Metric
     from xpuruntime.policies import Policy
     from xpuruntime.policies.files import Document
@@ -50,6 +51,8 @@ class Subject(NamedTuple):
         Another interpreter to compare speed with.
     lock : str or None
         The lock file that is checked.
+    locked : Lock or None
+        What it has.
     options : dict
         The arguments that the session was opened with.
     """
@@ -66,6 +69,7 @@ class Subject(NamedTuple):
     budget: float | None
     against: str | None
     lock: str | None
+    locked: Lock | None
     options: dict[str, Any]
 
     @property

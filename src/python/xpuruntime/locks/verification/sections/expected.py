@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a lock expects of speed, memory and start; and the claims where it has nothing to expect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.inference.locked import surroundings
+from xpuruntime.lockfile.validators import compare_validators
+from xpuruntime.locks.verification.claims import Claim
+from xpuruntime.locks.verification.sections.locked import MACHINE, OTHER_MACHINE
+from xpuruntime.policies.quantities import share_text
+
+if TYPE_CHECKING:
+    from xpuruntime.lockfile.records import LockedRatio
+    from xpuruntime.locks.verification.sections.subject import Subject
+    from xpuruntime.locks.verification.vocabulary import Section
+    from xpuruntime.policies import VerifySpeed
+
+__all__ = ["elsewhere", "expected_ratio", "not_locked"]
+
+_AGAIN = "`xrt lock MODEL --upgrade` on a quiet machine measures it again"
+
+
+def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
+    """Return the claim of a lock that was made on another machine, of which figures cannot be compared."""
+    lock, session = subject.locked, subject.session
+    if lock is None:
+        return None
+    identity = msgspec.structs.replace(
+        lock.identity, validators=tuple(one for one in lock.identity.validators if one.kind in MACHINE)
+    )
+    plan = session.plan
+    here = surroundings(plan.engine, plan.device, session._machine, session.model, like=identity.model)
+    drifts = compare_validators(identity, here)
+    if not drifts:
+        return None
+    return Claim(
+        id=id,
+        section=section,
+        requested="as locked",
+        observed="-",
+        verdict="inconclusive",
+        code=OTHER_MACHINE,
+        reason=f"the lock was made on another machine: {str(drifts[0]).partition('. Fix: ')[0]}",
+        fix=drifts[0].restore,
+    )
+
+
+def not_locked(id: str, section: Section, what: str, key: str) -> Claim:
+    """Return the claim of something that a lock does not have."""
+    return Claim(
+        id=id,
+        section=section,
+        requested="as locked",
+        observed="-",
+        verdict="unobservable",
+        code="unobservable",
+        reason=f"the lock has no {what}",
+        fix=f"state {key} in the policy, and measure it: `xrt lock MODEL --upgrade`",
+    )
+
+
+def expected_ratio(subject: Subject, metric: str, checks: VerifySpeed) -> LockedRatio | Claim:
+    """Return the ratio to the control that a lock has of a metric, or the claim of why it cannot be compared with."""
+    assert subject.locked is not None
+    found = subject.locked.measured.ratios.get(metric)
+    id = f"speed.{metric}"
+    if found is None:
+        return not_locked(id, "speed", f"ratio of {metric} to a control", "verify.speed")
+    if found.control != checks.control:
+        what = f"ratio of {metric} to the control '{checks.control}', only to '{found.control}'"
+        return not_locked(id, "speed", what, "verify.speed.control")
+    width = found.high / found.ratio - 1
+    if width > checks.max_slowdown / 2:
+        return Claim(
+            id=id,
+            section="speed",
+            requested=f"at most {share_text(checks.max_slowdown)} slower than locked",
+            observed="not measured",
+            verdict="inconclusive",
+            code="noisy",
+            reason=(
+                f"the ratio of the lock is {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}], and may be off by "
+                "more than half of the margin"
+            ),
+            fix=f"{_AGAIN}; or state a wider verify.speed.max_slowdown",
+            inconclusive=checks.inconclusive,
+        )
+    return found

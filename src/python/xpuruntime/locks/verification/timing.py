@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`time_metric`: one metric of speed of a session, in rounds that alternate with its control."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from xpuruntime.errors import InputError
+from xpuruntime.measuring.rounds import measure
+from xpuruntime.measuring.statistics import Margin, Verdict, compare, require_runs, runs_required
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.lockfile.records import LockedRatio
+    from xpuruntime.measuring.rounds import Measured, Sampler
+    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.policies import VerifySpeed
+
+__all__ = ["Finding", "time_metric"]
+
+#: Rounds of medians, the fewest and the most; and rounds of percentiles, which are looked at once.
+_ROUNDS, _TAIL_ROUNDS = (9, 121), 15
+#: Runs of a turn from which a 99th percentile is taken, and seconds of a sample below which `measure` joins calls.
+_TAIL_RUNS, _SAMPLE = 100, 20e-6
+_SMALLEST = 2e-6
+
+
+class Finding(NamedTuple):
+    """One metric: how it compares with the control, or why it does not.
+
+    Where `locked` is there, the times of the control were multiplied with its upper end, so that a ratio of one is as
+    slow as the lock allows without any margin.
+    """
+
+    metric: str
+    comparison: Comparison | None
+    figures: dict[str, float]
+    remarks: Sequence[str]
+    reason: str = ""
+    ended: str = ""
+    locked: LockedRatio | None = None
+
+
+def time_metric(
+    metric: str, session: Sampler, control: Sampler, checks: VerifySpeed, left: float, *, rounds: int | None = None
+) -> Finding:
+    """Time a session beside its control until it is decided whether it is slower than the margin allows.
+
+    Parameters
+    ----------
+    metric : {"latency.p50", "latency.p99"}
+    session, control : Sampler
+    checks : VerifySpeed
+    left : float
+        Seconds of the budget.
+    rounds : int, optional
+        So many in any case, for a ratio that is to be kept.
+    """
+    family = len(checks.metric)
+    margin = Margin(checks.max_slowdown, _SMALLEST)
+    variants = {"control": control, "session": session}
+    budget = max(left, 1.0)
+    if metric == "latency.p50":
+        found = measure(
+            variants,
+            control="control",
+            margin=margin,
+            confidence=checks.confidence,
+            rounds=_ROUNDS if rounds is None else (rounds, rounds),
+            budget=budget,
+            settled=_settled if rounds is None else lambda _: False,
+            family=family,
+        )
+        figures = {
+            "session_us": float(np.median(found.rounds["session"])) * 1e6,
+            "control_us": float(np.median(found.rounds["control"])) * 1e6,
+        }
+        return Finding(metric, found.comparisons["session"], figures, found.conditions.remarks(), ended=found.ended)
+    return _tail(metric, variants, checks, margin, budget)
+
+
+def _settled(comparisons: Mapping[str, Comparison]) -> bool:
+    return all(one.within_limit or one.verdict is Verdict.SLOWER for one in comparisons.values())
+
+
+def _tail(metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, margin: Margin, budget: float) -> Finding:
+    """Compare 99th percentiles of turns of single runs."""
+    least = runs_required(0.99)
+    singles = {name: _single(sampler) for name, sampler in variants.items()}
+    once = max(float(np.median(pair(1, 5))) for pair in singles.values())
+    most = _TAIL_ROUNDS * 3 * _TAIL_RUNS * once
+    if most > budget:
+        reason = (
+            f"p99 takes {least} runs of each side at least, and {_TAIL_ROUNDS} turns of {_TAIL_RUNS} runs would take "
+            f"{most:.0f} s of the {budget:.0f} s that are left: state a longer verify.speed.budget, or latency.p50"
+        )
+        return Finding(metric, None, {}, (), reason)
+    found = measure(
+        singles,
+        control="control",
+        margin=margin,
+        confidence=checks.confidence,
+        rounds=(_TAIL_ROUNDS, _TAIL_ROUNDS),
+        budget=budget,
+        block=_TAIL_RUNS * max(once, _SAMPLE),
+        settled=lambda _: False,
+    )
+    times, control, twin = _percentiles(found)
+    runs = len(found.calls["session"])
+    try:
+        require_runs(0.99, runs, confidence=checks.confidence)
+    except InputError as error:
+        return Finding(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
+    family = len(checks.metric)
+    comparison = compare(times, control, twin=twin, margin=margin, confidence=checks.confidence, family=family)
+    figures = {
+        "session_us": float(np.median(times)) * 1e6,
+        "control_us": float(np.median(control)) * 1e6,
+        "runs": float(runs),
+    }
+    return Finding(metric, comparison, figures, found.conditions.remarks(), ended=found.ended)
+
+
+def _single(sampler: Sampler) -> Sampler:
+    """Return a variant whose samples are single runs, whatever number of calls a sample is asked to have."""
+    return lambda calls, samples: [one * calls for one in sampler(1, samples)]
+
+
+def _percentiles(found: Measured) -> tuple[list[float], list[float], list[float]]:
+    """Return the 99th percentile of each turn of the session, and of the control's two turns of each round."""
+    rounds = len(found.twin)
+    session = np.asarray(found.calls["session"]).reshape(rounds, -1)
+    control = np.asarray(found.calls["control"]).reshape(rounds, 2, -1)
+    both = np.percentile(control, 99, axis=2)
+    return np.percentile(session, 99, axis=1).tolist(), both[:, 0].tolist(), both[:, 1].tolist()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Speed, memory and start against a lock: the ratio to a control that is timed again, and what the lock lacks."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from planted_engine import PlantedEngine
+
+import xpuruntime as xrt
+from xpuruntime.lockfile.canonical import load_lock, save_lock
+from xpuruntime.lockfile.records import Lock, LockedRatio
+
+SPEED = {"max_slowdown": "25%", "budget": "4s"}
+POLICY = {
+    "execution": {"engine": "onnxruntime", "device": "cpu"},
+    "verify": {"speed": SPEED, "start": "60s"},
+}
+
+
+@pytest.fixture(scope="module")
+def locked(digits, tmp_path_factory):
+    path = tmp_path_factory.mktemp("figures") / "digits.lock"
+    xrt.lock(digits, POLICY, path)
+    return path
+
+
+def edited(path, folder, **changes):
+    lock = load_lock(path)
+    return save_lock(
+        Lock.of(lock.identity, measured=msgspec.structs.replace(lock.measured, **changes)), folder / "e.lock"
+    )
+
+
+def claims(digits, lock, section, policy=POLICY, **more):
+    found = xrt.verify(digits, policy, lock=lock, only=[section], **more)
+    return {one.id: one for one in found.claims}
+
+
+def test_a_lock_has_what_its_policy_asks_to_verify(digits, locked, tmp_path):
+    measured = load_lock(locked).measured
+    assert set(measured.ratios) == {"latency.p50", "start"}
+    for one in measured.ratios.values():
+        assert one.control == "reference"
+        assert 0 < one.low <= one.ratio <= one.high
+    assert measured.memory_peak > 10 << 20
+    plain = xrt.lock(digits, {"execution": POLICY["execution"]}, tmp_path / "plain.lock").lock.measured
+    assert (plain.ratios, plain.memory_peak) == ({}, None)
+    assert plain.latency_us
+
+
+def test_figures_and_the_section_verify_are_no_part_of_the_identity(digits, locked, tmp_path):
+    without = edited(locked, tmp_path, ratios={}, memory_peak=None)
+    assert load_lock(without).digest == load_lock(locked).digest
+
+
+def test_what_did_not_change_does_not_fail(digits, locked):
+    for section, id in (("speed", "speed.latency.p50"), ("memory", "memory.locked_peak"), ("start", "start.locked")):
+        claim = claims(digits, locked, section)[id]
+        assert claim.verdict in ("pass", "inconclusive"), claim
+        if section == "memory":
+            assert claim.verdict == "pass"
+        else:
+            assert "as locked" in claim.requested
+            assert claim.figures["locked_ratio"] > 0
+
+
+def test_a_session_that_became_slower_is_found(digits, tmp_path):
+    engine = PlantedEngine(lambda run, feeds: run(feeds))
+    policy = {"execution": {"engine": "planted", "device": "cpu"}, "verify": {"speed": SPEED}}
+    path = tmp_path / "planted.lock"
+    xrt.lock(digits, policy, path, registry=engine.registry())
+
+    def slowed(run, feeds):
+        until = time.perf_counter() + 100e-6
+        while time.perf_counter() < until:
+            pass
+        return run(feeds)
+
+    engine.around = slowed
+    claim = claims(digits, path, "speed", policy, registry=engine.registry())["speed.latency.p50"]
+    assert (claim.verdict, claim.code) == ("fail", "slower"), claim
+    assert claim.fix == f"find what changed: `xrt diff {path} here MODEL`"
+
+
+def test_a_session_that_was_slow_when_it_was_locked_may_be_slow(digits, locked, tmp_path):
+    """The expected value is the lock's: twice the control is no slowdown where three times were locked."""
+    triple = LockedRatio(control="reference", ratio=3.0, low=2.95, high=3.05, confidence=0.99, rounds=61)
+    slow = edited(locked, tmp_path, ratios={"latency.p50": triple})
+    claim = claims(digits, slow, "speed")["speed.latency.p50"]
+    assert claim.verdict == "pass", claim
+    assert claim.figures["ratio"] < 0.8
+
+
+def test_an_anchor_is_a_control_of_a_lock(digits, tmp_path):
+    policy = {**POLICY, "verify": {"speed": {"max_slowdown": "200%", "budget": "1s", "control": "anchor"}}}
+    path = tmp_path / "anchor.lock"
+    assert xrt.lock(digits, policy, path).lock.measured.ratios["latency.p50"].control == "anchor"
+    claim = claims(digits, path, "speed", policy)["speed.latency.p50"]
+    assert claim.verdict in ("pass", "inconclusive"), claim
+    assert "the anchor, a fixed NumPy workload" in claim.requested
+    other = claims(digits, path, "speed")["speed.latency.p50"]
+    assert (other.verdict, other.code) == ("unobservable", "unobservable")
+    assert "only to 'anchor'" in other.reason
+
+
+def test_what_a_lock_lacks_is_unobservable(digits, locked, tmp_path):
+    bare = edited(locked, tmp_path, ratios={}, memory_peak=None)
+    for section, id in (("speed", "speed.latency.p50"), ("memory", "memory.locked_peak"), ("start", "start.locked")):
+        claim = claims(digits, bare, section)[id]
+        assert (claim.verdict, claim.code) == ("unobservable", "unobservable")
+        assert "`xrt lock MODEL --upgrade`" in claim.fix
+
+
+def test_a_ratio_that_is_not_known_well_decides_nothing(digits, locked, tmp_path):
+    wide = LockedRatio(control="reference", ratio=1.0, low=0.7, high=1.3, confidence=0.99, rounds=61)
+    claim = claims(digits, edited(locked, tmp_path, ratios={"latency.p50": wide}), "speed")["speed.latency.p50"]
+    assert (claim.verdict, claim.code) == ("inconclusive", "noisy")
+
+
+def test_a_peak_that_grew_fails(digits, locked, tmp_path):
+    old = edited(locked, tmp_path, memory_peak=20 << 20)
+    peak = claims(digits, old, "memory")["memory.locked_peak"]
+    assert (peak.verdict, peak.code) == ("fail", "memory_peak")
+
+
+def test_a_session_that_opens_more_slowly_is_found(digits, tmp_path):
+    engine = PlantedEngine(lambda run, feeds: run(feeds))
+    policy = {"execution": {"engine": "planted", "device": "cpu"}, "verify": {"start": "60s"}}
+    path = tmp_path / "planted.lock"
+    xrt.lock(digits, policy, path, registry=engine.registry())
+    engine.opening = lambda: time.sleep(0.05)
+    claim = claims(digits, path, "start", policy, registry=engine.registry())["start.locked"]
+    assert (claim.verdict, claim.code) == ("fail", "slow_start"), claim
+
+
+def test_a_lock_of_another_machine_is_compared_with_nothing(digits, locked, tmp_path):
+    lock = load_lock(locked)
+    validators = tuple(
+        msgspec.structs.replace(one, expect=["sse2"]) if one.kind == "cpu_isa" else one
+        for one in lock.identity.validators
+    )
+    path = save_lock(
+        Lock.of(msgspec.structs.replace(lock.identity, validators=validators), measured=lock.measured),
+        tmp_path / "other.lock",
+    )
+    result = xrt.verify(digits, POLICY, lock=path, only=["speed", "memory", "start"])
+    found = {one.id: one.code for one in result.claims}
+    assert found["speed.latency.p50"] == found["memory.locked_peak"] == found["start.locked"] == "other_machine"
+    assert result.exit_code == 3
+
+
+def test_an_upgrade_measures_again(digits, tmp_path):
+    policy, path = {**POLICY, "verify": {"memory": {"max_growth": "20%"}}}, tmp_path / "digits.lock"
+    made = xrt.lock(digits, {"execution": POLICY["execution"]}, path).lock
+    kept = path.read_bytes()
+    assert not xrt.lock(digits, policy, path).written
+    assert path.read_bytes() == kept
+    assert not xrt.lock(digits, policy, path, upgrade=True, dry_run=True).written
+    assert path.read_bytes() == kept
+    found = xrt.lock(digits, policy, path, upgrade=True)
+    assert (found.written, found.drifts) == (True, ())
+    assert load_lock(path).measured.memory_peak
+    assert load_lock(path).identity.validators == made.identity.validators
