@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine
@@ -214,6 +215,11 @@ class InferenceSession:
     def model(self) -> ModelInfo:
         """What was read from the model file."""
         return self._model
+
+    @property
+    def lock(self) -> Lock | None:
+        """The lock that the session was opened under, if any."""
+        return None if self._lock is None else self._lock.lock
 
     def run_async(self, inputs: Mapping[str, Any], *, stream: Any = None) -> Future[dict[str, Any]]:
         """Start a run and return at once.

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Models`: the models of one server, behind the interface that the transports use."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.serving.models.describing import config_of, metadata_of
+from xpuruntime.serving.models.memory import MemoryBudget
+from xpuruntime.serving.models.settings import ModelSettings, ServeSettings
+from xpuruntime.serving.models.slot import ModelSlot
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
+    from xpuruntime.serving.models.version import ServedVersion
+
+__all__ = ["EXTENSIONS", "Models"]
+
+#: Extensions of the protocol that the models support; a server adds those of its transports.
+EXTENSIONS = (
+    "statistics", "model_repository", "model_configuration", "schedule_policy", "parameters", "xpuruntime_evidence",
+)  # fmt: skip
+
+
+class Models:
+    """The models of one server; implements `ModelService`.
+
+    Parameters
+    ----------
+    settings : ServeSettings
+    sessions : mapping of str to InferenceSession, optional
+        Models that are open already, served under the settings of their name, or without batches.
+    registry : EngineRegistry, optional
+        Engines to choose from; default: all of this package.
+    log : callable, optional
+        Is called with each request, its error or ``None``, and seconds.
+
+    Notes
+    -----
+    `start` loads the models; a model that does not load is not ready, and the others are served.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings | None = None,
+        sessions: Mapping[str, InferenceSession] | None = None,
+        *,
+        registry: EngineRegistry | None = None,
+        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+    ) -> None:
+        self.settings = settings or ServeSettings()
+        self.budget = MemoryBudget(self.settings.memory)
+        self._slots: dict[str, ModelSlot] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        for name, model in self.settings.models.items():
+            self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log)
+        for name, session in (sessions or {}).items():
+            given = self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.path)
+            self._slots[name] = ModelSlot(name, given, self.budget, session=session, registry=registry, log=log)
+
+    def start(self) -> None:
+        """Load all models that are loaded at the start. Slow; what fails is in `index`."""
+        for slot in self._slots.values():
+            if slot.settings.load == "startup":
+                slot.try_load()
+
+    def close(self, drain: float = 30.0) -> None:
+        """Take no request any more, answer those that were accepted within so many seconds, and release all models."""
+        with self._lock:
+            self._closed = True
+        threads = [
+            threading.Thread(target=slot.close, args=(drain,), name=f"xpuruntime-close-{name}")
+            for name, slot in self._slots.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def __enter__(self) -> Models:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def infer(self, request: InferRequest) -> Future[InferResponse]:
+        """Queue a request; see `ModelService.infer`."""
+        if self._closed:
+            raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
+        return self._slot(request.model).infer(request)
+
+    def live(self) -> bool:
+        """Return whether the process answers."""
+        return True
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether all required models make progress, else why not."""
+        if self._closed:
+            return False, "the server is being stopped"
+        reasons = []
+        for slot in self._slots.values():
+            if slot.settings.required:
+                good, reason = slot.ready()
+                if not good:
+                    reasons.append(reason)
+        return not reasons, "; ".join(reasons)
+
+    def model_ready(self, model: str, version: str = "") -> tuple[bool, str]:
+        """Return whether one model makes progress, else why not."""
+        return self._slot(model).ready(version)
+
+    def server_metadata(self) -> Mapping[str, Any]:
+        """Return ``name``, ``version``, ``extensions``."""
+        from xpuruntime import __version__
+
+        return {"name": "xpuruntime", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, model: str, version: str = "") -> Mapping[str, Any]:
+        """Return names, datatypes and shapes; see `ModelService.model_metadata`."""
+        slot, loaded = self._loaded(model, version)
+        return metadata_of(model, slot.versions, loaded.session, loaded.layout)
+
+    def model_config(self, model: str, version: str = "") -> Mapping[str, Any]:
+        """Return the configuration, in Triton's words."""
+        slot, loaded = self._loaded(model, version)
+        plan = loaded.session.plan
+        parameters = {
+            "xrt_engine": f"{plan.engine}@{plan.device}",
+            "xrt_precision": plan.precision,
+            "xrt_lock": loaded.lock.digest if loaded.lock is not None else "",
+            "xrt_shapes": loaded.batching.shapes,
+        }
+        if loaded.limits is not None:
+            parameters["xrt_slo"] = msgspec.json.encode(loaded.limits.to_dict()).decode()
+        return config_of(
+            model,
+            slot.versions,
+            loaded.session,
+            loaded.layout,
+            loaded.batching,
+            loaded.settings.instances,
+            parameters,
+        )
+
+    def statistics(self, model: str = "", version: str = "") -> Mapping[str, Any]:
+        """Return ``model_stats`` of the statistics extension."""
+        if model:
+            slot = self._slot(model)
+            found = [slot.version(version)] if version else list(slot.loaded)
+        else:
+            found = [one for slot in self._slots.values() for one in slot.loaded]
+        return {"model_stats": [_statistics(one) for one in found]}
+
+    def evidence(self, model: str, kind: str, version: str = "") -> Mapping[str, Any]:
+        """Return the ``plan``, ``evidence`` or ``lock`` of a model, as its JSON form."""
+        _, loaded = self._loaded(model, version)
+        if kind == "plan":
+            return loaded.session.plan.to_dict()
+        if kind == "lock":
+            if loaded.lock is None:
+                raise ServingError(
+                    Status.NOT_FOUND,
+                    f"model {model!r} is served without a lock. Fix: make one with `xrt lock`, and name it in "
+                    "serve.yaml",
+                )
+            plain: dict[str, Any] = msgspec.to_builtins(loaded.lock)
+            return plain
+        if kind != "evidence":
+            raise ServingError(
+                Status.NOT_FOUND, f"there is no {kind!r} of a model{did_you_mean(kind, _KINDS, 'kinds')}"
+            )
+        return evidence_of(loaded)
+
+    def index(self, ready_only: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Return ``name``, ``version``, ``state``, ``reason`` of each model of the repository."""
+        return [
+            one for slot in self._slots.values() for one in slot.index() if not ready_only or one["state"] == "READY"
+        ]
+
+    def load(self, model: str, parameters: Mapping[str, Parameter]) -> None:
+        """Load or reload a model; requests that were accepted are answered by the one that accepted them. Slow.
+
+        Raises
+        ------
+        ServingError
+            ``NOT_FOUND``: no such model in the settings. ``UNIMPLEMENTED``: a parameter. ``INVALID_ARGUMENT``: the
+            model does not load; the one that was served before is served on.
+        """
+        _refuse_parameters(parameters, ())
+        self._slot(model).load()
+
+    def unload(self, model: str, parameters: Mapping[str, Parameter]) -> None:
+        """Refuse new requests of a model, answer those that were accepted, then free it."""
+        _refuse_parameters(parameters, ("unload_dependents",))
+        self._slot(model).unload()
+
+    @property
+    def slots(self) -> Mapping[str, ModelSlot]:
+        """The models by name."""
+        return self._slots
+
+    def _slot(self, model: str) -> ModelSlot:
+        found = self._slots.get(model)
+        if found is None:
+            raise ServingError(
+                Status.NOT_FOUND, f"no model {model[:128]!r}{did_you_mean(model, self._slots, 'models')}"
+            )
+        return found
+
+    def _loaded(self, model: str, version: str) -> tuple[ModelSlot, ServedVersion]:
+        slot = self._slot(model)
+        return slot, slot.version(version)
+
+
+_KINDS = ("plan", "evidence", "lock")
+
+
+def _statistics(loaded: ServedVersion) -> dict[str, Any]:
+    memory = loaded.memory
+    return {
+        "name": loaded.name,
+        "version": str(loaded.version),
+        **loaded.statistics.snapshot().plain(),
+        "memory_usage": [{"type": memory["device"], "id": 0, "byte_size": memory["bytes"]}],
+    }
+
+
+def evidence_of(loaded: ServedVersion) -> dict[str, Any]:
+    """Return what is known of a version since it was loaded."""
+    plan, counted = loaded.session.plan, loaded.statistics.snapshot()
+    watched = loaded.watched()
+    report = loaded.report
+    return {
+        "schema": "xpuruntime.serving/1",
+        "model": loaded.name,
+        "version": str(loaded.version),
+        "engine": plan.engine,
+        "device": plan.device,
+        "precision": plan.precision,
+        "request_hash": plan.request_hash,
+        "execution_hash": plan.execution_hash,
+        "lock": loaded.lock.digest if loaded.lock is not None else None,
+        "batching": loaded.batching.to_plain(),
+        "slo": loaded.limits.to_dict() if loaded.limits is not None else None,
+        "warmup": loaded.warmed,
+        "memory": loaded.memory,
+        "executions": counted.executions,
+        "inferences": counted.inferences,
+        "dispatches": counted.reasons,
+        "padding_share": counted.padding_share,
+        "failures": counted.failures,
+        "canary": watched.get("canary"),
+        "shadow": watched.get("shadow"),
+        "report": report,
+        "report_note": None if report is not None else "unobservable: no instrumented copy ran; state evidence: true",
+    }
+
+
+def _refuse_parameters(parameters: Mapping[str, Parameter], known: Sequence[str]) -> None:
+    for name in parameters:
+        if name not in known:
+            raise ServingError(
+                Status.UNIMPLEMENTED,
+                f"the parameter {name[:64]!r} of the repository extension is not supported. "
+                "Fix: state it in serve.yaml",
+            )

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ModelSlot`: one name of a server: loading, reloading, unloading and evicting what is served under it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.inference.plan_request import plan
+from xpuruntime.serving.models.pending import Pending
+from xpuruntime.serving.models.repository import find_versions, size_on_disk
+from xpuruntime.serving.models.version import ServedVersion
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.serving.messages import InferRequest, InferResponse
+    from xpuruntime.serving.models.memory import MemoryBudget
+    from xpuruntime.serving.models.settings import ModelSettings
+
+__all__ = ["ModelSlot"]
+
+#: Seconds that unloading waits for the answers of a model beyond its longest execution.
+_GRACE = 5.0
+#: Seconds after a failed load in which no request starts another one.
+_PAUSE = 5.0
+#: Looks at the versions that a request makes while they are exchanged.
+_LOOKS = 16
+
+
+class ModelSlot:
+    """What is served under one name.
+
+    Parameters
+    ----------
+    name : str
+    settings : ModelSettings
+    budget : MemoryBudget
+    session : InferenceSession, optional
+        One that is open already; it is never reloaded.
+    registry : EngineRegistry, optional
+    log : callable, optional
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ModelSettings,
+        budget: MemoryBudget,
+        *,
+        session: InferenceSession | None = None,
+        registry: EngineRegistry | None = None,
+        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+    ) -> None:
+        self.name, self.settings = name, settings
+        #: The versions that are served, newest first. Replaced as a whole.
+        self.loaded: tuple[ServedVersion, ...] = ()
+        self.last_used = time.monotonic()
+        self._budget, self._session, self._registry, self._log = budget, session, registry, log
+        self._changing = threading.RLock()
+        self._state, self._reason = "UNAVAILABLE", "it is not loaded yet"
+        self._asleep = settings.load == "on_demand"
+        self._failed_at: float | None = None
+        self._closed = False
+        self._sizes: dict[int, int] = {}
+        self._pending = Pending(name, settings.batching.max_queue_size, self._load_for_pending)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are served, oldest first."""
+        return tuple(sorted(one.version for one in self.loaded))
+
+    def infer(self, request: InferRequest) -> Future[InferResponse]:
+        """Queue a request; see `ModelService.infer`."""
+        for _ in range(_LOOKS):
+            loaded = self.loaded
+            if not loaded:
+                if self._may_wake():
+                    return self._pending.add(request)
+                if not self.loaded:
+                    raise self._unavailable()
+                continue
+            try:
+                future = self._of(loaded, request.version).infer(request)
+            except ServingError as error:
+                if error.code is not Status.UNAVAILABLE:
+                    raise
+                time.sleep(0)  # the version was just exchanged: look again
+                continue
+            self.last_used = time.monotonic()
+            return future
+        raise self._unavailable()
+
+    def version(self, version: str = "") -> ServedVersion:
+        """Return a version that is served, the newest where none is named.
+
+        Raises
+        ------
+        ServingError
+            ``NOT_FOUND``: there is no such version. ``UNAVAILABLE``: the model is not loaded; one that is loaded with
+            the first request begins to load now.
+        """
+        loaded = self.loaded
+        if not loaded:
+            if self._may_wake():
+                self._pending.wake()
+            raise self._unavailable()
+        return self._of(loaded, version)
+
+    def ready(self, version: str = "") -> tuple[bool, str]:
+        """Return whether the model makes progress, else why not."""
+        loaded = self.loaded
+        if not loaded:
+            if self._asleep and self._failed_at is None and not self._closed:
+                return True, ""  # the next request loads it
+            return False, f"model {self.name!r}: {self._reason}"
+        chosen = (self._of(loaded, version),) if version else loaded
+        for one in chosen:
+            good, reason = one.progress()
+            if not good:
+                return False, reason
+        return True, ""
+
+    def index(self) -> list[dict[str, Any]]:
+        """Return ``name``, ``version``, ``state``, ``reason`` of each version."""
+        loaded = self.loaded
+        if loaded:
+            return [
+                {"name": self.name, "version": str(one.version), "state": "READY", "reason": ""}
+                for one in sorted(loaded, key=lambda one: one.version)
+            ]
+        return [{"name": self.name, "version": "", "state": self._state, "reason": self._reason}]
+
+    def try_load(self) -> bool:
+        """Load the model; return whether it is served. Why not is in `index`."""
+        try:
+            self.load()
+        except ServingError:
+            return False
+        return True
+
+    def load(self) -> None:
+        """Load or reload the model. Slow.
+
+        Raises
+        ------
+        ServingError
+            It does not load. What was served before is served on.
+        """
+        with self._changing:
+            old = self.loaded
+            if self._session is not None and old:
+                raise ServingError(
+                    Status.UNIMPLEMENTED,
+                    f"model {self.name!r} was given as an open session, which is not reloaded. Fix: serve its file",
+                )
+            if not old:
+                self._state, self._reason = "LOADING", "it is being loaded"
+            try:
+                new = self._open()
+            except ServingError as error:
+                raise self._failed(error, old) from error.__cause__
+            except Exception as error:  # an engine may raise anything
+                raise self._failed(error, old) from error
+            self._failed_at, self._closed, self._asleep = None, False, False
+            self.loaded = new
+            self._state, self._reason = "READY", ""
+            self.last_used = time.monotonic()
+            self._retire(old)
+
+    def unload(self) -> None:
+        """Refuse new requests, answer those that were accepted, and free the model."""
+        with self._changing:
+            self._asleep = False
+            self._put_away("it was unloaded")
+
+    def try_evict(self) -> bool:
+        """Unload the model if no request is in it, and load it again with the next one; return whether it is out."""
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            loaded = self.loaded
+            if self._session is not None or any(one.batcher.unanswered for one in loaded):
+                return False
+            self._asleep = True
+            self._put_away("it was evicted for another model; the next request loads it")
+            return True
+        finally:
+            self._changing.release()
+
+    def close(self, drain: float) -> None:
+        """Take no request any more, answer those that were accepted within so many seconds, and release the model."""
+        self._closed = True
+        self._pending.close()
+        with self._changing:
+            self._asleep = False
+            self._put_away("the server is being stopped", drain)
+
+    def _open(self) -> tuple[ServedVersion, ...]:
+        settings = self.settings
+        if self._session is not None:
+            made = [ServedVersion(self.name, 1, "", settings, session=self._session, log=self._log)]
+        else:
+            made = []
+            try:
+                paths = find_versions(settings.source, settings.versions)
+                self._reserve(paths)
+                for version, path in paths.items():
+                    made.append(
+                        ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log)
+                    )
+                    self._sizes[version] = made[-1].memory["bytes"]
+                self._budget.hold(self, made[0].device, sum(one.memory["bytes"] for one in made))
+            except BaseException:
+                for one in made:
+                    one.close()
+                if not self.loaded:
+                    self._budget.release(self)
+                raise
+        return tuple(sorted(made, key=lambda one: -one.version))
+
+    def _reserve(self, paths: dict[int, str]) -> None:
+        """Take memory before anything is loaded; beside what is served during a reload."""
+        if not self._budget.limited:
+            return
+        settings = self.settings
+        size = sum(self._sizes.get(version) or size_on_disk(path) for version, path in paths.items())
+        size += sum(one.memory["bytes"] for one in self.loaded)
+        where = plan(next(iter(paths.values())), policy=settings.policy, lock=settings.lock, trust=settings.trust)
+        self._budget.hold(self, where.device, size)
+
+    def _failed(self, error: Exception, old: Sequence[ServedVersion]) -> ServingError:
+        text = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
+        self._failed_at = time.monotonic()
+        if not old:
+            self._state, self._reason = "UNAVAILABLE", text
+        served = "; the version that was loaded before is served on" if old else ""
+        code = error.code if isinstance(error, ServingError) else Status.INVALID_ARGUMENT
+        return ServingError(code, f"model {self.name!r} does not load: {text}{served}")
+
+    def _put_away(self, reason: str, drain: float | None = None) -> None:
+        old, self.loaded = self.loaded, ()
+        self._state, self._reason = "UNLOADING", reason
+        self._retire(old, drain)
+        self._budget.release(self)
+        self._state = "UNAVAILABLE"
+
+    def _retire(self, old: Sequence[ServedVersion], drain: float | None = None) -> None:
+        for one in old:
+            one.drain(self.settings.max_execution + _GRACE if drain is None else drain)
+            one.close()
+
+    def _of(self, loaded: Sequence[ServedVersion], version: str) -> ServedVersion:
+        if not version:
+            return loaded[0]
+        for one in loaded:
+            if str(one.version) == version:
+                return one
+        raise ServingError(
+            Status.NOT_FOUND,
+            f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}",
+        )
+
+    def _may_wake(self) -> bool:
+        if not self._asleep or self._closed:
+            return False
+        return self._failed_at is None or time.monotonic() - self._failed_at > _PAUSE
+
+    def _load_for_pending(self) -> Callable[[InferRequest], Future[InferResponse]]:
+        with self._changing:
+            if not self.loaded:
+                self.load()
+        return self.infer
+
+    def _unavailable(self) -> ServingError:
+        later = self._state == "LOADING" or self._asleep
+        return ServingError(
+            Status.UNAVAILABLE,
+            f"model {self.name!r} is not served: {self._reason or 'it is being exchanged'}",
+            retry_after=1.0 if later else None,
+        )

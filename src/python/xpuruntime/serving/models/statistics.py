@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ModelStatistics`: what is counted of one version of a model, and its form in the protocol's statistics extension."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from xpuruntime.serving.batching.entries import REASONS
+
+if TYPE_CHECKING:
+    from xpuruntime.serving.batching.jobs import Execution
+
+__all__ = ["FAILURES", "LATENCY_BUCKETS", "Count", "Failure", "ModelStatistics", "Snapshot"]
+
+Failure = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
+
+#: Refused by the queue or past its deadline; cancelled; failed in the engine; wrong inputs and the like.
+FAILURES: tuple[Failure, ...] = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+#: Upper bounds of the latency histogram, in seconds.
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+#: Requests whose latency is kept for live percentiles.
+_RECENT = 4096
+
+
+class Count(NamedTuple):
+    """How often, and nanoseconds in all."""
+
+    times: int = 0
+    ns: int = 0
+
+    def plus(self, ns: int) -> Count:
+        """Return it with one more."""
+        return Count(self.times + 1, self.ns + ns)
+
+    def plain(self) -> dict[str, int]:
+        """Return it in the protocol's words."""
+        return {"count": self.times, "ns": self.ns}
+
+
+class Snapshot(NamedTuple):
+    """All counters at one moment.
+
+    Attributes
+    ----------
+    requests : dict of str to Count
+        By ``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``.
+    failures : dict of str to int
+        By `FAILURES`.
+    inferences, executions : int
+        Rows and batches that were run.
+    reasons : dict of str to int
+        Batches by why they were sent.
+    elements, padding : int
+        Elements of inputs that were sent, and that were added.
+    batches : dict of int to tuple of Count
+        By rows: times of ``compute_input``, ``compute_infer``, ``compute_output``.
+    latency_buckets : tuple of int
+        Requests up to each of `LATENCY_BUCKETS`, and above all of them; not cumulative.
+    latency_sum : float
+        Seconds of all successful requests.
+    last_inference_ms : int
+        Since the epoch; 0 where there was none.
+    """
+
+    requests: dict[str, Count]
+    failures: dict[str, int]
+    inferences: int
+    executions: int
+    reasons: dict[str, int]
+    elements: int
+    padding: int
+    batches: dict[int, tuple[Count, Count, Count]]
+    latency_buckets: tuple[int, ...]
+    latency_sum: float
+    last_inference_ms: int
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the elements of all executions that are padding."""
+        whole = self.elements + self.padding
+        return self.padding / whole if whole else 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields of ``model_stats`` in the statistics extension."""
+        none = Count().plain()
+        return {
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inferences,
+            "execution_count": self.executions,
+            "inference_stats": {
+                **{name: count.plain() for name, count in self.requests.items()},
+                "cache_hit": none,
+                "cache_miss": none,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": made.plain(),
+                    "compute_infer": ran.plain(),
+                    "compute_output": taken.plain(),
+                }
+                for rows, (made, ran, taken) in sorted(self.batches.items())
+            ],
+        }
+
+
+class ModelStatistics:
+    """Counters of one version. Safe to call from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = dict.fromkeys(
+            ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"), Count()
+        )
+        self._failures: dict[str, int] = dict.fromkeys(FAILURES, 0)
+        self._reasons: dict[str, int] = dict.fromkeys(REASONS, 0)
+        self._batches: dict[int, tuple[Count, Count, Count]] = {}
+        self._inferences = self._executions = self._elements = self._padding = 0
+        self._buckets = [0] * (len(LATENCY_BUCKETS) + 1)
+        self._latency_sum = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._last = 0
+
+    def executed(self, execution: Execution) -> None:
+        """Count one execution."""
+        with self._lock:
+            self._executions += 1
+            self._reasons[execution.batch.reason] += 1
+            self._elements += execution.elements
+            self._padding += execution.padding
+            if execution.error is not None:
+                return
+            rows = execution.batch.rows
+            self._inferences += rows
+            made, ran, taken = self._batches.get(rows, (Count(), Count(), Count()))
+            self._batches[rows] = (
+                made.plus(execution.input_ns),
+                ran.plus(execution.infer_ns),
+                taken.plus(execution.output_ns),
+            )
+            self._last = int(time.time() * 1000)
+
+    def succeeded(self, seconds: float, queue: float, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Count one request that was answered, with its times."""
+        with self._lock:
+            requests = self._requests
+            for name, ns in (
+                ("success", int(seconds * 1e9)),
+                ("queue", int(queue * 1e9)),
+                ("compute_input", input_ns),
+                ("compute_infer", infer_ns),
+                ("compute_output", output_ns),
+            ):
+                requests[name] = requests[name].plus(ns)
+            self._buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+            self._latency_sum += seconds
+            self._recent.append(seconds)
+
+    def failed(self, reason: Failure, seconds: float = 0.0) -> None:
+        """Count one request that was not answered with outputs."""
+        with self._lock:
+            self._requests["fail"] = self._requests["fail"].plus(int(seconds * 1e9))
+            self._failures[reason] += 1
+
+    def latency(self, *quantiles: float) -> tuple[float | None, ...]:
+        """Return quantiles of the latest requests in seconds; ``None`` where there was none."""
+        with self._lock:
+            recent = sorted(self._recent)
+        if not recent:
+            return (None,) * len(quantiles)
+        return tuple(recent[min(len(recent) - 1, int(quantile * len(recent)))] for quantile in quantiles)
+
+    def snapshot(self) -> Snapshot:
+        """Return all counters."""
+        with self._lock:
+            return Snapshot(
+                dict(self._requests),
+                dict(self._failures),
+                self._inferences,
+                self._executions,
+                dict(self._reasons),
+                self._elements,
+                self._padding,
+                dict(self._batches),
+                tuple(self._buckets),
+                self._latency_sum,
+                self._last,
+            )

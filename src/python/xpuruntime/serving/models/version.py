@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ServedVersion`: one version of a model with its session, its batcher, and what was measured of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.serving.batching.assembly import joined
+from xpuruntime.serving.batching.driver import Batcher
+from xpuruntime.serving.batching.jobs import answer, fail
+from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.models.opening import batch_feeds, open_session, warmup_sizes
+from xpuruntime.serving.models.repository import size_on_disk
+from xpuruntime.serving.models.slo import choose_limits, measure_curve
+from xpuruntime.serving.models.statistics import Failure, ModelStatistics
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.lockfile.records import Lock
+    from xpuruntime.serving.batching.jobs import Execution, Job
+    from xpuruntime.serving.messages import InferRequest, Parameter
+    from xpuruntime.serving.models.settings import ModelSettings
+    from xpuruntime.serving.models.slo import Limits
+
+__all__ = ["ServedVersion"]
+
+#: Seconds past its deadline after which a request in the queue means that the model makes no progress.
+_LATE = 1.0
+
+
+class ServedVersion:
+    """One version of a model, loaded and warmed up.
+
+    Parameters
+    ----------
+    name : str
+    version : int
+    path : str
+    settings : ModelSettings
+    registry : EngineRegistry, optional
+    session : InferenceSession, optional
+        One that is open already, and is not closed with this.
+    log : callable, optional
+        Is called with a request, its error or ``None``, and seconds.
+
+    Raises
+    ------
+    XpuRuntimeError
+        The model, policy or lock does not allow it. Nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        path: str,
+        settings: ModelSettings,
+        *,
+        registry: EngineRegistry | None = None,
+        session: InferenceSession | None = None,
+        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+    ) -> None:
+        self.name, self.version, self.path, self.settings = name, version, path, settings
+        self.statistics = ModelStatistics()
+        self.limits: Limits | None = None
+        self.warmed: list[dict[str, Any]] = []
+        self.report: dict[str, Any] | None = None
+        self._log, self._own = log, session is None
+        before = process_memory().resident
+        self.session = open_session(path, settings, registry) if session is None else session
+        self._watchers: list[Any] = []
+        try:
+            self.layout = Layout.of(
+                self.session.inputs,
+                self.session.outputs,
+                settings.batching,
+                optional=self.session.model.overridable_inputs,
+            )
+            self._warm_up()
+            if settings.evidence:
+                self.report = self.session.explain().to_dict()
+            self._watch(registry)
+            after = process_memory().resident
+            self.memory = self._memory(before, after)
+            batching = settings.batching
+            if self.limits is not None:
+                batching = batching.replace(
+                    max_batch_size=self.limits.max_batch_size, max_queue_delay_us=self.limits.max_queue_delay_us
+                )
+            #: The settings in force.
+            self.batching = batching
+            self.batcher = Batcher(
+                self.session.run, self.layout, batching, self, instances=settings.instances, name=name
+            )
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def device(self) -> str:
+        """The device that the session runs on."""
+        return self.session.plan.device
+
+    @property
+    def lock(self) -> Lock | None:
+        """The lock that the session was opened under."""
+        return self.session.lock
+
+    def infer(self, request: InferRequest) -> Future[InferResponse]:
+        """Queue a request; see `Batcher.submit`."""
+        try:
+            return self.batcher.submit(request)
+        except ServingError as error:
+            if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
+                self.statistics.failed(_failure_of(error))
+                if self._log is not None:
+                    self._log(request, error, 0.0)
+            raise
+
+    def progress(self) -> tuple[bool, str]:
+        """Return whether the model makes progress, else why not."""
+        state = self.batcher.state()
+        bound = self.settings.max_execution
+        if state.executing > bound:
+            return False, (
+                f"model {self.name!r}: a batch has been running for {state.executing:.1f} s, and max_execution is "
+                f"{bound:g} s"
+            )
+        if state.oldest_deadline is not None and state.oldest_deadline < -_LATE:
+            return False, (
+                f"model {self.name!r}: a request has been waiting {-state.oldest_deadline:.1f} s past its deadline"
+            )
+        for watcher in self._watchers:
+            good, reason = watcher.verdict()
+            if not good:
+                return False, f"model {self.name!r}: {reason}"
+        return True, ""
+
+    def watched(self) -> dict[str, Any]:
+        """Return what canary and shadow found so far, by their names."""
+        return {watcher.name: watcher.to_dict() for watcher in self._watchers}
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no request any more, and answer those that were accepted; return whether all are."""
+        return self.batcher.drain(timeout)
+
+    def close(self) -> None:
+        """Fail what has no answer yet, and release the model; a session that was given stays open."""
+        ended = self.batcher.close()
+        if ended:
+            self._release()
+
+    def executed(self, execution: Execution) -> None:
+        """Take one execution; see `Observer`."""
+        self.statistics.executed(execution)
+
+    def answered(self, job: Job, now: float) -> None:
+        """Answer a request; see `Observer`."""
+        entry = job.entry
+        seconds = now - entry.arrived
+        error: ServingError | None = None
+        if entry.outcome == "done":
+            try:
+                response = self._response(job)
+            except Exception as failure:  # the request must get an answer
+                error = ServingError(Status.INTERNAL, f"model {self.name!r}: {failure}")
+            else:
+                self._succeeded(job, seconds)
+                answer(job.future, response)
+                for watcher in self._watchers:
+                    watcher.offer(job, response)
+        elif entry.outcome == "failed":
+            assert isinstance(entry.error, ServingError)
+            error = entry.error
+        elif entry.outcome == "expired":
+            where = "while it ran" if job.began is not None else "in the queue"
+            error = ServingError(
+                Status.DEADLINE_EXCEEDED,
+                f"model {self.name!r}: the deadline passed after {seconds * 1e3:.1f} ms, {where}. "
+                "Fix: allow more time, or send less",
+            )
+        else:
+            error = ServingError(Status.CANCELLED, "the client cancelled the request")
+        if error is not None:
+            self.statistics.failed(_failure_of(error), seconds)
+            fail(job.future, error)
+        if self._log is not None:
+            self._log(job.request, error, seconds)
+
+    def _succeeded(self, job: Job, seconds: float) -> None:
+        assert job.began is not None
+        self.statistics.succeeded(
+            seconds,
+            job.began - job.entry.arrived,
+            sum(one.input_ns for one in job.executions),
+            sum(one.infer_ns for one in job.executions),
+            sum(one.output_ns for one in job.executions),
+        )
+
+    def _response(self, job: Job) -> InferResponse:
+        request = job.request
+        parameters: dict[str, Parameter] = {}
+        if request.parameters.get("xrt_evidence") is True:
+            assert job.began is not None
+            lock = self.lock
+            whole = sum(one.elements + one.padding for one in job.executions)
+            parameters = {
+                "xrt_engine": f"{self.session.plan.engine}@{self.device}",
+                "xrt_lock": lock.digest if lock is not None else "",
+                "xrt_batch_size": max(one.batch.rows for one in job.executions),
+                "xrt_executions": len(job.executions),
+                "xrt_dispatch": job.executions[-1].batch.reason,
+                "xrt_padded": sum(one.padding for one in job.executions) / whole if whole else 0.0,
+                "xrt_queue_us": int((job.began - job.entry.arrived) * 1e6),
+                "xrt_compute_us": sum(one.compute_ns for one in job.executions) // 1000,
+            }
+        return InferResponse(
+            request.model, str(self.version), joined(self.layout, job.feed, job.pieces), request.id, parameters
+        )
+
+    def _warm_up(self) -> None:
+        """Run every shape of the lock, or probe inputs, and measure batches where a latency is asked for."""
+        settings = self.settings
+        most = settings.batching.max_batch_size
+        fixed = settings.batching.shapes == "fixed"
+        if settings.warmup in ("auto", "lock") and self.lock is not None:
+            from xpuruntime.inference.locked import probe_at
+
+            for shapes in self.lock.identity.shapes:
+                self._run_once(probe_at(self.session.model, shapes.inputs), "lock")
+        if settings.warmup == "probe" or (settings.warmup == "auto" and self.lock is None):
+            for sizes in warmup_sizes(self.layout):
+                for rows in dict.fromkeys([most] if fixed else [1, max(most, 1)]):
+                    self._run_once(batch_feeds(self.session, self.layout, rows, sizes), "probe", rows)
+        if settings.slo is not None:
+            curve = measure_curve(self.session, self.layout, settings.batching)
+            self.limits = choose_limits(curve, settings.slo.p99)
+
+    def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
+        begin = time.perf_counter()
+        try:
+            results = self.session.run(feeds)
+        except XpuRuntimeError as error:
+            raise UnsupportedOperationError(
+                f"the warm-up with probe inputs failed: {error}. Fix: make a lock with inputs that fit, or state "
+                "warmup: none"
+            ) from error
+        took = time.perf_counter() - begin
+        shapes = {name: list(array.shape) for name, array in feeds.items()}
+        self.warmed.append({"source": source, "shapes": shapes, "us": int(took * 1e6)})
+        if rows is None:
+            return
+        for info in self.layout.outputs.values():
+            shape = results[info.name].shape
+            if info.batch is not None and (len(shape) <= info.batch or shape[info.batch] != rows):
+                raise UnsupportedOperationError(
+                    f"batching.max_batch_size: {self.settings.batching.max_batch_size}, but the output {info.name!r} "
+                    f"has the shape {list(shape)} for {rows} rows. Fix: state 0 for this model"
+                )
+
+    def _memory(self, before: int | None, after: int | None) -> dict[str, Any]:
+        """Return the size of the model in bytes, and where it is from."""
+        engine = sum(self.session.memory().values())
+        disk = size_on_disk(self.path) if self.path else 0
+        grown = after - before if before is not None and after is not None and self.device == "cpu" else 0
+        size, source = max((grown, "process"), (engine, "engine"), (disk, "file"))
+        return {"bytes": size, "source": source, "device": self.device}
+
+    def _watch(self, registry: EngineRegistry | None) -> None:
+        from xpuruntime.serving.models.watching import make_watchers
+
+        self._watchers = make_watchers(self.path, self.settings, self.session, self.layout, registry)
+
+    def _release(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()
+        if self._own:
+            self.session.close()
+
+
+def _failure_of(error: ServingError) -> Failure:
+    if error.code in (Status.RESOURCE_EXHAUSTED, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE):
+        return "REJECTED"
+    if error.code is Status.CANCELLED:
+        return "CANCELED"
+    return "BACKEND" if error.code is Status.INTERNAL else "OTHER"

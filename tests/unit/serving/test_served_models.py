@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Requests of served models: batches, padding, rows, wrong requests, and what the protocol says of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, tokens
+
+import xpuruntime as xrt
+from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.testing import models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+Serve = "Callable[..., Models]"
+
+
+def test_one_request(mlp: Path, serve: Serve) -> None:
+    service = serve({"mlp": {"source": str(mlp)}})
+    assert service.ready() == (True, "")
+    response = service.infer(ask("mlp", {"x": rows_of(1, 3)}, id="7")).result(WAIT)
+    assert (response.model, response.version, response.id, response.parameters) == ("mlp", "1", "7", {})
+    (y,) = response.outputs
+    assert (y.name, y.datatype, y.shape) == ("y", "FP32", (3, 64))
+    with xrt.InferenceSession(mlp) as session:
+        np.testing.assert_array_equal(y.data, session.run({"x": rows_of(1, 3)})["y"])
+
+
+def test_requests_that_come_while_the_model_is_busy_run_together(mlp: Path, serve: Serve) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 8}}}, registry=engine.registry())
+    engine.armed = True
+    first = service.infer(ask("mlp", {"x": rows_of(0)}))
+    assert gate.come.wait(WAIT)
+    sent = [np.random.default_rng(i).standard_normal((1 + i % 3, 64)).astype(np.float32) for i in range(4)]
+    futures = [service.infer(ask("mlp", {"x": x}, parameters={"xrt_evidence": True})) for x in sent]
+    gate.open.set()
+    first.result(WAIT)
+    with xrt.InferenceSession(mlp) as session:
+        for x, future in zip(sent, futures, strict=True):
+            response = future.result(WAIT)
+            np.testing.assert_allclose(response.outputs[0].data, session.run({"x": x})["y"], rtol=1e-5, atol=1e-6)
+            assert response.outputs[0].data.flags.c_contiguous
+            assert response.parameters["xrt_batch_size"] == 7
+            assert response.parameters["xrt_dispatch"] == "idle"
+            assert response.parameters["xrt_queue_us"] > 0
+            assert response.parameters["xrt_compute_us"] > 0
+            assert response.parameters["xrt_lock"] == ""
+    assert [one["x"] for one in engine.seen] == [(1, 64), (7, 64)]
+    (stats,) = service.statistics("mlp")["model_stats"]
+    assert (stats["inference_count"], stats["execution_count"]) == (8, 2)
+    assert stats["inference_stats"]["success"]["count"] == 5
+    assert [one["batch_size"] for one in stats["batch_stats"]] == [1, 7]
+
+
+def test_a_request_of_more_rows_than_a_batch_is_split(mlp: Path, serve: Serve) -> None:
+    engine = FaultyEngine()
+    service = serve(
+        {"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}, "warmup": "none"}}, registry=engine.registry()
+    )
+    x = np.random.default_rng(0).standard_normal((10, 64)).astype(np.float32)
+    response = service.infer(ask("mlp", {"x": x}, parameters={"xrt_evidence": True})).result(WAIT)
+    assert [one["x"][0] for one in engine.seen] == [4, 4, 2]
+    assert response.parameters["xrt_executions"] == 3
+    with xrt.InferenceSession(mlp) as session:
+        np.testing.assert_allclose(response.outputs[0].data, session.run({"x": x})["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_unaligned_and_read_only_tensors(mlp: Path, serve: Serve) -> None:
+    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}})
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    body = b"\0" + x.tobytes()
+    unaligned = np.frombuffer(memoryview(body)[1:], "<f4").reshape(2, 64)
+    assert not unaligned.flags.writeable
+    assert not unaligned.flags.aligned
+    for sent in (unaligned, np.asfortranarray(x), x[:, ::-1][:, ::-1]):
+        got = service.infer(ask("mlp", {"x": sent})).result(WAIT).outputs[0].data
+        with xrt.InferenceSession(mlp) as session:
+            np.testing.assert_array_equal(got, session.run({"x": x})["y"])
+
+
+PAD = {"ids": {"value": 0, "to": [4, 8]}, "mask": {"value": 0, "to": [4, 8]}}
+
+
+@pytest.fixture
+def tokens_path(tmp_path: Path) -> Path:
+    return models.save(tokens(), tmp_path, "tokens.onnx")
+
+
+def sequence(length: int, rows: int = 1) -> dict[str, np.ndarray]:
+    ids = np.arange(1, rows * length + 1, dtype=np.int64).reshape(rows, length)
+    return {"ids": ids, "mask": np.ones_like(ids)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "pad", "seen"),
+    [
+        ("exact", None, [(1, 2), (1, 3), (1, 6)]),
+        ("bucket", PAD, [(1, 8), (2, 4)]),
+        ("pad", {name: {"value": 0} for name in PAD}, [(3, 6)]),
+        ("fixed", PAD, [(4, 8)]),
+    ],
+)
+def test_lengths(tokens_path: Path, serve: Serve, shapes: str, pad: Any, seen: list) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    batching = {"max_batch_size": 4, "shapes": shapes, **({"pad": pad} if pad else {})}
+    service = serve({"t": {"source": str(tokens_path), "batching": batching}}, registry=engine.registry())
+    assert service.ready() == (True, "")
+    engine.armed = True
+    first = service.infer(ask("t", sequence(1)))
+    assert gate.come.wait(WAIT)
+    lengths = (2, 3, 6)
+    futures = [service.infer(ask("t", sequence(n), parameters={"xrt_evidence": True})) for n in lengths]
+    gate.open.set()
+    assert first.result(WAIT).outputs[1].data.tolist() == [1.0]
+    for n, future in zip(lengths, futures, strict=True):
+        response = future.result(WAIT)
+        outputs = {one.name: one.data for one in response.outputs}
+        assert outputs["tokens"].tolist() == [list(range(1, n + 1))], "outputs are cut back"
+        assert outputs["total"].tolist() == [n * (n + 1) / 2]
+        assert (response.parameters["xrt_padded"] > 0) is (shapes != "exact")
+    assert sorted(one["ids"] for one in engine.seen[1:]) == sorted(seen)
+    share = service.evidence("t", "evidence")["padding_share"]
+    assert (share > 0) is (shapes != "exact")
+    if shapes != "exact":
+        with pytest.raises(ServingError, match="at most 8 are served") if "to" in pad["ids"] else _nothing():
+            service.infer(ask("t", sequence(9))).result(WAIT)
+
+
+class _nothing:  # noqa: N801 - a context
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_mask_that_a_request_lacks_is_made(tokens_path: Path, serve: Serve) -> None:
+    pad = {"ids": {"to": [8], "value": 5, "mask": "mask"}, "mask": {"to": [8], "value": 0}}
+    batching = {"max_batch_size": 4, "shapes": "bucket", "pad": pad}
+    service = serve({"t": {"source": str(tokens_path), "batching": batching}})
+    ids = sequence(3)["ids"]
+    outputs = service.infer(ask("t", {"ids": ids})).result(WAIT).outputs
+    assert outputs[0].data.tolist() == [[1, 2, 3]]
+    assert outputs[1].data.tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    ("pad", "said"),
+    [
+        ({"ids": {"to": [4]}}, "'mask' has too, and there is no rule for it"),
+        ({"ids": {"to": [4]}, "mask": {"to": [8]}}, "have different sizes"),
+        ({"idz": {"to": [4]}}, "the model has no input 'idz'"),
+        ({"ids": {"to": [4], "axis": 0}, "mask": {"to": [4]}}, "0 is no free dimension"),
+        ({"ids": {"to": [4], "value": 0.5}, "mask": {"to": [4]}}, "0.5 is no value of int64"),
+    ],
+)
+def test_rules_that_do_not_fit_the_model(tokens_path: Path, serve: Serve, pad: Any, said: str) -> None:
+    batching = {"max_batch_size": 4, "shapes": "bucket", "pad": pad}
+    service = serve({"t": {"source": str(tokens_path), "batching": batching}})
+    good, reason = service.ready()
+    assert not good
+    assert said in reason
+    with pytest.raises(ServingError, match="is not served"):
+        service.infer(ask("t", sequence(3)))
+
+
+def test_a_fixed_shape_gives_the_same_bits_whatever_else_is_in_the_batch(tmp_path: Path, serve: Serve) -> None:
+    path = models.save(models.mlp(width=96, seed=3), tmp_path, "wide.onnx")
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve(
+        {"m": {"source": str(path), "batching": {"max_batch_size": 8, "shapes": "fixed"}}}, registry=engine.registry()
+    )
+    assert service.ready() == (True, "")
+    x = np.random.default_rng(0).standard_normal((1, 96)).astype(np.float32)
+    alone = service.infer(ask("m", {"x": x})).result(WAIT).outputs[0].data.tobytes()
+    for others in range(1, 8):
+        gate.come.clear(), gate.open.clear()
+        engine.armed = True
+        first = service.infer(ask("m", {"x": x * 2}))
+        assert gate.come.wait(WAIT)
+        noise = [np.random.default_rng(i).standard_normal((1, 96)).astype(np.float32) for i in range(others)]
+        before = [service.infer(ask("m", {"x": one})) for one in noise[: others // 2]]
+        future = service.infer(ask("m", {"x": x}))
+        after = [service.infer(ask("m", {"x": one})) for one in noise[others // 2 :]]
+        gate.open.set()
+        for one in (first, *before, *after):
+            one.result(WAIT)
+        assert future.result(WAIT).outputs[0].data.tobytes() == alone
+        engine.armed = False
+    assert {one["x"] for one in engine.seen} == {(8, 96)}
+
+
+X = rows_of(1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (ask("mlp", {"xx": X}), "no input 'xx'; did you mean 'x'?"),
+        (ask("mlp", {}), "input 'x' is missing"),
+        (ask("mlp", {"x": X.astype(np.float64)}), "has datatype FP64, and the model takes FP32"),
+        (ask("mlp", {"x": X[:, :63]}), "dimension 1 is 63, and the model takes [-1, 64]"),
+        (ask("mlp", {"x": X[0]}), "has 1 dimensions, and the model takes [-1, 64]"),
+        (ask("mlp", {"x": X[:0]}), "has no rows"),
+        (ask("mlp", {"x": X}, outputs=["z"]), "no output 'z'. Valid outputs: y."),
+        (ask("mlp", {"x": X}, outputs=["y", "y"]), "asked for twice"),
+        (ask("mlp", {"x": X}, priority=2), "model 'mlp' has no levels"),
+    ],
+)
+def test_wrong_requests_are_refused_at_once(mlp: Path, serve: Serve, request_: Any, said: str) -> None:
+    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}})
+    with pytest.raises(ServingError) as caught:
+        service.infer(request_)
+    assert caught.value.code is Status.INVALID_ARGUMENT
+    assert said in str(caught.value)
+    assert service.statistics("mlp")["model_stats"][0]["inference_stats"]["fail"]["count"] == 1
+    assert service.infer(ask("mlp", {"x": X})).result(WAIT).outputs[0].shape == (1, 64)
+
+
+def test_unknown_models_and_versions(mlp: Path, serve: Serve) -> None:
+    service = serve({"mlp": {"source": str(mlp)}})
+    for asked, said in (
+        (ask("mlq", {"x": X}), "did you mean 'mlp'"),
+        (ask("mlp", {"x": X}, version="2"), "has no version"),
+    ):
+        with pytest.raises(ServingError, match=said) as caught:
+            service.infer(asked)
+        assert caught.value.code is Status.NOT_FOUND
+
+
+def test_what_the_protocol_says_of_a_model(tokens_path: Path, serve: Serve) -> None:
+    batching = {"max_batch_size": 4, "preferred_batch_size": [2], "max_queue_delay_us": 100, "timeout_us": 10**7}
+    service = serve({"t": {"source": str(tokens_path), "batching": batching, "instances": 2}})
+    assert service.model_metadata("t") == {
+        "name": "t",
+        "versions": ["1"],
+        "platform": "xpuruntime_onnxruntime",
+        "inputs": [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("ids", "mask")],
+        "outputs": [
+            {"name": "tokens", "datatype": "FP32", "shape": [-1, -1]},
+            {"name": "total", "datatype": "FP32", "shape": [-1]},
+        ],
+    }
+    config = service.model_config("t")
+    assert config["max_batch_size"] == 4
+    assert config["input"][0] == {"name": "ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False}
+    assert config["output"][1]["dims"] == []
+    assert config["instance_group"][0] == {"name": "t", "kind": "KIND_CPU", "count": 2, "gpus": []}
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
+    assert config["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 10**7
+    assert service.index() == [{"name": "t", "version": "1", "state": "READY", "reason": ""}]
+    assert service.evidence("t", "plan")["engine"] == "onnxruntime"
+    evidence = service.evidence("t", "evidence")
+    assert evidence["warmup"][0]["source"] == "probe"
+    assert evidence["report"] is None
+    assert "unobservable" in evidence["report_note"]
+    with pytest.raises(ServingError, match="served without a lock"):
+        service.evidence("t", "lock")
+    with pytest.raises(ServingError, match="did you mean 'plan'"):
+        service.evidence("t", "plam")
+
+
+def test_a_deadline_fires_while_the_model_is_busy(mlp: Path, serve: Serve) -> None:
+    import time
+
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
+    engine.armed = True
+    running = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.2))
+    assert gate.come.wait(WAIT)
+    waiting = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.1))
+    for future, where in ((waiting, "in the queue"), (running, "while it ran")):
+        with pytest.raises(ServingError, match=where) as caught:
+            future.result(WAIT)
+        assert caught.value.code is Status.DEADLINE_EXCEEDED
+    assert not gate.open.is_set()
+    gate.open.set()
+    assert service.infer(ask("mlp", {"x": X})).result(WAIT)
+    with pytest.raises(ServingError, match="had passed when the request arrived"):
+        service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() - 1))
+
+
+def test_a_full_queue_and_cancelled_requests(mlp: Path, serve: Serve) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    batching = {"max_batch_size": 4, "max_queue_size": 2}
+    service = serve({"mlp": {"source": str(mlp), "batching": batching}}, registry=engine.registry())
+    engine.armed = True
+    running = service.infer(ask("mlp", {"x": X}))
+    assert gate.come.wait(WAIT)
+    queued = [service.infer(ask("mlp", {"x": X})) for _ in range(2)]
+    with pytest.raises(ServingError) as caught:
+        service.infer(ask("mlp", {"x": X}))
+    assert caught.value.code is Status.RESOURCE_EXHAUSTED
+    assert caught.value.retry_after is not None
+    assert caught.value.retry_after > 0
+    assert queued[0].cancel()
+    another = service.infer(ask("mlp", {"x": X}))
+    gate.open.set()
+    for future in (running, queued[1], another):
+        assert future.result(WAIT).outputs[0].shape == (1, 64)
+    assert [one["x"][0] for one in engine.seen] == [1, 2]
+    version = service.slots["mlp"].version()
+    eventually(lambda: version.statistics.snapshot().failures["CANCELED"] == 1)
+    assert version.statistics.snapshot().failures["REJECTED"] == 1
+
+
+def test_strings(tmp_path: Path, serve: Serve) -> None:
+    path = models.save(models.identity("string"), tmp_path, "text.onnx")
+    with xrt.InferenceSession(path) as session:
+        name, output = session.inputs[0].name, session.outputs[0].name
+        shape = tuple(2 if not isinstance(one, int) else one for one in session.inputs[0].shape or ())
+    service = serve({"text": {"source": str(path)}})
+    sent = np.full(shape, "grüße".encode(), object)
+    request = ask("text", {name: sent}, datatypes={name: "BYTES"})
+    got = service.infer(request).result(WAIT).outputs[0]
+    assert (got.name, got.datatype) == (output, "BYTES")
+    assert set(got.data.ravel()) == {"grüße".encode()}
+    bad = ask("text", {name: np.full(shape, b"\xff", object)}, datatypes={name: "BYTES"})
+    with pytest.raises(ServingError, match="not UTF-8 text") as caught:
+        service.infer(bad).result(WAIT)
+    assert caught.value.code is Status.INVALID_ARGUMENT
+
+
+def test_bfloat16(tmp_path: Path, serve: Serve) -> None:
+    path = models.save(models.identity("bfloat16"), tmp_path, "half.onnx")
+    service = serve({"half": {"source": str(path)}})
+    good, reason = service.ready()
+    assert good, reason
+    (info,) = service.model_metadata("half")["inputs"]
+    shape = tuple(2 if one < 0 else one for one in info["shape"])
+    bits = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) + 0x3F80
+    got = service.infer(ask("half", {info["name"]: bits}, datatypes={info["name"]: "BF16"})).result(WAIT).outputs[0]
+    assert got.datatype == "BF16"
+    np.testing.assert_array_equal(got.data, bits)
+
+
+def test_an_open_session_is_served_and_not_closed(mlp: Path) -> None:
+    from xpuruntime.serving.models.service import Models
+
+    with xrt.InferenceSession(mlp) as session:
+        with Models(sessions={"mlp": session}) as service:
+            assert service.infer(ask("mlp", {"x": X})).result(WAIT).outputs[0].shape == (1, 64)
+            with pytest.raises(ServingError, match="given as an open session"):
+                service.load("mlp", {})
+        assert session.run({"x": X})["y"].shape == (1, 64)
+        with pytest.raises(ServingError, match="the server is being stopped"):
+            service.infer(ask("mlp", {"x": X}))
