@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.result import Diff
+    from xpuruntime.locks.export.exporting import export_lock, export_targets
+    from xpuruntime.locks.export.result import ExportResult
     from xpuruntime.locks.relock import LockResult, lock
     from xpuruntime.locks.verification.claims import Claim, VerificationResult
     from xpuruntime.locks.verification.verify import verify
@@ -103,6 +105,7 @@ __all__ = [
     "EngineUnavailable",
     "Event",
     "ExecutionPolicy",
+    "ExportResult",
     "Graph",
     "InferenceSession",
     "InputError",
@@ -141,6 +144,8 @@ __all__ = [
     "demo_images",
     "demo_model_path",
     "determinism",
+    "export_lock",
+    "export_targets",
     "get_all_devices",
     "get_current_device",
     "get_device_count",
@@ -168,6 +173,7 @@ _LAZY = {
     "Diff": "locks.diff.result",
     "Event": "runtime.stream",
     "ExecutionPolicy": "policies",
+    "ExportResult": "locks.export.result",
     "Graph": "runtime.stream",
     "InferenceSession": "inference",
     "KernelPolicy": "policies",
@@ -196,6 +202,8 @@ _LAZY = {
     "demo_images": "demo",
     "demo_model_path": "demo",
     "determinism": "locks.determinism",
+    "export_lock": "locks.export.exporting",
+    "export_targets": "locks.export.exporting",
     "get_all_devices": "runtime.device",
     "get_current_device": "runtime.device",
     "get_device_count": "runtime.device",

@@ -42,6 +42,7 @@ def test_every_exit_code_is_described() -> None:
         "explain",
         "determinism",
         "diff",
+        "export",
         "lock",
         "verify",
         "kernels",

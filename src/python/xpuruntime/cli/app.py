@@ -14,6 +14,7 @@ from xpuruntime.cli import (
     demo,
     determinism,
     diff,
+    export,
     kernels,
     lock,
     machine,
@@ -76,6 +77,7 @@ app.command("lock", epilog=EXIT_CODES)(lock.lock)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)
+app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
 app.command("demo", epilog=EXIT_CODES)(demo.demo)

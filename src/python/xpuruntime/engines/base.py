@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
@@ -342,6 +343,10 @@ class Engine(ABC):
     @abstractmethod
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Load the model. Slow; raises an `XpuRuntimeError` and leaves nothing behind when it fails."""
+
+    def exporter(self) -> type[NativeExporter] | None:
+        """Return what writes sessions of this engine as native configuration, or ``None``, the default."""
+        return None
 
     def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
         """Return what a compiled artifact of this request is tied to: versions of engine and libraries, chip, device.

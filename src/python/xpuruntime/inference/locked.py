@@ -50,6 +50,7 @@ __all__ = [
     "check_loaded",
     "check_outputs",
     "compare_observed",
+    "compare_results",
     "lock_in_force",
     "lock_seen",
     "locked_plan",
@@ -320,14 +321,15 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
         if not locked:
             continue
         results = session.run(probe_at(session.model, shapes.inputs))
-        drifts = _compare_results(locked, lock, results, shapes.id)
+        drifts = compare_results(locked, lock, results, shapes.id)
         if drifts:
             raise drift_error(where, drifts)
 
 
-def _compare_results(
+def compare_results(
     locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str
 ) -> tuple[Drift, ...]:
+    """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
     now = {one.name: one for one in found}
     samples = {one.name: one.values for one in lock.measured.samples if one.at == at}

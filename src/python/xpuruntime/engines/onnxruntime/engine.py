@@ -24,6 +24,7 @@ from xpuruntime.runtime.machine import EngineFacts
 if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["OnnxRuntimeEngine"]
@@ -150,6 +151,12 @@ class OnnxRuntimeEngine(Engine):
 
         del machine
         return load_model(request, msgspec.convert(judgement.settings, Settings))
+
+    def exporter(self) -> type[NativeExporter]:
+        """Return what writes scripts of ONNX Runtime and repositories of Triton."""
+        from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
+
+        return OnnxRuntimeExporter
 
     def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
         """Return versions, provider and the instruction sets that the optimised graph is made for."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["load_model", "model_source", "preload_cuda"]
+__all__ = ["load_model", "model_source", "preload_cuda", "source_graph_of"]
 
 
 def load_model(request: Request, settings: Settings) -> LoadedModel:
@@ -219,7 +219,7 @@ def _observer(
                 make,
                 feeds,
                 runs,
-                _graph(request, source),
+                source_graph_of(request, source),
                 device=request.device,
                 precision=settings.convert or request.policy.execution.precision,
                 allow_cpu_ops=settings.allow_cpu_ops,
@@ -242,7 +242,7 @@ def _observer(
     return observer
 
 
-def _graph(request: Request, source: Source) -> Any:
+def source_graph_of(request: Request, source: Source) -> Any:
     """Return the graph before any optimiser saw it: of the model, as it was quantised, or as an artifact keeps it."""
     if source.quantised is not None:
         import onnx

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
     from xpuruntime.engines.onnxruntime.settings import Settings
 
-__all__ = ["Opened", "open_session", "session_options"]
+__all__ = ["LEVELS", "NO_CPU", "Opened", "open_session", "session_options"]
 
-_LEVELS = {
+LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
     "extended": "ORT_ENABLE_EXTENDED",
@@ -31,7 +31,7 @@ _LEVELS = {
 }
 _WARNING, _ERROR, _FATAL = 2, 3, 4
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
-_NO_CPU = "session.disable_cpu_ep_fallback"
+NO_CPU = "session.disable_cpu_ep_fallback"
 
 
 class Opened:
@@ -48,7 +48,7 @@ def session_options(settings: Settings, source: Source) -> Any:
 
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL  # failures reach the caller as exceptions, not as lines on stderr
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.level])
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.level])
     if settings.threads is not None:
         options.intra_op_num_threads = settings.threads
     options.use_deterministic_compute = settings.deterministic
@@ -77,10 +77,10 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
     if options is None:
         options = session_options(settings, source)
         options.add_session_config_entry(_ASSIGNMENT, "1")
-    refuse_crash(settings, source, _LEVELS[settings.level], device)
+    refuse_crash(settings, source, LEVELS[settings.level], device)
     cuda = settings.provider != "CPUExecutionProvider"
     if cuda and not settings.allow_cpu_ops:
-        options.add_session_config_entry(_NO_CPU, "1")
+        options.add_session_config_entry(NO_CPU, "1")
     try:
         session = _construct(settings, source, options)
     except Exception as error:

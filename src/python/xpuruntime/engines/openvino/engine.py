@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["OpenVinoEngine"]
@@ -114,6 +115,12 @@ class OpenVinoEngine(Engine):
 
         del machine
         return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+
+    def exporter(self) -> type[NativeExporter]:
+        """Return what writes configuration of OpenVINO and repositories of Triton."""
+        from xpuruntime.engines.openvino.native_config import OpenVinoExporter
+
+        return OpenVinoExporter
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         if request.device.partition(":")[0] not in _KINDS:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.openvino.naming import Mention, mentions
+from xpuruntime.engines.openvino.native_worker import graph_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Executed", "read_graph"]
+__all__ = ["Executed", "executed_nodes", "read_graph"]
 
 _WORDS = {
     "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "uint8", "i16": "int16",
@@ -77,14 +78,18 @@ class Executed:
 
 def read_graph(compiled: Any) -> list[Executed]:
     """Return the executed nodes of a compiled model in order; times only where it was compiled with ``PERF_COUNT``."""
+    return executed_nodes(graph_facts(compiled))
+
+
+def executed_nodes(operations: Sequence[Mapping[str, Any]]) -> list[Executed]:
+    """Return the executed nodes of what `graph_facts` read."""
     found: list[Executed] = []
     types: dict[str, str | None] = {}
-    for operation in compiled.get_runtime_model().get_ordered_ops():
-        info = operation.get_rt_info()
-        facts = {key: _text(info, key) for key in _KEYS}
-        above = tuple(port.get_source_output().get_node().get_friendly_name() for port in operation.inputs())
-        kind = facts["layerType"] or operation.get_type_name()
-        name = operation.get_friendly_name()
+    for operation in operations:
+        facts = operation["info"]
+        above = tuple(operation["above"])
+        kind = facts["layerType"] or operation["type"]
+        name = operation["name"]
         writes = _WORDS.get(facts["outputPrecisions"].partition(",")[0])
         types[name] = writes
         kernel = facts["primitiveType"]
@@ -102,27 +107,14 @@ def read_graph(compiled: Any) -> list[Executed]:
                 reads=types.get(above[0]) if above else None,
                 writes=writes,
                 layout=_layout(facts["outputLayouts"]) if kind in _SPATIAL else None,
-                size=_size(operation.outputs()[:1]),
-                made=_size(operation.outputs()),
+                size=_size(operation["sizes"][:1]),
+                made=_size(operation["sizes"]),
                 time_us=int(time) if time.isdigit() else None,
                 still=kind in _STILL,
                 above=above,
             )
         )
     return found
-
-
-_KEYS = (
-    "layerType", "originalLayersNames", "outputLayouts", "outputPrecisions", "primitiveType", "runtimePrecision",
-    "execTimeMcs",
-)  # fmt: skip
-
-
-def _text(info: Mapping[str, Any], key: str) -> str:
-    try:
-        return str(info[key].astype(str))
-    except (KeyError, RuntimeError, TypeError):
-        return ""
 
 
 def _of_kernel(kernel: str) -> str | None:
@@ -139,14 +131,6 @@ def _layout(text: str) -> str | None:
     return f"nchw{blocked[1]}c" if blocked else first or None
 
 
-def _size(ports: Sequence[Any]) -> int | None:
+def _size(sizes: Sequence[int | None]) -> int | None:
     """Return the bytes of outputs together; ``None`` where there are none, or a shape is not fixed."""
-    if not ports or not all(port.get_partial_shape().is_static for port in ports):
-        return None
-    total = 0
-    for port in ports:
-        count = 1
-        for size in port.get_shape():
-            count *= int(size)
-        total += int(count * port.get_element_type().size)
-    return total
+    return None if not sizes or None in sizes else sum(size or 0 for size in sizes)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.settings import Settings
 
-__all__ = ["BLOB", "compile_model", "load_model"]
+__all__ = ["BLOB", "compile_model", "load_model", "prepared_graph"]
 
 #: The one file of a compiled artifact.
 BLOB = "model.blob"
@@ -77,6 +77,12 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     (folder / BLOB).write_bytes(data)
     node_map: dict[str, tuple[str, ...]] = {node.name: (node.name,) for node in opener.info.nodes}
     return Compiled(files=(BLOB,), node_map=node_map, notes=log.notes())
+
+
+def prepared_graph(request: Request, settings: Settings) -> tuple[Any, ModelInfo]:
+    """Return OpenVINO's graph of a model as a session compiles it, and the facts of the model with its sizes."""
+    opener = _Opener(request, settings, ConversionLog())
+    return opener.graph(), opener.info
 
 
 class _Opener:
@@ -143,7 +149,7 @@ class _Opener:
             except Exception as error:
                 raise translate(error, doing=doing, device=self.request.device) from None
         else:
-            graph = self._graph()
+            graph = self.graph()
             try:
                 compiled = self.core.compile_model(graph, settings.device, properties)
             except Exception as error:
@@ -152,7 +158,7 @@ class _Opener:
         self._verify(compiled, more)
         return compiled
 
-    def _graph(self) -> Any:
+    def graph(self) -> Any:
         """Return OpenVINO's graph of the model, named after the source nodes and limited to the ranges stated."""
         path = self.request.model.path
         source = self._source()

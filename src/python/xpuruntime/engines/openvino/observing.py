@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.openvino.settings import Settings
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
-__all__ = ["observe"]
+__all__ = ["observe", "units_of"]
 
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
 _ONCE = "it ran in the first run alone: a constant prepared then, and kept"
@@ -95,6 +95,26 @@ def observe(
         cut_us=joiner.cut_us,
         live=_live(executed, [(one, unit.id) for one, unit in zip(ran, units, strict=False)]),
     )
+
+
+def units_of(
+    executed: Sequence[Executed], info: ModelInfo, device: str, settings: Settings
+) -> tuple[tuple[Unit, ...], list[str]]:
+    """Return the units of an executed graph without times, and notes.
+
+    Parameters
+    ----------
+    executed : sequence of Executed
+        Of a model that was compiled with ``PERF_COUNT`` and run.
+    info : ModelInfo
+    device : str
+    settings : Settings
+    """
+    names = [tensor.name for tensor in info.inputs]
+    shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
+    joiner = _Units(executed, shares, info, device, settings, Counted())
+    units = tuple(joiner.all())
+    return units, [note for note in joiner.notes if note != _TIMES]
 
 
 def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> tuple[LiveBytes, ...]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
@@ -105,6 +106,12 @@ class TensorRtEngine(Engine):
         settings = msgspec.convert(judgement.settings, Settings)
         chip = capability_of(request, machine) or "unknown"
         return load_model(request, settings, self.flavour, self.target(request, judgement, machine), chip)
+
+    def exporter(self) -> type[NativeExporter] | None:
+        """Return what writes command lines of trtexec, which is TensorRT's; ``None`` for TensorRT-RTX."""
+        from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
+
+        return TrtexecExporter if self.flavour is TENSORRT else None
 
     def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
         """Return flavour, version, compute capabilities, platform and precision; see `Engine.target`."""

@@ -21,6 +21,7 @@ from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["TorchEngine"]
@@ -76,6 +77,12 @@ class TorchEngine(Engine):
 
         del machine
         return load_model(request, msgspec.convert(judgement.settings, Settings))
+
+    def exporter(self) -> type[NativeExporter]:
+        """Return what writes scripts of PyTorch."""
+        from xpuruntime.engines.torch.native_config import TorchExporter
+
+        return TorchExporter
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         kind = request.device.partition(":")[0]

@@ -106,6 +106,13 @@ class ExportedSource:
         target = getattr(torch, _DTYPES[convert])
         return retype(_convert(module, target), target, self.where)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is called with its tensors by position and nothing else."""
+        from xpuruntime.pytorch._private_api import pytree
+
+        return _plain_arguments(self.program.call_spec.in_spec, pytree) and not _constants(self.program)
+
     def located(self, module: Any) -> Any:
         """Let the operators of a placed module tell of which module of the original they are a part."""
         for node in module.graph.nodes:

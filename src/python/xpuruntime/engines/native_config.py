@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Native configuration of a locked session: what an engine writes, and what becomes of each key of the policy."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import msgspec
+
+from xpuruntime.engines.model.external import is_external
+from xpuruntime.engines.model.graph import tensors
+from xpuruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.base import Observed, Request
+    from xpuruntime.engines.model_source import Source
+
+__all__ = [
+    "ExportJob",
+    "KeyOutcome",
+    "KeyOutcomes",
+    "NativeConfig",
+    "NativeExporter",
+    "NativeRun",
+    "OutcomeWord",
+    "python_literal",
+    "requirements",
+    "write_model",
+]
+
+OutcomeWord = Literal["kept", "weakened", "lost"]
+
+
+class KeyOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of one key of the policy in a native configuration.
+
+    Attributes
+    ----------
+    key, requested, resolved : str
+        The key, its value in the policy, and what the plan of the lock made of it.
+    enforceability : str
+        In xpuruntime: ``"enforced"``, ``"advisory"`` or ``"unsupported"``.
+    outcome : {"kept", "weakened", "lost"}
+        ``kept``: the native configuration asks the engine for the same. ``weakened``: it asks for it, and less is
+        checked or refused than in a session. ``lost``: nothing in it asks for that.
+    reason : str
+    """
+
+    key: str
+    requested: str
+    resolved: str
+    enforceability: str
+    outcome: OutcomeWord
+    reason: str
+
+
+class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine exports: the session of a lock.
+
+    Attributes
+    ----------
+    request : Request
+        The locked model, device and policy, with the calibration.
+    settings : dict
+        `LockedPlan.settings`.
+    controls : dict of str to tuple of str
+        Policy key to what it became and its enforceability.
+    stated : dict of str to str
+        Policy key to its value as text.
+    version, package : str
+        Of the engine, and the pinned distribution that brings it, such as ``"onnxruntime==1.31.0"``; empty where the
+        lock does not have them.
+    digest : str
+        Of the lock.
+    engine : str
+    name : str
+        Of the model: a word for folders and servers.
+    shapes : dict of str to tuple of int
+        Of the locked inputs.
+    """
+
+    request: Request
+    settings: dict[str, Any]
+    controls: dict[str, tuple[str, str]]
+    stated: dict[str, str]
+    version: str
+    package: str
+    digest: str
+    engine: str
+    name: str
+    shapes: dict[str, tuple[int, ...]] = {}
+
+
+class NativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine wrote.
+
+    Attributes
+    ----------
+    outcomes : tuple of KeyOutcome
+    entry : str
+        The file to begin with.
+    command : str
+        How it is run, from inside of the folder.
+    notes : tuple of str
+        What else differs from a session.
+    """
+
+    outcomes: tuple[KeyOutcome, ...]
+    entry: str
+    command: str
+    notes: tuple[str, ...] = ()
+
+
+class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a native configuration did in an interpreter without xpuruntime.
+
+    Attributes
+    ----------
+    facts : dict of str to str
+        ``"version"`` of the engine, and ``"device"`` as the engine names it.
+    outputs : dict of str to array
+    observed : Observed or None
+        Its units; ``None`` where the engine tells none.
+    """
+
+    facts: dict[str, str]
+    outputs: dict[str, Any]
+    observed: Observed | None
+
+
+class NativeExporter(ABC):
+    """Writes the sessions of one engine as native configuration. Made for one export.
+
+    Attributes
+    ----------
+    targets : dict of str to str
+        What it can write, by the word of ``xrt export --to``, with a few words about it.
+    proved : tuple of str
+        The targets that `run` can run.
+    """
+
+    targets: ClassVar[dict[str, str]]
+    proved: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, job: ExportJob) -> None:
+        self.job = job
+
+    @abstractmethod
+    def write(self, target: str, folder: Path) -> NativeConfig:
+        """Write into an empty folder.
+
+        Raises
+        ------
+        XpuRuntimeError
+            The model cannot be prepared, or the session has no such form.
+        """
+
+    @abstractmethod
+    def device_word(self) -> str:
+        """Return what the engine itself calls the locked device, as `NativeRun.facts` has it."""
+
+    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
+        """Run what was written in a fresh interpreter that cannot import xpuruntime.
+
+        Parameters
+        ----------
+        target : str
+            One of `proved`.
+        folder : Path
+        feeds : mapping of str to array
+        python : str or None
+            The interpreter; ``None`` for this one.
+
+        Raises
+        ------
+        EngineError
+            It does not run there.
+        """
+        raise NotImplementedError(target, folder, feeds, python)
+
+
+class KeyOutcomes:
+    """Collects one outcome for each stated key. What nobody spoke for is lost.
+
+    Parameters
+    ----------
+    job : ExportJob
+    runtime : str
+        What runs the configuration, for reasons.
+    """
+
+    def __init__(self, job: ExportJob, runtime: str) -> None:
+        self._job, self._runtime = job, runtime
+        self._found: dict[str, KeyOutcome] = {}
+
+    def add(self, key: str, outcome: OutcomeWord, reason: str) -> None:
+        """Say what becomes of a key, if it is stated and nobody spoke for it; ``key.`` stands for all below it.
+
+        A key that the engine has no means for is lost, whatever is said.
+        """
+        for name, requested in self._job.stated.items():
+            if name in self._found or not (name == key or (key.endswith(".") and name.startswith(key))):
+                continue
+            resolved, level = self._job.controls.get(name, ("-", "unsupported"))
+            word, why = outcome, reason
+            if level == "unsupported":
+                word, why = "lost", "the engine has no means for it, in xpuruntime neither"
+            self._found[name] = KeyOutcome(
+                key=name, requested=requested, resolved=resolved, enforceability=level, outcome=word, reason=why
+            )
+
+    def settle(self, *, device: str) -> tuple[KeyOutcome, ...]:
+        """Add what holds for every engine, and return the outcomes in the order of their keys.
+
+        Parameters
+        ----------
+        device : str
+            How the device is held, as a half sentence.
+        """
+        self.add("execution.engine", "kept", f"{self._runtime} is what runs")
+        self.add("execution.device", "kept", device)
+        self.add("execution.fallback", "kept", "one device is named, and no other is tried")
+        self.add("accuracy.", "lost", "outputs are compared with no reference; `xrt verify` does")
+        self.add("execution.static_batch", "lost", "batches are not padded")
+        self.add("execution.static_shape", "kept", "the graph that is written has fixed sizes")
+        self.add("execution.artifacts.", "lost", "no compiled model is kept")
+        self._other_engines()
+        for key in self._job.stated:
+            if key != "mode":
+                self.add(key, "lost", f"{self._runtime} has no setting for it")
+        if "mode" in self._job.stated:
+            self._mode()
+        return tuple(self._found[key] for key in sorted(self._found))
+
+    def _other_engines(self) -> None:
+        head = "execution.provider_options."
+        for key in self._job.stated:
+            if key.startswith(head) and self._job.controls.get(key, ("", ""))[0] == "-":
+                self.add(key, "kept", "it is for another engine, and asks nothing here")
+
+    def _mode(self) -> None:
+        asked = self._job.stated["mode"]
+        less = [one.key for one in self._found.values() if one.outcome != "kept"]
+        reason = f"not every key is kept: {', '.join(less[:4])}" if less else "every other key is kept"
+        self._found["mode"] = KeyOutcome(
+            key="mode",
+            requested=asked,
+            resolved=asked,
+            enforceability="enforced",
+            outcome="weakened" if less else "kept",
+            reason=reason,
+        )
+
+
+def write_model(source: Source, folder: Path, name: str = "model.onnx") -> None:
+    """Write a prepared model, and its external data at the same relative places, into a folder.
+
+    Raises
+    ------
+    ModelError
+        A file of its data lies outside of the folder of the model.
+    """
+    import onnx
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(source.model, bytes):
+        (folder / name).write_bytes(source.model)
+        base = source.folder
+    else:
+        shutil.copyfile(source.model, folder / name)
+        base = str(Path(source.model).resolve().parent) if source.folder is None else source.folder
+    proto = onnx.load(str(folder / name), load_external_data=False)
+    places = {
+        entry.value
+        for tensor in tensors(proto)
+        if is_external(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for place in sorted(places):
+        if Path(place).is_absolute() or ".." in Path(place).parts or base is None:
+            raise ModelError(f"{source.label}: its data {place!r} is outside of its folder. Fix: save the model again")
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(base) / place, folder / place)
+
+
+def requirements(job: ExportJob, *more: str) -> str:
+    """Return the text of ``requirements.txt``: the locked build of the engine, and what the script needs beside it."""
+    return "".join(f"{one}\n" for one in (job.package, *more) if one)
+
+
+def python_literal(values: Mapping[str, Any]) -> str:
+    """Return a mapping as Python source, one entry a line, sorted."""
+    if not values:
+        return "{}"
+    return "{\n" + "".join(f"    {key!r}: {value!r},\n" for key, value in sorted(values.items())) + "}"

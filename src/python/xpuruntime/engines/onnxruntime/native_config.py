@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Native configuration of ONNX Runtime: a Python script, and a model repository of Triton."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.native_config import (
+    KeyOutcomes,
+    NativeConfig,
+    NativeExporter,
+    NativeRun,
+    python_literal,
+    requirements,
+    write_model,
+)
+from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
+from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
+from xpuruntime.engines.onnxruntime.options import NAMES
+from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.triton_config import ModelConfig, tensor_configs
+from xpuruntime.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.base import Observed
+    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.native_config import KeyOutcome
+
+__all__ = ["OnnxRuntimeExporter"]
+
+_TITLE = "ONNX Runtime"
+_SCRIPT = "session.py"
+_CUDA = "CUDAExecutionProvider"
+#: What a kernel key resolves to where an option or the graph itself realises it.
+_BY_OPTION = ("sdpa_kernel=", "cudnn_conv_algo_search=")
+_FREE = ("the engine's choice", "first_supported")
+#: Graph levels that Triton's backend has; without one it takes all.
+_TRITON_LEVELS = {"disable": 2, "basic": -1, "extended": 1}
+#: The one session entry that Triton's backend passes on.
+_TRITON_ENTRIES = ("session.use_device_allocator_for_initializers",)
+
+
+class OnnxRuntimeExporter(NativeExporter):
+    """Exports sessions of ONNX Runtime on the CPU and on CUDA."""
+
+    targets: ClassVar[dict[str, str]] = {
+        "ort-python": "a Python script that opens the session of ONNX Runtime",
+        "triton": "a model repository for Triton's onnxruntime backend",
+    }
+    proved: ClassVar[tuple[str, ...]] = ("ort-python",)
+    _source: Source | None = None
+
+    def write(self, target: str, folder: Path) -> NativeConfig:
+        """Write the script or the repository, with the model as the session gets it."""
+        settings = msgspec.convert(self.job.settings, Settings)
+        if settings.provider not in ("CPUExecutionProvider", _CUDA):
+            raise UnsupportedOperationError(
+                f"sessions of {settings.provider} are not exported. Fix: lock the model on cpu or cuda:0",
+                engine="onnxruntime",
+            )
+        self._source = model_source(self.job.request, settings, ConversionLog())
+        return self._script(settings, folder) if target == "ort-python" else self._repository(settings, folder)
+
+    def device_word(self) -> str:
+        """Return the execution provider."""
+        return str(self.job.settings["provider"])
+
+    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
+        """Run the script, profiled, and join what ran to the source nodes; see `NativeExporter.run`."""
+        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.onnxruntime import native_worker
+
+        del target
+        here = Path(native_worker.__file__)
+        with native_call(here, folder / _SCRIPT, feeds, python, "onnxruntime") as answer:
+            observed = self._observed(feeds, answer.value)
+            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+
+    def _observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
+        from xpuruntime.engines.onnxruntime.observing import observe
+        from xpuruntime.engines.quantisation import in_source_terms
+
+        settings, request, source = msgspec.convert(self.job.settings, Settings), self.job.request, self._source
+        assert source is not None
+
+        def make(prefix: str | None, optimized: str | None) -> _Recorded:
+            del prefix
+            return _Recorded(value, optimized)
+
+        seen = observe(
+            make,
+            feeds,
+            1,
+            source_graph_of(request, source),
+            device=request.device,
+            precision=settings.convert or request.policy.execution.precision,
+            allow_cpu_ops=settings.allow_cpu_ops,
+            run=lambda *_: None,
+        )
+        if source.quantised is not None:
+            units = in_source_terms(seen.units, source.quantised, request.model)
+            seen = msgspec.structs.replace(seen, units=units)
+        return seen
+
+    def _script(self, settings: Settings, folder: Path) -> NativeConfig:
+        assert self._source is not None
+        write_model(self._source, folder)
+        entries = dict(settings.session)
+        if settings.provider == _CUDA and not settings.allow_cpu_ops:
+            entries[NO_CPU] = "1"
+        text = _TEMPLATE.format(
+            name=self.job.name,
+            digest=self.job.digest,
+            version=self.job.version,
+            provider=settings.provider,
+            options=python_literal(_plain_options(settings)),
+            entries=python_literal(entries),
+            level=LEVELS[settings.level],
+            threads=settings.threads or 0,
+            deterministic=settings.deterministic,
+            preload="    ort.preload_dlls()\n" if settings.provider == _CUDA else "",
+        )
+        (folder / _SCRIPT).write_text(text, encoding="utf-8")
+        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
+        return NativeConfig(
+            outcomes=self._script_outcomes(settings),
+            entry=_SCRIPT,
+            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
+            notes=(
+                *_rewritten(settings),
+                "of the validators of the lock, the script checks the engine's version alone",
+            ),
+        )
+
+    def _script_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, _TITLE)
+        cuda = settings.provider == _CUDA
+        self._of_the_graph(found)
+        found.add("execution.threads", "kept", "intra_op_num_threads")
+        found.add("execution.tf32", "kept", "provider option use_tf32")
+        found.add("execution.layout", "kept", "provider option prefer_nhwc, or ONNX Runtime's own layout")
+        self._determinism(found, "use_deterministic_compute, and the provider options that belong to it")
+        if not cuda:
+            found.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
+        found.add("execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named")
+        found.add(
+            "execution.cuda_graph",
+            "weakened",
+            "enable_cuda_graph is set, and a graph is captured only where runs bind fixed addresses; nothing refuses "
+            "other runs",
+        )
+        if settings.pool == "engine":
+            found.add("execution.memory.", "kept", "ONNX Runtime's own arena, with gpu_mem_limit")
+        found.add("execution.memory.", "lost", "the pool is xpuruntime's")
+        for name in NAMES:
+            for option in (*settings.options, *settings.session, "graph_optimization_level"):
+                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
+        return found.settle(
+            device=f"{settings.provider} with its device_id, and the script refuses a session without it"
+        )
+
+    def _of_the_graph(self, found: KeyOutcomes) -> None:
+        """Add what the graph that is written realises, and the kernels."""
+        found.add(
+            "execution.precision", "kept", "types of the graph that is written; its accuracy was probed when locked"
+        )
+        for name, sizes in self.job.request.policy.execution.shapes.items():
+            fixed = not any(isinstance(size, str) for size in sizes)
+            reason = (
+                "the sizes are fixed in the graph" if fixed else "ONNX Runtime takes any size, also out of the range"
+            )
+            found.add(f"execution.shapes.{name}", "kept" if fixed else "lost", reason)
+        for key, (resolved, _) in self.job.controls.items():
+            if key.startswith("kernels."):
+                kept = resolved.startswith(_BY_OPTION) or resolved in _FREE or resolved.endswith(" stay fp32")
+                reason = (
+                    "an option, the graph, or ONNX Runtime's own choice"
+                    if kept
+                    else "xpuruntime's kernels are not there"
+                )
+                found.add(key, "kept" if kept else "lost", reason)
+
+    def _determinism(self, found: KeyOutcomes, how: str) -> None:
+        execution = self.job.request.policy.execution
+        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
+            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
+        found.add("execution.determinism", "kept", how)
+
+    def _repository(self, settings: Settings, folder: Path) -> NativeConfig:
+        assert self._source is not None
+        model = folder / self.job.name
+        write_model(self._source, model / "1")
+        info = self._source.info or self.job.request.model
+        cuda = settings.provider == _CUDA
+        config = ModelConfig(
+            name=self.job.name,
+            backend="onnxruntime",
+            inputs=tensor_configs(info.inputs, self.job.name),
+            outputs=tensor_configs(info.outputs, self.job.name),
+            gpus=(int(self.job.request.device.partition(":")[2] or 0),) if cuda else (),
+            graph_level=_TRITON_LEVELS.get(settings.level),
+            accelerator=("cuda", _cuda_parameters(settings)) if cuda else None,
+            parameters=_triton_parameters(settings),
+        )
+        (model / "config.pbtxt").write_text(config.text(self.job.digest), encoding="utf-8")
+        return NativeConfig(
+            outcomes=self._triton_outcomes(settings),
+            entry=f"{self.job.name}/config.pbtxt",
+            command="tritonserver --model-repository=. --disable-auto-complete-config",
+            notes=(
+                *_rewritten(settings),
+                *(f"the backend does not pass {one} on" for one in _not_passed_on(settings)),
+                f"the version of ONNX Runtime is that of the server; the lock has {self.job.version}",
+                "without --disable-auto-complete-config the server may switch its dynamic batcher on",
+            ),
+        )
+
+    def _triton_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, "Triton's onnxruntime backend")
+        cuda = settings.provider == _CUDA
+        if left := _not_passed_on(settings):
+            found.add("execution.precision", "weakened", f"the backend passes {', '.join(left)} not on")
+        self._of_the_graph(found)
+        found.add("execution.threads", "kept", "intra_op_thread_count; a global thread pool of the server overrides it")
+        if cuda:
+            found.add("execution.tf32", "kept", "use_tf32 of the cuda accelerator")
+            found.add("execution.layout", "kept", "prefer_nhwc of the cuda accelerator")
+            if settings.pool == "engine":
+                found.add("execution.memory.limit", "kept", "gpu_mem_limit")
+        else:
+            found.add("execution.tf32", "kept", "the CPU has no TF32")
+            found.add("execution.layout", "kept", "ONNX Runtime's own layout")
+            found.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
+        found.add("execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named")
+        found.add("execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "ONNX Runtime's own arena")
+        found.add("execution.determinism", "lost", "the backend does not set use_deterministic_compute")
+        found.add("execution.cuda_graph", "weakened", "enable_cuda_graph is set; whether runs capture is the backend's")
+        for name in NAMES:
+            head = f"execution.provider_options.{name}."
+            for option in settings.options:
+                found.add(f"{head}{option}", "kept", "of the cuda accelerator" if cuda else "the backend's own")
+            for option in _TRITON_ENTRIES:
+                found.add(f"{head}{option}", "kept", "the same parameter")
+            known = settings.level in (*_TRITON_LEVELS, "all")
+            found.add(f"{head}graph_optimization_level", "kept" if known else "lost", "optimization.graph.level")
+            found.add(head, "lost", "the backend passes no such session entry on")
+        return found.settle(device="instance_group, by kind and GPU")
+
+
+class _Recorded:
+    """A session that ran elsewhere, as `observe` looks at it."""
+
+    def __init__(self, value: dict[str, Any], optimized: str | None) -> None:
+        self._value = value
+        if optimized is not None and value["optimized"] is not None:
+            Path(optimized).write_bytes(Path(value["optimized"]).read_bytes())
+
+    def end_profiling(self) -> str:
+        return str(self._value["profile"])
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        return [_Part(provider, nodes) for provider, nodes in self._value["assignment"]]
+
+
+class _Part:
+    def __init__(self, provider: str, nodes: list[list[str]]) -> None:
+        self.ep_name, self._nodes = provider, nodes
+
+    def get_nodes(self) -> list[Any]:
+        return [_Node(*node) for node in self._nodes]
+
+
+class _Node(msgspec.Struct):
+    name: str
+    op_type: str
+    domain: str
+
+
+def _plain_options(settings: Settings) -> dict[str, str]:
+    """Return the provider options without addresses, which are of the process that made them."""
+    return {name: value for name, value in settings.options.items() if "user_compute" not in name}
+
+
+def _cuda_parameters(settings: Settings) -> dict[str, str]:
+    return {name: value for name, value in _plain_options(settings).items() if name != "device_id"}
+
+
+def _triton_parameters(settings: Settings) -> dict[str, str]:
+    found = {name: settings.session[name] for name in _TRITON_ENTRIES if name in settings.session}
+    if settings.threads is not None:
+        found["intra_op_thread_count"] = str(settings.threads)
+    return found
+
+
+def _not_passed_on(settings: Settings) -> list[str]:
+    """Return the session entries that Triton's backend has no parameter for."""
+    return sorted(set(settings.session) - set(_TRITON_ENTRIES))
+
+
+def _rewritten(settings: Settings) -> tuple[str, ...]:
+    """Return what is to be said of nodes that xpuruntime's kernels serve in a session."""
+    count = len(settings.rewrites)
+    if not count:
+        return ()
+    nodes = f"{count} nodes run" if count > 1 else "1 node runs"
+    return (f"{nodes} on kernels of xpuruntime in a session, and on ONNX Runtime's own here",)
+
+
+_TEMPLATE = '''\
+#!/usr/bin/env python3
+"""The model {name} on ONNX Runtime {version}, as the lock {digest} has it.
+
+`open_session` gives the session, `run` runs it. As a program: session.py INPUTS.npz OUTPUTS.npz
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+MODEL = Path(__file__).resolve().parent / "model.onnx"
+VERSION = "{version}"
+PROVIDER = "{provider}"
+PROVIDER_OPTIONS = {options}
+SESSION_ENTRIES = {entries}
+
+
+def session_options():
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.{level}
+    options.intra_op_num_threads = {threads}  # 0: ONNX Runtime's choice
+    options.use_deterministic_compute = {deterministic}
+    for key, value in SESSION_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def open_session(options=None):
+    if ort.__version__ != VERSION:
+        raise RuntimeError(f"locked with ONNX Runtime {{VERSION}}, and {{ort.__version__}} is installed")
+{preload}    session = ort.InferenceSession(
+        str(MODEL),
+        session_options() if options is None else options,
+        providers=[(PROVIDER, PROVIDER_OPTIONS)],
+        enable_fallback=0,
+        read_config_from_model=0,
+    )
+    if session.get_providers()[0] != PROVIDER:
+        raise RuntimeError(f"{{PROVIDER}} was asked for, and the session has {{session.get_providers()}}")
+    return session
+
+
+def run(session, inputs):
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs)))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
+    with np.load(sys.argv[1], allow_pickle=False) as inputs:
+        outputs = run(open_session(), dict(inputs))
+    np.savez(sys.argv[2], **outputs)
+'''

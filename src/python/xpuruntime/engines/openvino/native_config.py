@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Native configuration of OpenVINO: properties as JSON with a script, and a model repository of Triton."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.native_config import (
+    KeyOutcomes,
+    NativeConfig,
+    NativeExporter,
+    NativeRun,
+    python_literal,
+    requirements,
+)
+from xpuruntime.engines.openvino.execution_graph import executed_nodes
+from xpuruntime.engines.openvino.loading import prepared_graph
+from xpuruntime.engines.openvino.options import NAMES
+from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.openvino.slots import port_order
+from xpuruntime.engines.triton_config import ModelConfig, tensor_configs
+from xpuruntime.errors import EngineFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.native_config import KeyOutcome
+
+__all__ = ["OpenVinoExporter"]
+
+_SCRIPT, _CONFIG, _GRAPH = "session.py", "config.json", "model.xml"
+_HINT = "INFERENCE_PRECISION_HINT"
+#: Properties that Triton's backend passes on.
+_TRITON = ("PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAMS")
+
+
+class OpenVinoExporter(NativeExporter):
+    """Exports sessions of OpenVINO on its CPU, GPU and NPU plugins."""
+
+    targets: ClassVar[dict[str, str]] = {
+        "openvino-json": "OpenVINO's graph, its properties as JSON, and a Python script that loads both",
+        "triton": "a model repository for Triton's openvino backend",
+    }
+    proved: ClassVar[tuple[str, ...]] = ("openvino-json",)
+    _info: ModelInfo
+
+    def write(self, target: str, folder: Path) -> NativeConfig:
+        """Write the graph as a session compiles it, and the configuration."""
+        settings = msgspec.convert(self.job.settings, Settings)
+        graph, self._info = prepared_graph(self.job.request, settings)
+        if target == "triton":
+            return self._repository(settings, graph, folder)
+        _save(graph, folder)
+        properties = {**settings.properties, _HINT: settings.hint}
+        config = {settings.device: dict(sorted(properties.items()))}
+        (folder / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        order = [self._info.inputs[index].name for index in port_order(graph, self._info)]
+        text = _TEMPLATE.format(
+            name=self.job.name,
+            digest=self.job.digest,
+            version=self.job.version,
+            device=settings.device,
+            inputs=order,
+            outputs=[one.name for one in self._info.outputs],
+            checked=python_literal({_HINT: settings.hint}),
+        )
+        (folder / _SCRIPT).write_text(text, encoding="utf-8")
+        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
+        return NativeConfig(
+            outcomes=self._outcomes(settings),
+            entry=_SCRIPT,
+            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
+            notes=(
+                f"benchmark_app takes the same: -m {_GRAPH} -d {settings.device} -load_config {_CONFIG}",
+                "of the validators of the lock, the script checks the engine's version alone",
+            ),
+        )
+
+    def device_word(self) -> str:
+        """Return OpenVINO's name of the device."""
+        return str(self.job.settings["device"])
+
+    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
+        """Run the script, and read the units of the graph that OpenVINO executed; see `NativeExporter.run`."""
+        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.openvino import native_worker
+        from xpuruntime.engines.openvino.observing import units_of
+
+        del target
+        settings = msgspec.convert(self.job.settings, Settings)
+        with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "openvino") as answer:
+            executed = executed_nodes(answer.value["graph"])
+            units, notes = units_of(executed, self._info, self.job.request.device, settings)
+            observed = Observed(units=units, notes=tuple(notes))
+            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+
+    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, "OpenVINO")
+        found.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
+        found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
+        found.add("execution.determinism", "kept", "the same streams and threads")
+        self._of_the_graph(found)
+        for name in NAMES:
+            for option in (*settings.properties, "quantiser"):
+                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
+        return found.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
+
+    def _of_the_graph(self, found: KeyOutcomes) -> None:
+        execution = self.job.request.policy.execution
+        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
+            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
+        found.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
+        found.add("execution.layout", "kept", "the plugin's choice")
+        found.add("execution.allow_cpu_ops", "kept", "the plugin compiles the whole model or refuses it")
+        found.add("execution.memory.pool", "kept", "OpenVINO's own")
+        found.add("execution.shapes.", "kept", "sizes and ranges of the graph that is written")
+        for key, (resolved, _) in self.job.controls.items():
+            if key.startswith("kernels."):
+                kept = resolved == "the engine's choice" or resolved.endswith(" stay fp32")
+                found.add(
+                    key, "kept" if kept else "lost", "the graph, or OpenVINO's own choice" if kept else "no such choice"
+                )
+
+    def _repository(self, settings: Settings, graph: Any, folder: Path) -> NativeConfig:
+        model = folder / self.job.name
+        (model / "1").mkdir(parents=True)
+        _save(graph, model / "1")
+        passed = {name: value for name, value in settings.properties.items() if name in _TRITON}
+        bf16 = {"HINT_BF16": "YES"} if settings.hint == "bf16" else {}
+        config = ModelConfig(
+            name=self.job.name,
+            backend="openvino",
+            inputs=tensor_configs(self._info.inputs, self.job.name),
+            outputs=tensor_configs(self._info.outputs, self.job.name),
+            parameters={**passed, **bf16, "TARGET_DEVICE": settings.device},
+        )
+        (model / "config.pbtxt").write_text(config.text(self.job.digest), encoding="utf-8")
+        left = sorted(set(settings.properties) - set(_TRITON))
+        return NativeConfig(
+            outcomes=self._triton_outcomes(settings),
+            entry=f"{self.job.name}/config.pbtxt",
+            command="tritonserver --model-repository=. --disable-auto-complete-config",
+            notes=(
+                f"the version of OpenVINO is that of the server; the lock has {self.job.version}",
+                f"the backend passes on no {', '.join(left)}" if left else "every property is passed on",
+            ),
+        )
+
+    def _triton_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, "Triton's openvino backend")
+        if settings.hint == "bf16":
+            found.add("execution.precision", "kept", "HINT_BF16")
+        found.add("execution.precision", "lost", f"the backend passes no {_HINT} on, and OpenVINO may take another")
+        found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
+        found.add("execution.determinism", "weakened", "the backend chooses properties that are not passed on")
+        self._of_the_graph(found)
+        for name in NAMES:
+            for option in _TRITON:
+                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")
+            found.add(f"execution.provider_options.{name}.quantiser", "kept", "the graph")
+            found.add(f"execution.provider_options.{name}.", "lost", "the backend passes no such property on")
+        return found.settle(device="TARGET_DEVICE")
+
+
+def _save(graph: Any, folder: Path) -> None:
+    import openvino as ov
+
+    try:
+        ov.serialize(graph, str(folder / _GRAPH))
+    except RuntimeError as error:
+        raise EngineFailed(f"OpenVINO cannot write its graph: {error}", engine="openvino") from None
+
+
+_TEMPLATE = '''\
+#!/usr/bin/env python3
+"""The model {name} on OpenVINO {version}, as the lock {digest} has it.
+
+`open_model` gives the compiled model, `run` runs it. As a program: session.py INPUTS.npz OUTPUTS.npz
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+FOLDER = Path(__file__).resolve().parent
+VERSION = "{version}"
+DEVICE = "{device}"
+PROPERTIES = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))[DEVICE]
+INPUTS = {inputs!r}
+OUTPUTS = {outputs!r}
+READ_BACK = {checked}
+
+
+def open_model(more=None):
+    if ov.__version__.partition("-")[0] != VERSION:
+        raise RuntimeError(f"locked with OpenVINO {{VERSION}}, and {{ov.__version__}} is installed")
+    core = ov.Core()
+    properties = {{**PROPERTIES, **(more or {{}})}}
+    compiled = core.compile_model(core.read_model(str(FOLDER / "model.xml")), DEVICE, properties)
+    for name, value in READ_BACK.items():
+        found = compiled.get_property(name)
+        found = found.to_string() if hasattr(found, "to_string") else str(found)
+        if found != value:
+            raise RuntimeError(f"{{name}} {{value}} was asked for, and the compiled model has {{found}}")
+    devices = [str(one) for one in compiled.get_property("EXECUTION_DEVICES")]
+    if not all(one.partition(".")[0] == DEVICE.partition(".")[0] for one in devices):
+        raise RuntimeError(f"{{DEVICE}} was asked for, and the model is compiled for {{devices}}")
+    return compiled
+
+
+def run(compiled, inputs):
+    request = compiled.create_infer_request()
+    request.infer([inputs[name] for name in INPUTS])
+    return {{name: request.get_output_tensor(index).data.copy() for index, name in enumerate(OUTPUTS)}}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
+    with np.load(sys.argv[1], allow_pickle=False) as inputs:
+        outputs = run(open_model(), dict(inputs))
+    np.savez(sys.argv[2], **outputs)
+'''

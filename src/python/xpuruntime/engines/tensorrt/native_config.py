@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Native configuration of TensorRT: a command line of ``trtexec`` that builds the same engine.
+
+Options are those that the help of trtexec 10 and 11 lists. The command is not run here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.native_config import KeyOutcomes, NativeConfig, NativeExporter, write_model
+from xpuruntime.engines.tensorrt.building import prepare
+from xpuruntime.engines.tensorrt.products import TENSORRT
+from xpuruntime.engines.tensorrt.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from xpuruntime.engines.native_config import KeyOutcome
+
+__all__ = ["TrtexecExporter"]
+
+_SCRIPT, _ARGUMENTS = "build.sh", "arguments.json"
+_KIB = 1024
+#: Option of ours to the one of trtexec, where the value is the same.
+_SAME = {
+    "builder_optimization_level": "--builderOptimizationLevel",
+    "max_aux_streams": "--maxAuxStreams",
+    "max_num_tactics": "--maxTactics",
+    "avg_timing_iterations": "--avgTiming",
+    "l2_limit_for_tiling": "--l2LimitForTiling",
+    "profiling_verbosity": "--profilingVerbosity",
+}
+_TILING = ("none", "fast", "moderate", "full")
+_COMPATIBILITY = {"none": "none", "ampere_plus": "ampere+", "same_compute_capability": "sameComputeCapability"}
+_PLATFORM = {"same_as_build": "SameAsBuild", "windows_amd64": "WindowsAMD64"}
+_SWITCHES = {
+    "sparse_weights": "--sparsity=enable",
+    "version_compatible": "--versionCompatible",
+    "strip_plan": "--stripWeights",
+    "weight_streaming": "--allowWeightStreaming",
+}
+#: What only the program that runs the engine can set.
+_AT_RUN_TIME = ("contexts", "context_allocation", "weight_streaming_budget", "persistent_cache_limit")
+
+
+class TrtexecExporter(NativeExporter):
+    """Exports sessions of TensorRT."""
+
+    targets: ClassVar[dict[str, str]] = {"trtexec": "a command line of trtexec that builds the engine"}
+
+    def write(self, target: str, folder: Path) -> NativeConfig:
+        """Write the converted or quantised model, the command, and its arguments as JSON."""
+        del target
+        settings = msgspec.convert(self.job.settings, Settings)
+        write_model(prepare(self.job.request, settings, ConversionLog()), folder)
+        arguments = self._arguments(settings)
+        shown = " \\\n  ".join(shlex.quote(one) for one in ("trtexec", *arguments))
+        text = f'#!/bin/sh\n# Written by xrt export from the lock {self.job.digest}\nset -e\ncd "$(dirname "$0")"\n'
+        (folder / _SCRIPT).write_text(f"{text}exec {shown}\n", encoding="utf-8")
+        (folder / _SCRIPT).chmod(0o755)
+        (folder / _ARGUMENTS).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
+        return NativeConfig(
+            outcomes=self._outcomes(settings),
+            entry=_SCRIPT,
+            command=f"./{_SCRIPT}",
+            notes=(
+                f"the version of TensorRT is that of trtexec; the lock has {self.job.version}",
+                "tactics are timed anew, so another build may choose other kernels",
+                "the command was written after the help of trtexec, and was not run",
+            ),
+        )
+
+    def device_word(self) -> str:
+        """Return the CUDA device."""
+        return self.job.request.device
+
+    def _arguments(self, settings: Settings) -> list[str]:
+        options = settings.options
+        found = ["--onnx=model.onnx", "--saveEngine=model.plan", "--skipInference"]
+        found.append(f"--device={self.job.request.device.partition(':')[2] or 0}")
+        if self.job.version.partition(".")[0] == "10":  # from 11 on there is no other kind of network
+            found.append("--stronglyTyped")
+        if not settings.tf32:
+            found.append("--noTF32")
+        pools = {"workspace": settings.workspace, "tacticSharedMem": options.get("tactic_shared_memory")}
+        sizes = [f"{pool}:{_kib(int(size))}K" for pool, size in pools.items() if size is not None]
+        found += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
+        for place, word in enumerate(("min", "opt", "max")):
+            shapes = [f"{name}:{'x'.join(map(str, one[place]))}" for name, one in sorted(settings.profiles.items())]
+            found += [f"--{word}Shapes={','.join(shapes)}"] if shapes else []
+        found += [f"{flag}={options[name]}" for name, flag in _SAME.items() if name in options]
+        if "profiling_verbosity" not in options:
+            found.append("--profilingVerbosity=detailed")
+        found += [flag for name, flag in _SWITCHES.items() if options.get(name) == "1"]
+        found += _words(options)
+        return found
+
+    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, "trtexec")
+        found.add("execution.precision", "kept", "types of the graph that is written, strongly typed, and --noTF32")
+        found.add("execution.tf32", "kept", "--noTF32, or TensorRT's default")
+        found.add("execution.shapes.", "kept", "fixed in the graph, or --minShapes, --optShapes, --maxShapes")
+        found.add("execution.allow_cpu_ops", "kept", "TensorRT has no layers on the CPU")
+        found.add("execution.layout", "kept", "TensorRT's own choice")
+        found.add("execution.determinism", "weakened", "tactics are timed anew in each build")
+        found.add("execution.cuda_graph", "lost", "the program that runs the engine captures, or not")
+        found.add(
+            "execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "TensorRT's own allocations"
+        )
+        found.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
+        for key, (resolved, _) in self.job.controls.items():
+            if key.startswith("kernels."):
+                kept = resolved.endswith(" stay fp32") or "choice" in resolved
+                found.add(
+                    key, "kept" if kept else "lost", "the graph, or TensorRT's own choice" if kept else "no such choice"
+                )
+        for name in TENSORRT.names:
+            head = f"execution.provider_options.{name}."
+            for option in (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory"):
+                found.add(f"{head}{option}", "kept", "the option of trtexec")
+            found.add(f"{head}hardware_compatibility", "kept", "--hardwareCompatibilityLevel")
+            if settings.options.get("refit") != "identical":
+                found.add(f"{head}refit", "kept", "--refit")
+            if settings.options.get("timing_cache") not in (None, "default"):
+                found.add(f"{head}timing_cache", "kept", "--timingCacheFile")
+            if settings.options.get("pin_tactics") == "require":
+                found.add(f"{head}pin_tactics", "kept", "--errorOnTimingCacheMiss")
+            for option in _AT_RUN_TIME:
+                found.add(f"{head}{option}", "lost", "it is of the program that runs the engine")
+            found.add(head, "lost", "trtexec has no such option")
+        return found.settle(device="--device; the engine runs on the kind of GPU that built it")
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    """Return the options whose values trtexec spells in another way."""
+    found = []
+    if "tiling_optimization_level" in options:
+        found.append(f"--tilingOptimizationLevel={_TILING.index(options['tiling_optimization_level'])}")
+    if "hardware_compatibility" in options:
+        found.append(f"--hardwareCompatibilityLevel={_COMPATIBILITY[options['hardware_compatibility']]}")
+    if "runtime_platform" in options:
+        found.append(f"--runtimePlatform={_PLATFORM[options['runtime_platform']]}")
+    if options.get("refit") == "on":
+        found.append("--refit")
+    cache = options.get("timing_cache", "off")
+    if cache == "off":
+        found.append("--noBuilderCache")
+    elif cache != "default":
+        found.append(f"--timingCacheFile={cache}")
+    if options.get("pin_tactics") == "require":
+        found.append("--errorOnTimingCacheMiss")
+    return found
+
+
+def _kib(size: int) -> int:
+    """Return bytes as kibibytes, rounded up: trtexec takes whole numbers with a suffix."""
+    return -(-size // _KIB)

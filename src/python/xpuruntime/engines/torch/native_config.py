@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Native configuration of PyTorch: a script that loads the program and sets the switches of the session."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from xpuruntime.engines.base import Observed
+from xpuruntime.engines.native_config import (
+    KeyOutcomes,
+    NativeConfig,
+    NativeExporter,
+    NativeRun,
+    requirements,
+)
+from xpuruntime.engines.torch.arithmetic import multiplies_integers
+from xpuruntime.engines.torch.options import NAMES
+from xpuruntime.engines.torch.settings import Settings
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.evidence.records import Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.native_config import KeyOutcome
+
+__all__ = ["TorchExporter"]
+
+_SCRIPT, _PROGRAM = "session.py", "model.pt2"
+_OPTIONS = ("mode", "compile_mode", "fullgraph", "dynamic")
+
+
+class TorchExporter(NativeExporter):
+    """Exports sessions of exported programs."""
+
+    targets: ClassVar[dict[str, str]] = {"torch": "a Python script that loads and runs the program with PyTorch"}
+    proved: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def write(self, target: str, folder: Path) -> NativeConfig:
+        """Write the script, with a copy of the program."""
+        del target
+        info, settings = self.job.request.model, msgspec.convert(self.job.settings, Settings)
+        source: Any = info.source
+        if not source.plain:
+            raise UnsupportedOperationError(
+                f"{info.path} takes arguments by name, or constants. Fix: export it again with tensors by position",
+                engine="torch",
+            )
+        shutil.copyfile(info.path, folder / _PROGRAM)
+        text = _TEMPLATE.format(
+            name=self.job.name,
+            digest=self.job.digest,
+            version=self.job.version,
+            device=self.job.request.device,
+            inputs=[one.name for one in info.inputs],
+            outputs=[one.name for one in info.outputs],
+            deterministic=settings.deterministic,
+            threads=settings.threads,
+            tf32=settings.tf32,
+            compile=_compile_arguments(settings) if settings.mode == "compile" else None,
+        )
+        (folder / _SCRIPT).write_text(text, encoding="utf-8")
+        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
+        notes = ["of the validators of the lock, the script checks the engine's version alone"]
+        if settings.convert is not None:
+            notes.append(f"the program is run in its own types: a session converts it to {settings.convert}")
+        return NativeConfig(
+            outcomes=self._outcomes(settings),
+            entry=_SCRIPT,
+            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
+            notes=tuple(notes),
+        )
+
+    def device_word(self) -> str:
+        """Return the device of the outputs."""
+        return self.job.request.device
+
+    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
+        """Run the script, and its operators one by one; see `NativeExporter.run`."""
+        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.torch import native_worker
+
+        del target
+        with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "torch") as answer:
+            ran = answer.value["operators"]
+            observed = None if ran is None else Observed(units=self._units(ran))
+            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+
+    def _units(self, ran: dict[str, list[str]]) -> tuple[Unit, ...]:
+        """Return the units of what the worker saw: of each operator of the graph the types of its results."""
+        import torch
+
+        from xpuruntime.engines.torch.names import torch_precision
+
+        source: Any = self.job.request.model.source
+        seen = {source.names[name]: types for name, types in ran.items() if name in source.names}
+        units = []
+        for node in self.job.request.model.nodes:
+            kinds = {torch_precision(getattr(torch, one)) for one in seen.get(node.name, ())}
+            precision = "->".join(sorted(kinds)) or None
+            units.append(
+                Unit(
+                    id=node.name,
+                    op=node.op,
+                    relation="exact",
+                    source_nodes=(node.name,),
+                    outputs=node.outputs,
+                    engine="torch",
+                    device=self.job.request.device,
+                    precision_run="int8" if multiplies_integers(node.op) else precision,
+                )
+            )
+        return tuple(units)
+
+    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+        found = KeyOutcomes(self.job, "PyTorch")
+        if settings.convert is not None:
+            found.add("execution.precision", "lost", f"the program is not converted to {settings.convert}")
+        found.add("execution.precision", "kept", "types of the program, and the switches of TF32")
+        found.add("execution.tf32", "kept", "allow_tf32 of matmul and cuDNN")
+        found.add("execution.threads", "kept", "torch.set_num_threads")
+        execution = self.job.request.policy.execution
+        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
+            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
+        found.add("execution.determinism", "kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
+        found.add("execution.cuda_graph", "lost", "no graph is captured")
+        found.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
+        for key, (resolved, _) in self.job.controls.items():
+            if key.startswith("kernels."):
+                kept = resolved in ("PyTorch's choice", "first_supported")
+                found.add(
+                    key, "kept" if kept else "lost", "PyTorch's own choice" if kept else "PyTorch chooses kernels"
+                )
+        for name in NAMES:
+            for option in _OPTIONS:
+                found.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")
+        return found.settle(device="the program is moved there")
+
+
+def _compile_arguments(settings: Settings) -> dict[str, Any]:
+    given = settings.compile
+    found: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
+    if "compile_mode" in given:
+        found["mode"] = given["compile_mode"]
+    if "dynamic" in given:
+        found["dynamic"] = given["dynamic"] == "1"
+    return found
+
+
+_TEMPLATE = '''\
+#!/usr/bin/env python3
+"""The program {name} on PyTorch {version}, as the lock {digest} has it.
+
+`open_model` gives the module, `run` runs it. As a program: session.py INPUTS.npz OUTPUTS.npz
+"""
+
+import os
+import sys
+from pathlib import Path
+
+DETERMINISTIC = {deterministic}
+if DETERMINISTIC:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts
+
+import numpy as np
+import torch
+
+MODEL = Path(__file__).resolve().parent / "model.pt2"
+VERSION = "{version}"
+DEVICE = "{device}"
+INPUTS = {inputs!r}
+OUTPUTS = {outputs!r}
+THREADS = {threads}
+TF32 = {tf32}
+COMPILE = {compile!r}
+
+
+def open_model(compiled=True):
+    if torch.__version__ != VERSION:
+        raise RuntimeError(f"locked with PyTorch {{VERSION}}, and {{torch.__version__}} is installed")
+    if THREADS is not None:
+        torch.set_num_threads(THREADS)
+    if TF32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = TF32
+        torch.backends.cudnn.allow_tf32 = TF32
+    if DETERMINISTIC:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    program = torch.export.load(str(MODEL))
+    if DEVICE != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, DEVICE)
+    module = program.module()
+    return torch.compile(module, **COMPILE) if COMPILE is not None and compiled else module
+
+
+def run(module, inputs):
+    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[name])).to(DEVICE) for name in INPUTS]
+    with torch.no_grad():
+        results = torch.utils._pytree.tree_leaves(module(*tensors))
+    results = [one for one in results if one is not None]
+    for one in results:
+        if one.device != torch.device(DEVICE):
+            raise RuntimeError(f"a result is on {{one.device}}, not on {{DEVICE}}")
+    return {{name: one.cpu().numpy() for name, one in zip(OUTPUTS, results)}}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
+    with np.load(sys.argv[1], allow_pickle=False) as inputs:
+        outputs = run(open_model(), dict(inputs))
+    np.savez(sys.argv[2], **outputs)
+'''

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Runs an exported script of PyTorch, and its operators one by one. Imported without xpuruntime, as a copy."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["run"]
+
+
+def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
+    """Run the script's module, and return each operator of its graph with the types of its results.
+
+    A compiled module is one whole: of it there are no operators.
+    """
+    side = importlib.import_module("native_side")
+    side.refuse_xpuruntime()
+    del folder
+    native = side.load_script(script)
+    feeds = side.read_arrays(inputs)
+    module = native.open_model()
+    side.write_arrays(outputs, native.run(module, feeds))
+    torch: Any = importlib.import_module("torch")
+    facts = {"version": str(torch.__version__), "device": native.DEVICE}
+    return {"facts": facts, "operators": None if native.COMPILE is not None else _operators(native, module, feeds)}
+
+
+def _operators(native: Any, module: Any, feeds: dict[str, Any]) -> dict[str, list[str]]:
+    fx: Any = importlib.import_module("torch.fx")
+    torch: Any = importlib.import_module("torch")
+    found: dict[str, list[str]] = {}
+
+    class Seen(fx.Interpreter):  # type: ignore[misc]
+        def run_node(self, n: Any) -> Any:
+            result = super().run_node(n)
+            if n.op == "call_function":
+                tensors = [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+                strays = [one for one in tensors if one.device != torch.device(native.DEVICE)]
+                if strays:
+                    raise RuntimeError(f"{n.name} gave a tensor on {strays[0].device}, not on {native.DEVICE}")
+                found[n.name] = [str(one.dtype).removeprefix("torch.") for one in tensors]
+            return result
+
+    tensors = [torch.from_numpy(feeds[name]).to(native.DEVICE) for name in native.INPUTS]
+    with torch.no_grad():
+        Seen(module).run(*tensors, enable_io_processing=False)
+    return found

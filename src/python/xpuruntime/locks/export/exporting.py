@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`export_lock`: the session of a lock as native configuration of its engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.base import Request
+from xpuruntime.engines.native_config import ExportJob
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
+from xpuruntime.files.digests import file_digest
+from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
+from xpuruntime.files.reading import read_regular
+from xpuruntime.files.staging import publish_folder, staging
+from xpuruntime.inference.locked import surroundings
+from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.validators import compare_validators
+from xpuruntime.locks.export.result import ExportResult
+from xpuruntime.policies import Policy
+from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.runtime.snapshot import machine_snapshot
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.native_config import KeyOutcome, NativeExporter
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.lockfile.records import Lock
+
+__all__ = ["RECORD", "export_lock", "export_targets"]
+
+#: The file that says what a folder was exported as.
+RECORD = "export.json"
+_SCHEMA = "xpuruntime.export/2"
+_MAX_RECORD = 1 << 24
+#: Validators of what is exported itself; the others are of the place where it runs.
+_OF_THE_MODEL = ("model", "external_data", "calibration")
+_NEW = "folder.part"
+_NAMED = 6
+
+
+def export_targets(registry: EngineRegistry | None = None) -> dict[str, tuple[str, ...]]:
+    """Return what locks can be exported as, each with the engines whose sessions have such a form."""
+    engines = default_registry() if registry is None else registry
+    found: dict[str, tuple[str, ...]] = {}
+    for engine in engines:
+        exporter = engine.exporter()
+        for target in () if exporter is None else exporter.targets:
+            found[target] = (*found.get(target, ()), engine.name)
+    return found
+
+
+def export_lock(
+    lock: str | os.PathLike[str],
+    target: str,
+    output: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    calibration: Any = None,
+    strict: bool = False,
+    prove: bool = False,
+    python: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
+    registry: EngineRegistry | None = None,
+) -> ExportResult:
+    """Write the session of a lock as native configuration of its engine, which runs without xpuruntime.
+
+    Parameters
+    ----------
+    lock : str or path
+    target : str
+        What to write: one of `export_targets`.
+    output : str or path
+        A folder, which appears whole or not at all.
+    model : str or path, optional
+        The locked model; default: the file of that name beside the lock.
+    calibration : optional
+        The locked inputs to quantise with, where the lock has such; as `InferenceSession` takes them.
+    strict : bool
+        Refuse where a key of the policy is not kept.
+    prove : bool
+        Run what was written in a fresh interpreter that cannot import xpuruntime, with the probe inputs of the lock,
+        and compare outputs and units with the lock's.
+    python : str or path, optional
+        That interpreter; default: this one.
+    overwrite : bool
+        Replace an earlier export.
+    trust : bool
+        As for `InferenceSession`.
+
+    Returns
+    -------
+    ExportResult
+
+    Raises
+    ------
+    LockError
+        The lock cannot be read, is none of a session, or the model or the calibration is another one.
+    InputError
+        There is no such target or model, or the folder is there already.
+    UnsupportedOperationError
+        The engine's sessions have no such form, or under `strict` a key is not kept.
+    XpuRuntimeError
+        The model cannot be prepared.
+    """
+    source, place = user_path(lock, "the lock"), user_path(output, "the export")
+    _check_place(place, overwrite=overwrite)
+    locked = load_lock(source)
+    engines = default_registry() if registry is None else registry
+    exporter = _exporter(locked, source, target, engines)
+    job = _job(locked, source, model, calibration, trust=trust)
+    made = exporter(job)
+    if prove and target not in made.proved:
+        raise UnsupportedOperationError(
+            f"{target} is not run here, so nothing is proved. Fix: leave prove (--prove) out; those that can be proved "
+            f"are {', '.join(made.proved) or 'none'}"
+        )
+    result = _write(made, target, job, place, strict=strict)
+    if not prove:
+        return result
+    from xpuruntime.locks.export.proving import prove_export
+
+    interpreter = None if python is None else os.fspath(python)
+    return msgspec.structs.replace(result, proof=prove_export(made, target, place, locked, str(source), interpreter))
+
+
+def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> type[NativeExporter]:
+    plan = lock.identity.plan
+    if lock.identity.subject != "inference" or plan is None:
+        raise LockError(
+            f"{where} is a lock of {lock.identity.subject}, and sessions alone are exported. Fix: make one with "
+            "`xrt lock MODEL`"
+        )
+    if any(one.kind == "artifact" for one in lock.identity.validators):
+        raise UnsupportedOperationError(
+            f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
+        )
+    exporter = engines.get(plan.engine).exporter()
+    if exporter is not None and target in exporter.targets:
+        return exporter
+    known = export_targets(engines)
+    if target not in known:
+        raise InputError(f"{target!r} is nothing to export to{did_you_mean(target, known, 'targets')}")
+    own = ", ".join(() if exporter is None else exporter.targets) or "none"
+    raise UnsupportedOperationError(
+        f"{target} is for {', '.join(known[target])}, and the lock {where} is of {plan.engine}. Fix: use one of "
+        f"{plan.engine}'s targets: {own}; or lock the model on {known[target][0]}",
+        engine=plan.engine,
+    )
+
+
+def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) -> ExportJob:
+    """Read the model, hold it against the lock, and return what an engine needs."""
+    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.quantisation import Calibration
+
+    identity = lock.identity
+    assert identity.plan is not None
+    assert identity.policy is not None
+    assert identity.model is not None
+    path = where.parent / identity.model.name if model is None else user_path(model, "the model")
+    if model is None and kind_of(path) != "file":
+        raise InputError(f"the locked model {identity.model.name!r} is not beside {where}. Fix: name it with --model")
+    policy = Policy.coerce(identity.policy.document)
+    info = with_shapes(read_model(path, trust=trust), policy)
+    inputs = Calibration.of(calibration, info)
+    _check_same(lock, where, info, inputs)
+    facts: Any = next((one.expect for one in identity.validators if one.kind == "engine"), {})
+    version = facts.get("version") if isinstance(facts, dict) else None
+    package = facts.get("package") if isinstance(facts, dict) else None
+    return ExportJob(
+        request=Request(model=info, device=identity.plan.device, policy=policy, calibration=inputs),
+        settings=dict(identity.plan.settings),
+        controls={key: (resolved, level) for key, resolved, level in identity.plan.controls},
+        stated=dict(identity.policy.stated),
+        version=str(version or ""),
+        package=str(package or ""),
+        digest=lock.digest,
+        engine=identity.plan.engine,
+        name=_word(Path(identity.model.name).stem),
+        shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
+    )
+
+
+def _check_same(lock: Lock, where: Path, info: Any, calibration: Any) -> None:
+    """Refuse another model, other data or other calibration inputs than the lock has."""
+    identity = lock.identity
+    assert identity.plan is not None
+    about = tuple(one for one in identity.validators if one.kind in _OF_THE_MODEL)
+    here = surroundings(
+        identity.plan.engine,
+        identity.plan.device,
+        machine_snapshot(),
+        info,
+        calibration=calibration,
+        like=identity.model,
+    )
+    drifts = compare_validators(msgspec.structs.replace(identity, validators=about), here)
+    if drifts:
+        raise drift_error(str(where), drifts)
+
+
+def _word(name: str) -> str:
+    """Return a name that folders and servers take."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-") or "model"
+
+
+def _write(made: NativeExporter, target: str, job: ExportJob, place: Path, *, strict: bool) -> ExportResult:
+    try:
+        place = Path(os.path.realpath(place))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with staging(place) as room:
+            new = room / _NEW
+            new.mkdir()
+            config = made.write(target, new)
+            if strict:
+                _refuse_less(config.outcomes, target)
+            files = {
+                path.relative_to(new).as_posix(): file_digest(path) for path in sorted(new.rglob("*")) if path.is_file()
+            }
+            result = ExportResult(
+                target=target,
+                folder=str(place),
+                lock=job.digest,
+                model=job.name,
+                engine=job.engine,
+                device=job.request.device,
+                files=files,
+                entry=config.entry,
+                command=config.command,
+                keys=config.outcomes,
+                notes=config.notes,
+            )
+            (new / RECORD).write_bytes(msgspec.json.format(json_bytes(_record(result)), indent=1) + b"\n")
+            publish_folder(new, place, check=_refuse_foreign)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the export '{place}': {reason_of(error)}. Fix: give a path in a folder that exists, is "
+            "writable and has room"
+        ) from error
+    return result
+
+
+def _record(result: ExportResult) -> dict[str, Any]:
+    """Return what stands in the folder: no path of this machine, so that two exports of a lock are the same."""
+    kept = ("target", "lock", "model", "engine", "device", "files", "entry", "command", "keys", "notes")
+    return {"schema": _SCHEMA, **{name: getattr(result, name) for name in kept}}
+
+
+def _refuse_less(outcomes: tuple[KeyOutcome, ...], target: str) -> None:
+    less = [one for one in outcomes if one.outcome != "kept"]
+    if not less:
+        return
+    lines = "; ".join(f"{one.key} is {one.outcome}: {one.reason}" for one in less[:_NAMED])
+    more = f"; and {len(less) - _NAMED} more" if len(less) > _NAMED else ""
+    raise UnsupportedOperationError(
+        f"{target} does not keep every key of the policy: {lines}{more}. Fix: take these keys out of the policy and "
+        "lock again, or leave strict (--strict) out"
+    )
+
+
+def _check_place(place: Path, *, overwrite: bool) -> None:
+    if not place.name or place.name == "..":
+        raise InputError(f"cannot write the export {str(place)!r}: the path names no new folder. Fix: add a name")
+    if os.path.lexists(place):
+        if not overwrite:
+            raise InputError(f"{str(place)!r} is there already. Fix: state another place, or overwrite it with --force")
+        _refuse_foreign(place)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse to replace what is no export, or one with files in it that are not of it."""
+    if kind_of(folder) == "folder":
+        try:
+            plain = msgspec.json.decode(read_regular(folder / RECORD, _MAX_RECORD))
+            ours = {*plain["files"], RECORD} if plain["schema"] == _SCHEMA else None
+        except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+            ours = None
+        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        if ours is not None and there <= ours:
+            return
+    raise InputError(
+        f"{str(folder)!r} is no folder that an export wrote, alone. Fix: state another place, or remove it"
+    )
