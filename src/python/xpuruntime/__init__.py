@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from xpuruntime import policies as policies
     from xpuruntime import pytorch as pytorch
     from xpuruntime import runtime as runtime
+    from xpuruntime import serving as serving
     from xpuruntime import testing as testing
     from xpuruntime import training as training
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
@@ -220,7 +221,7 @@ _LAZY = {
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
 _PACKAGES = frozenset((
     "distributed", "engines", "evidence", "inference", "locks", "ops", "planning", "policies", "pytorch", "runtime",
-    "testing", "training",
+    "serving", "testing", "training",
 ))  # fmt: skip
 
 #: Names of the original design that are spelled otherwise, and how.

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Fixtures of the tests of serving: models on disk, and services that are closed at the end."""
+"""Fixtures of the tests of serving: models on disk, services that are closed at the end, and servers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from served_models import Service
+from serving_clients import Client, Served
 
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
@@ -40,3 +42,26 @@ def serve() -> Iterator[Callable[..., Models]]:
     yield start
     for service in made:
         service.close(drain=1.0)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def served(service: Service) -> Iterator[Served]:
+    for package in ("uvicorn", "httptools", "grpc"):
+        pytest.importorskip(package, reason=f"needs {package}, of the extra serve")
+    from xpuruntime.serving.access import Access
+    from xpuruntime.serving.options import TransportOptions
+    from xpuruntime.serving.server import Server
+
+    options = TransportOptions(
+        access=Access(repository=True), max_body=4 << 20, max_message=4 << 20, header_seconds=1.5, body_seconds=1.5
+    )
+    server = Server(service, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options, metrics=lambda: "up 1\n")
+    with server:
+        yield Served(service, server, Client(server.http_address))

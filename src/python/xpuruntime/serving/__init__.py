@@ -1,3 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Inference servers of the Open Inference Protocol, for sessions that were planned, locked and verified."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.serving.access import Access
+    from xpuruntime.serving.http.application import asgi_app
+    from xpuruntime.serving.options import TransportOptions
+    from xpuruntime.serving.server import Server
+    from xpuruntime.serving.status import ServingError, Status
+    from xpuruntime.serving.tls import Tls
+
+__all__ = ["Access", "Server", "ServingError", "Status", "Tls", "TransportOptions", "asgi_app"]
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "Access": "access",
+    "Server": "server",
+    "ServingError": "status",
+    "Status": "status",
+    "Tls": "tls",
+    "TransportOptions": "options",
+    "asgi_app": "http.application",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return _load_name(__name__, name, _LAZY)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,9 @@ class Status(enum.Enum):
 
     INVALID_ARGUMENT = (400, 3)
     UNAUTHENTICATED = (401, 16)
+    PERMISSION_DENIED = (403, 7)
     NOT_FOUND = (404, 5)
+    REQUEST_TIMEOUT = (408, 4)
     TOO_LARGE = (413, 8)
     RESOURCE_EXHAUSTED = (429, 8)
     CANCELLED = (499, 1)

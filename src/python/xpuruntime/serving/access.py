@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Access`: who may call what, and which names may stand in a path."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+
+from xpuruntime.serving.status import ServingError, Status
+
+__all__ = ["Access", "check_model", "check_version"]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What clients may do.
+
+    Parameters
+    ----------
+    token : str, optional
+        All routes but those of health ask for it, as ``Authorization: Bearer TOKEN``.
+    admin_token : str, optional
+        Routes that change the repository ask for it in place of `token`.
+    repository : bool
+        Whether clients may list, load and unload models of the repository.
+    """
+
+    token: str | None = None
+    admin_token: str | None = None
+    repository: bool = False
+
+    def check(self, authorization: str, *, admin: bool = False) -> None:
+        """Raise unless a caller with this ``Authorization`` may call, also what changes the repository."""
+        token = self.admin_token if admin and self.admin_token is not None else self.token
+        if token is None:
+            return
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            which = "the key of the administrator" if token is self.admin_token else "a token"
+            raise ServingError(
+                Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
+            )
+
+    def check_repository(self) -> None:
+        """Raise unless the repository is open to clients."""
+        if not self.repository:
+            raise ServingError(
+                Status.PERMISSION_DENIED,
+                "the model repository is closed to clients, as it is by default. "
+                "Fix: start the server with --repository, or repository: true under admin",
+            )
+
+
+def check_model(name: str) -> str:
+    """Return the name of a model. Raises for one that no model can have."""
+    if _NAME.fullmatch(name) is None or name in (".", ".."):
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"{name[:80]!r} cannot be the name of a model. Fix: 1 to 128 letters, digits, '.', '_' and '-'",
+        )
+    return name
+
+
+def check_version(version: str) -> str:
+    """Return a version, or nothing for the newest. Raises for one that no model can have."""
+    if version and (_NAME.fullmatch(version) is None or version in (".", "..")):
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"{version[:80]!r} cannot be a version. Fix: a number such as 1, or none"
+        )
+    return version

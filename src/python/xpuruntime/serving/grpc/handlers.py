@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Handlers of ``inference.GRPCInferenceService``: bytes in, bytes out, without generated code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from xpuruntime.serving.access import check_model, check_version
+from xpuruntime.serving.failures import failure_of
+from xpuruntime.serving.protocol.grpc_messages import METHODS
+from xpuruntime.serving.protocol.infer_messages import (
+    read_infer_request,
+    write_infer_response,
+    write_stream_response,
+)
+from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
+from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.waiting import response_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from xpuruntime.serving.gate import Gate
+    from xpuruntime.serving.messages import InferRequest, ModelService
+    from xpuruntime.serving.options import TransportOptions
+
+__all__ = ["Handlers"]
+
+_SERVICE = "/inference.GRPCInferenceService/"
+#: Methods of Triton that are known, and why they are not here.
+_NOT_SERVED = {
+    f"{kind}SharedMemory{verb}": "shared memory lets a client name memory of the server. Fix: send tensors in messages"
+    for kind in ("System", "Cuda")
+    for verb in ("Status", "Register", "Unregister")
+} | dict.fromkeys(("TraceSetting", "LogSettings"), "it is set where the server is started. Fix: set it there")
+
+_HEALTH = "/grpc.health.v1.Health/Check"
+_HEALTH_REQUEST = Message(service=Field(1, "string"))
+_HEALTH_RESPONSE = Message(status=Field(1, Enum(UNKNOWN=0, SERVING=1, NOT_SERVING=2)))
+
+#: Requests of one stream that are being answered at a time; its responses come in the order of its requests.
+_IN_FLIGHT = 64
+#: Longer messages do not fit into the trailers of a response.
+_LONGEST = 4000
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers the methods of a service; see `Application` for the parameters."""
+
+    def __init__(self, service: ModelService, options: TransportOptions, gate: Gate) -> None:
+        self._service = service
+        self._access = options.access
+        self._gate = gate
+        self._handlers: dict[str, Any] = {
+            f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
+        }
+        self._handlers[f"{_SERVICE}ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
+        self._handlers[f"{_SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._handlers[_HEALTH] = grpc.unary_unary_rpc_method_handler(self._health)
+        for name, reason in _NOT_SERVED.items():
+            self._handlers[f"{_SERVICE}{name}"] = grpc.unary_unary_rpc_method_handler(_refusal(name, reason))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a method, or `None` for a method that there is not."""
+        return self._handlers.get(handler_call_details.method)
+
+    def _methods(self) -> dict[str, Callable[[dict[str, Any]], Mapping[str, Any]]]:
+        service = self._service
+        return {
+            "ServerLive": lambda _: {"live": service.live()},
+            "ServerReady": lambda _: {"ready": service.ready()[0] and not self._gate.closed},
+            "ModelReady": lambda asked: {"ready": service.model_ready(*_model(asked))[0]},
+            "ServerMetadata": lambda _: service.server_metadata(),
+            "ModelMetadata": lambda asked: service.model_metadata(*_model(asked)),
+            "ModelConfig": lambda asked: {"config": service.model_config(*_model(asked))},
+            "ModelStatistics": lambda asked: service.statistics(*_model(asked, optional=True)),
+            "RepositoryIndex": lambda asked: {"models": service.index(asked.get("ready", False))},
+            "RepositoryModelLoad": lambda asked: self._change(service.load, asked),
+            "RepositoryModelUnload": lambda asked: self._change(service.unload, asked),
+        }
+
+    def _change(self, call: Callable[..., None], asked: dict[str, Any]) -> Mapping[str, Any]:
+        parameters = {name: next(iter(value.values()), "") for name, value in asked.get("parameters", {}).items()}
+        call(check_model(asked.get("model_name", "")), parameters)
+        return {}
+
+    def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
+        request, response = METHODS[name]
+        is_open = name in ("ServerLive", "ServerReady")
+        changes = name.startswith("Repository")
+
+        async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            try:
+                if not is_open:
+                    self._access.check(_authorization(context), admin=changes)
+                asked = decode(request, memoryview(message))
+                if changes:
+                    self._access.check_repository()
+                    found = await asyncio.get_running_loop().run_in_executor(None, method, asked)
+                else:
+                    found = method(asked)
+                return encode(response, found)
+            except Exception as error:
+                return await _abort(context, failure_of(error))
+
+        return grpc.unary_unary_rpc_method_handler(handler)
+
+    async def _infer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            self._access.check(_authorization(context))
+            with self._gate:
+                return await self._respond(read_infer_request(message, time.monotonic()), context)
+        except Exception as error:
+            return await _abort(context, failure_of(error))
+
+    async def _respond(self, request: InferRequest, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        check_model(request.model)
+        check_version(request.version)
+        left = context.time_remaining()
+        if left is not None:
+            deadline = time.monotonic() + max(left, 0.0)
+            request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
+        return write_infer_response(await response_of(self._service.infer(request)))
+
+    async def _stream(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        """Answer requests of a stream in their order. One that fails does not end it."""
+        try:
+            self._access.check(_authorization(context))
+        except ServingError as error:
+            await _abort(context, error)
+        pending: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_IN_FLIGHT)
+
+        async def read() -> None:
+            async for message in messages:
+                await pending.put(asyncio.ensure_future(self._stream_answer(message, context)))
+            await pending.put(None)
+
+        reader = asyncio.ensure_future(read())
+        task: asyncio.Task[bytes] | None = None
+        try:
+            while (task := await pending.get()) is not None:
+                yield await task
+        finally:
+            reader.cancel()
+            while task is not None:
+                task.cancel()
+                task = None if pending.empty() else pending.get_nowait()
+
+    async def _stream_answer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        id = ""
+        try:
+            with self._gate:
+                request = read_infer_request(message, time.monotonic())
+                id = request.id
+                return write_stream_response(await self._respond(request, context))
+        except Exception as error:
+            return write_stream_response(error=str(failure_of(error)), id=id)
+
+    async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            asked = decode(_HEALTH_REQUEST, memoryview(message)).get("service", "")
+            if asked in ("", _SERVICE.strip("/")):
+                ready = self._service.ready()[0] and not self._gate.closed
+            else:
+                ready = self._service.model_ready(check_model(asked))[0]
+            return encode(_HEALTH_RESPONSE, {"status": "SERVING" if ready else "NOT_SERVING"})
+        except Exception as error:
+            return await _abort(context, failure_of(error))
+
+
+def _model(asked: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
+    name = asked.get("name", "")
+    return name if optional and not name else check_model(name), check_version(asked.get("version", ""))
+
+
+def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return ""
+
+
+def _refusal(name: str, reason: str) -> Callable[..., Awaitable[bytes]]:
+    async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        del message
+        return await _abort(context, ServingError(Status.UNIMPLEMENTED, f"{name} is not served: {reason}"))
+
+    return handler
+
+
+async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], error: ServingError) -> bytes:
+    text = str(error)
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}..."
+    trailers = () if error.retry_after is None else (("retry-after", f"{error.retry_after:g}"),)
+    await context.abort(_CODES[error.code.grpc], text, trailers)
+    raise AssertionError  # `abort` raises

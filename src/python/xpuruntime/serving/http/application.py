@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Application`: the REST protocol as an ASGI application, for any server that runs those."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.serving.failures import failure_of
+from xpuruntime.serving.gate import Gate
+from xpuruntime.serving.http.bodies import read_body
+from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
+from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
+from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
+from xpuruntime.serving.protocol.rest_response import error_body, write_response
+from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.waiting import ClientGone, response_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from xpuruntime.serving.messages import ModelService
+
+__all__ = ["Application", "asgi_app"]
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_CLOSE = (b"connection", b"close")
+#: Longer bodies are decoded, and longer responses compressed, in a thread: others are answered meanwhile.
+_LONG = 1 << 20
+_SHORT_COMPRESSED = 64 << 10
+#: Chunks of a response that is not longer are joined into one write.
+_ONE_WRITE = 256 << 10
+
+
+@dataclass(slots=True)
+class _Answer:
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    chunks: Sequence[bytes | memoryview]
+
+
+class Application:
+    """The REST protocol over the models of a service.
+
+    Parameters
+    ----------
+    service : ModelService
+    options : TransportOptions, optional
+    metrics : callable, optional
+        Returns the text of the metrics, in Prometheus' format.
+    gate : Gate, optional
+        Shared with the other transport of a server.
+    """
+
+    def __init__(
+        self,
+        service: ModelService,
+        options: TransportOptions | None = None,
+        *,
+        metrics: Callable[[], str] | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self._service = service
+        self._options = options or TransportOptions()
+        self._metrics = metrics
+        self._gate = gate or Gate()
+
+    async def __call__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"this application has no {scope['type']}")
+        headers = _Headers(scope["headers"])
+        try:
+            answer = await self._answer(scope, headers, receive)
+        except ClientGone:
+            return
+        except Exception as error:
+            answer = self._failed(failure_of(error))
+        await _send(send, answer)
+
+    async def _answer(
+        self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
+    ) -> _Answer:
+        path = scope["path"]
+        if path == self._options.metrics_path and self._metrics is not None:
+            self._options.access.check(headers.get(b"authorization"))
+            return _Answer(200, [_TEXT], [self._metrics().encode()])
+        route = route_of(scope["method"], path)
+        if route.action == "live" or (route.action == "ready" and not route.model):
+            return self._health(route)
+        self._options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
+        if route.action == "infer":
+            with self._gate:
+                return await self._infer(route, headers, receive)
+        if route.action in ("index", "load", "unload"):
+            return await self._repository(route, headers, receive)
+        return self._facts(route)
+
+    def _health(self, route: Route) -> _Answer:
+        """Health is open to those without a token, and then says no reason."""
+        if route.action == "live":
+            live = self._service.live()
+            return _json({"live": live}, 200 if live else 503)
+        ready, reason = self._service.ready()
+        if self._gate.closed:
+            ready, reason = False, "the server is stopping"
+        return _readiness({}, ready, "not ready" if self._options.access.token else reason)
+
+    def _facts(self, route: Route) -> _Answer:
+        service, (action, model, version) = self._service, route
+        if action == "ready":
+            ready, reason = service.model_ready(model, version)
+            return _readiness({"name": model}, ready, reason)
+        if action == "server":
+            return _json(service.server_metadata())
+        if action == "model":
+            return _json(service.model_metadata(model, version))
+        if action == "config":
+            return _json(service.model_config(model, version))
+        if action in ("stats", "statistics"):
+            return _json(service.statistics(model, version))
+        return _json(service.evidence(model, action, version))
+
+    async def _repository(self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> _Answer:
+        self._options.access.check_repository()
+        body = await self._body(headers, receive)
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            raise ServingError(
+                Status.INVALID_ARGUMENT, f"the body is not a JSON object: {error}. Fix: send one, or nothing"
+            ) from None
+        if route.action == "index":
+            return _json(self._service.index(asked.get("ready") is True))
+        call = self._service.load if route.action == "load" else self._service.unload
+        parameters = asked.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise ServingError(Status.INVALID_ARGUMENT, "parameters is no JSON object. Fix: send one, or nothing")
+        await asyncio.get_running_loop().run_in_executor(None, call, route.model, parameters)
+        return _json({})
+
+    async def _infer(self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> _Answer:
+        arrived = time.monotonic()
+        body = await self._body(headers, receive)
+        length = header_length(headers.find(b"inference-header-content-length"), len(body))
+        if length == 0:
+            asked = self._raw(route, body)
+        elif (len(body) if length is None else length) > _LONG:
+            asked = await asyncio.get_running_loop().run_in_executor(
+                None, read_request, body, route.model, route.version, length, arrived
+            )
+        else:
+            asked = read_request(body, route.model, route.version, length, arrived)
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        response = await response_of(self._service.infer(asked.request), gone)
+        written = write_response(response, asked)
+        answered: list[tuple[bytes, bytes]] = [_JSON if written.json_length is None else _BINARY]
+        if written.json_length is not None:
+            answered.append((b"inference-header-content-length", b"%d" % written.json_length))
+        chunks = written.chunks
+        encoding = response_encoding(headers.get(b"accept-encoding"))
+        if encoding:
+            answered.append((b"content-encoding", encoding.encode()))
+            if written.length > _SHORT_COMPRESSED:
+                loop = asyncio.get_running_loop()
+                chunks = [await loop.run_in_executor(None, compress, chunks, encoding)]
+            else:
+                chunks = [compress(chunks, encoding)]
+        return _Answer(200, answered, chunks)
+
+    def _raw(self, route: Route, body: bytes) -> RestRequest:
+        model, version = route.model, route.version
+        batched = int(self._service.model_config(model, version).get("max_batch_size", 0)) > 0
+        return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)
+
+    async def _body(self, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> bytes:
+        options = self._options
+        stated = headers.find(b"content-length")
+        length = int(stated) if stated is not None and stated.isascii() and stated.isdecimal() else None
+        body = await read_body(receive, length, options.max_body, options.body_seconds)
+        encoding = headers.get(b"content-encoding")
+        if not encoding:
+            return body
+        if len(body) < _SHORT_COMPRESSED // 16:
+            return decompress(body, encoding, options.max_body)
+        return await asyncio.get_running_loop().run_in_executor(None, decompress, body, encoding, options.max_body)
+
+    def _failed(self, error: ServingError) -> _Answer:
+        headers = [_JSON]
+        status = error.code.http
+        if isinstance(error, WrongMethodError):
+            status = 405
+            headers.append((b"allow", error.allowed.encode()))
+        if error.code is Status.UNAUTHENTICATED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
+        if self._gate.closed or error.code in (Status.TOO_LARGE, Status.REQUEST_TIMEOUT, Status.UNAUTHENTICATED):
+            headers.append(_CLOSE)  # what is left of the body is not read
+        return _Answer(status, headers, [error_body(str(error))])
+
+
+def asgi_app(
+    service: ModelService, options: TransportOptions | None = None, *, metrics: Callable[[], str] | None = None
+) -> Application:
+    """Return the REST protocol over a service as an ASGI 3 application, for a server of yours.
+
+    Parameters
+    ----------
+    service : ModelService
+    options : TransportOptions, optional
+        Those of connections, such as `header_seconds`, are your server's.
+    metrics : callable, optional
+        Returns the text of the metrics, in Prometheus' format.
+    """
+    return Application(service, options, metrics=metrics)
+
+
+class _Headers:
+    """Headers of a request by name; of one that comes twice, the first."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._found: dict[bytes, bytes] = {}
+        for name, value in headers:
+            self._found.setdefault(name, value)
+
+    def find(self, name: bytes) -> str | None:
+        """Return a header, or `None`."""
+        value = self._found.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def get(self, name: bytes) -> str:
+        """Return a header, or nothing."""
+        return self._found.get(name, b"").decode("latin-1")
+
+
+def _json(value: Any, status: int = 200) -> _Answer:
+    return _Answer(status, [_JSON], [msgspec.json.encode(value)])
+
+
+def _readiness(facts: dict[str, Any], ready: bool, reason: str) -> _Answer:
+    if ready:
+        return _json({**facts, "ready": True})
+    return _json({**facts, "ready": False, "error": reason}, Status.UNAVAILABLE.http)
+
+
+async def _send(send: Callable[[dict[str, Any]], Awaitable[None]], answer: _Answer) -> None:
+    chunks = answer.chunks
+    length = sum(map(len, chunks))
+    if len(chunks) > 1 and length <= _ONE_WRITE:
+        chunks = [b"".join(chunks)]
+    headers = [*answer.headers, (b"content-length", b"%d" % length)]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    for chunk in chunks[:-1]:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": chunks[-1] if chunks else b""})
+
+
+async def _lifespan(receive: Callable[[], Awaitable[Any]], send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+            return

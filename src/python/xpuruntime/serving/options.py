@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TransportOptions`: limits of connections and requests, and who may send them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xpuruntime.serving.access import Access
+
+__all__ = ["TransportOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOptions:
+    """Limits of a server. The defaults are those that it is safe to start with.
+
+    Parameters
+    ----------
+    access : Access
+    max_body : int
+        Largest body of an HTTP request, compressed and not, in bytes.
+    max_message : int
+        Largest message of a gRPC request, in bytes.
+    max_header : int
+        Largest head of an HTTP request, in bytes.
+    max_connections : int
+        HTTP connections at a time; one more is answered with 503.
+    header_seconds : float
+        Time within which the head of a request must have come.
+    body_seconds : float
+        Time within which the body must have come; it grows by a second for each 16 KiB that did.
+    idle_seconds : float
+        How long a connection without a request is kept.
+    drain_seconds : float
+        How long accepted requests are waited for when the server stops.
+    metrics_path : str
+    """
+
+    access: Access = field(default_factory=Access)
+    max_body: int = 64 << 20
+    max_message: int = 64 << 20
+    max_header: int = 64 << 10
+    max_connections: int = 4096
+    header_seconds: float = 10.0
+    body_seconds: float = 10.0
+    idle_seconds: float = 30.0
+    drain_seconds: float = 30.0
+    metrics_path: str = "/metrics"

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Server`: HTTP and gRPC over one service, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
+from xpuruntime.runtime.extras import install_command
+from xpuruntime.serving.gate import Gate
+from xpuruntime.serving.http.application import Application
+from xpuruntime.serving.listening import bind, read_address, shown, unusable
+from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.tls import Tls
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from xpuruntime.serving.messages import ModelService
+
+__all__ = ["Server"]
+
+
+class Server:
+    """A server of the Open Inference Protocol, in a thread; a context manager.
+
+    Parameters
+    ----------
+    service : ModelService
+        Not closed with the server.
+    http, grpc : str, optional
+        Addresses to listen on, such as ``"127.0.0.1:8000"``; port 0 takes a free one. `None` for no listener.
+    options : TransportOptions, optional
+    tls : Tls, optional
+        Certificate and key of both listeners.
+    metrics : callable, optional
+        Returns the text of the metrics.
+
+    Attributes
+    ----------
+    http_address, grpc_address : str
+        ``HOST:PORT`` as it is bound, once the server was started; empty without a listener.
+
+    Raises
+    ------
+    InputError
+        An address or a file of `tls` is wrong.
+    EngineUnavailable
+        A package of the extra ``serve`` is missing.
+    XpuRuntimeError
+        An address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        service: ModelService,
+        *,
+        http: str | None = "127.0.0.1:8000",
+        grpc: str | None = None,
+        options: TransportOptions | None = None,
+        tls: Tls | None = None,
+        metrics: Callable[[], str] | None = None,
+    ) -> None:
+        for option, address in (("http", http), ("grpc", grpc)):
+            if address is not None:
+                read_address(address, option)
+        self.http_address = self.grpc_address = ""
+        self._service = service
+        self._http, self._grpc = http, grpc
+        self._options = options or TransportOptions()
+        self._tls = tls
+        self._metrics = metrics
+        self._gate = Gate()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """``http://HOST:PORT``, or ``https``; empty without an HTTP listener."""
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{self.http_address}" if self.http_address else ""
+
+    def start(self) -> Self:
+        """Listen, and return once requests are answered."""
+        if self._thread is not None:
+            raise XpuRuntimeError("the server was started before. Fix: make a new one")
+        _require("uvicorn", "httptools", *(("grpc",) if self._grpc is not None else ()))
+        if self._tls is not None:
+            self._tls.check()
+        listener = None if self._http is None else bind(self._http, "http")
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener, started), name="xrt-serve", daemon=True)
+        self._thread.start()
+        started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self
+
+    def close(self) -> None:
+        """Refuse new requests, answer those that were accepted, and stop; again does nothing."""
+        if self._loop is not None and self._stop is not None and self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it may end meanwhile
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, listener: socket.socket | None, started: threading.Event) -> None:
+        loop = _new_loop()
+        try:
+            asyncio.set_event_loop(loop)
+            self._loop = loop
+            loop.run_until_complete(self._main(listener, started))
+        except BaseException as error:
+            self._failure = error
+        finally:
+            if listener is not None:
+                listener.close()
+            started.set()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _main(self, listener: socket.socket | None, started: threading.Event) -> None:
+        self._stop = asyncio.Event()
+        http_server, grpc_server = None, None
+        serving: asyncio.Task[None] | None = None
+        if self._grpc is not None:
+            grpc_server = await self._start_grpc(self._grpc)
+        if listener is not None:
+            http_server = self._uvicorn()
+            serving = asyncio.ensure_future(http_server.serve(sockets=[listener]))
+            while not http_server.started and not serving.done():
+                await asyncio.sleep(0.001)
+            if serving.done():
+                await serving
+            self.http_address = shown(*listener.getsockname()[:2])
+        started.set()
+        await self._stop.wait()
+        seconds = self._options.drain_seconds
+        await self._gate.drain(seconds)
+        if grpc_server is not None:
+            await grpc_server.stop(1.0)
+        if http_server is not None and serving is not None:
+            http_server.should_exit = True
+            await serving
+
+    def _uvicorn(self) -> Any:
+        import uvicorn
+
+        from xpuruntime.serving.http.connections import connection_class
+
+        application = Application(self._service, self._options, metrics=self._metrics, gate=self._gate)
+        tls = {} if self._tls is None else self._tls.for_uvicorn()
+        config = uvicorn.Config(
+            application,
+            http=connection_class(self._options),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(self._options.idle_seconds)),
+            timeout_graceful_shutdown=1,
+            **tls,
+        )
+        return uvicorn.Server(config)
+
+    async def _start_grpc(self, address: str) -> Any:
+        import grpc
+
+        from xpuruntime.serving.grpc.handlers import Handlers
+
+        limits = [
+            ("grpc.max_receive_message_length", self._options.max_message),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+        server = grpc.aio.server(options=limits)
+        server.add_generic_rpc_handlers((Handlers(self._service, self._options, self._gate),))
+        host, port = read_address(address, "grpc")
+        try:
+            if self._tls is None:
+                got = server.add_insecure_port(shown(host, port))
+            else:
+                got = server.add_secure_port(shown(host, port), self._tls.for_grpc())
+        except RuntimeError as error:
+            await server.stop(None)
+            raise unusable(address, "grpc", str(error).splitlines()[0].rstrip(".")) from None
+        await server.start()
+        self.grpc_address = shown(host, got)
+        return server
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _require(*packages: str) -> None:
+    """Raise where a package of the extra is missing."""
+    import importlib
+
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"a server needs the package {package}, which cannot be imported: {error}. "
+                f"Fix: {install_command('serve')}"
+            ) from error

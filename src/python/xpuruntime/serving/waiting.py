@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Waiting in an event loop for a response that another thread makes, until the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
+
+    from xpuruntime.serving.messages import InferResponse
+
+__all__ = ["ClientGone", "response_of"]
+
+#: How long a request is waited for before its connection is watched: most are answered by then.
+_PATIENCE = 0.01
+
+
+class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
+    """The client has closed the connection, so nobody reads the response."""
+
+
+async def response_of(
+    future: Future[InferResponse], gone: Callable[[], Awaitable[None]] | None = None
+) -> InferResponse:
+    """Wait for a response.
+
+    Parameters
+    ----------
+    future : Future
+        Cancelled when the caller is, or when the client is gone.
+    gone : callable, optional
+        Returns once the client is gone.
+
+    Raises
+    ------
+    ClientGone
+        It is.
+    """
+    if future.done():
+        return future.result()
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    future.add_done_callback(lambda _: _call(loop, waiter))
+    watch: asyncio.Task[None] | None = None
+
+    async def watched() -> None:
+        assert gone is not None
+        await gone()
+        if not waiter.done():
+            waiter.set_exception(ClientGone())
+
+    def begin() -> None:
+        nonlocal watch
+        watch = loop.create_task(watched())
+
+    timer = None if gone is None else loop.call_later(_PATIENCE, begin)
+    try:
+        await waiter
+    except BaseException:
+        future.cancel()
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if watch is not None:
+            watch.cancel()
+    return future.result()
+
+
+def _call(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(wake)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        return

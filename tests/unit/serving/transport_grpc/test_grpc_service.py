@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""gRPC: every method answers with the same facts, values and statuses as REST does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.grpc_messages import METHODS
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, read_stream_response, write_infer_request
+from xpuruntime.serving.protocol.schema import decode, encode
+
+grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
+SERVICE = "/inference.GRPCInferenceService/"
+ONE = Tensor("x", "FP32", (1,), np.ones(1, np.float32))
+
+
+@pytest.fixture(scope="module")
+def channel(served):
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(served.server.grpc_address, options) as made:
+        yield made
+
+
+def ask(channel, method: str, timeout: float | None = 20, **asked) -> dict:
+    request, response = METHODS[method]
+    sent = channel.unary_unary(f"{SERVICE}{method}")(encode(request, asked), timeout=timeout)
+    return decode(response, memoryview(sent))
+
+
+def infer(channel, request: InferRequest, timeout: float | None = 20, **how):
+    sent = channel.unary_unary(f"{SERVICE}ModelInfer")(write_infer_request(request, **how), timeout=timeout)
+    return read_infer_response(sent)
+
+
+def refused(call, code: str, match: str) -> None:
+    with pytest.raises(grpc.RpcError, match=match) as caught:
+        call()
+    assert caught.value.code() is getattr(grpc.StatusCode, code)
+
+
+def test_facts(channel, served):
+    assert ask(channel, "ServerLive") == {"live": True}
+    assert ask(channel, "ServerReady") == {"ready": True}
+    assert ask(channel, "ModelReady", name="digits") == {"ready": True}
+    assert ask(channel, "ModelReady", name="broken") == {}
+    assert ask(channel, "ServerMetadata")["extensions"] == ["binary_tensor_data", "statistics"]
+    assert ask(channel, "ModelMetadata", name="digits", version="1") == served.http.get("/v2/models/digits").json
+    config = ask(channel, "ModelConfig", name="digits")["config"]
+    assert config == served.http.get("/v2/models/digits/config").json
+    stats = ask(channel, "ModelStatistics", name="digits")
+    assert stats == served.http.get("/v2/models/digits/stats").json
+    assert len(ask(channel, "ModelStatistics")["model_stats"]) == len(served.service.models)
+    assert {one["name"] for one in ask(channel, "RepositoryIndex")["models"]} == served.service.models.keys()
+    ask(channel, "RepositoryModelLoad", model_name="echo", parameters={"config": {"string_param": "{}"}})
+    ask(channel, "RepositoryModelUnload", model_name="echo")
+    assert served.service.loaded[-2:] == [("load", "echo", {"config": "{}"}), ("unload", "echo", {})]
+
+
+def test_readiness_for_kubernetes(channel):
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert check(b"", timeout=20) == b"\x08\x01"
+    assert check(b"\x0a\x06digits", timeout=20) == b"\x08\x01"
+    assert check(b"\x0a\x06broken", timeout=20) == b"\x08\x02"
+    refused(lambda: check(b"\x0a\x04none", timeout=20), "NOT_FOUND", "there is no model")
+
+
+def test_inference_is_that_of_the_session(channel, served):
+    image = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
+    expected = served.service.session.run({"image": image})["logits"]
+    for raw in (True, False):
+        request = InferRequest("digits", [Tensor("image", "FP32", image.shape, image)], id="7")
+        answer = infer(channel, request, raw=raw)
+        assert (answer.model, answer.version, answer.id) == ("digits", "1", "7")
+        np.testing.assert_array_equal(answer.outputs[0].data, expected)
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_comes_back(channel, datatype):
+    kind = DATATYPES[datatype].dtype
+    made = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
+    for raw in (True, False):
+        if raw or not DATATYPES[datatype].only_raw:
+            answer = infer(channel, InferRequest("echo", [Tensor(datatype, datatype, (2,), made)]), raw=raw)
+            np.testing.assert_array_equal(answer.outputs[0].data, made, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "match"),
+    [
+        (lambda c: infer(c, InferRequest("none", [ONE])), "NOT_FOUND", "there is no model 'none'"),
+        (lambda c: infer(c, InferRequest("full", [ONE])), "RESOURCE_EXHAUSTED", "the queue is full"),
+        (lambda c: infer(c, InferRequest("broken", [ONE])), "INTERNAL", "RuntimeError"),
+        (lambda c: infer(c, InferRequest("../x", [ONE])), "INVALID_ARGUMENT", "cannot be the name of a model"),
+        (lambda c: infer(c, InferRequest("", [ONE])), "INVALID_ARGUMENT", "cannot be the name of a model"),
+        (
+            lambda c: infer(c, InferRequest("slow", [ONE], parameters={"timeout": 20_000})),
+            "DEADLINE_EXCEEDED",
+            "the deadline is over",
+        ),
+        (lambda c: infer(c, InferRequest("slow", [ONE]), timeout=0.05), "DEADLINE_EXCEEDED", "(?i)deadline"),
+        (
+            lambda c: infer(c, InferRequest("echo", [ONE], outputs=[RequestedOutput("y")])),
+            "INVALID_ARGUMENT",
+            "there is no output 'y'",
+        ),
+        (lambda c: ask(c, "ModelMetadata", name="none"), "NOT_FOUND", "there is no model"),
+        (lambda c: ask(c, "ModelMetadata"), "INVALID_ARGUMENT", "cannot be the name"),
+        (lambda c: c.unary_unary(f"{SERVICE}ModelInfer")(b"\xff", timeout=20), "INVALID_ARGUMENT", "is malformed"),
+        (lambda c: c.unary_unary(f"{SERVICE}LogSettings")(b"", timeout=20), "UNIMPLEMENTED", "LogSettings is not"),
+        (
+            lambda c: c.unary_unary(f"{SERVICE}SystemSharedMemoryStatus")(b"", timeout=20),
+            "UNIMPLEMENTED",
+            "shared memory lets a client",
+        ),
+        (lambda c: c.unary_unary(f"{SERVICE}Nothing")(b"", timeout=20), "UNIMPLEMENTED", "Method not found"),
+        (
+            lambda c: c.unary_unary(f"{SERVICE}ModelInfer")(bytes(5 << 20), timeout=20),
+            "RESOURCE_EXHAUSTED",
+            "larger than max",
+        ),
+    ],
+)
+def test_wrong_calls_say_why(channel, call, code, match):
+    refused(lambda: call(channel), code, match)
+
+
+def test_a_call_that_is_cancelled_takes_its_request_out_of_the_queue(channel, served):
+    before = len(served.service.waiting)
+    sent = write_infer_request(InferRequest("slow", [ONE]))
+    call = channel.unary_unary(f"{SERVICE}ModelInfer").future(sent, timeout=20)
+    end = time.monotonic() + 20
+    while len(served.service.waiting) == before and time.monotonic() < end:
+        time.sleep(0.005)
+    call.cancel()
+    while not served.service.waiting[-1].cancelled() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert served.service.waiting[-1].cancelled()
+
+
+def test_a_stream_is_answered_in_order_and_goes_on_after_a_failure(channel):
+    models = ["echo", "none", "echo", "full", "two.words-x_1"]
+    requests = [write_infer_request(InferRequest(model, [ONE], id=str(at))) for at, model in enumerate(models)]
+    answers = list(channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter(requests), timeout=20))
+    read = [read_stream_response(one) for one in answers]
+    assert [response.id for _, response in read] == ["0", "1", "2", "3", "4"]
+    assert [error.split(".")[0] for error, _ in read] == [
+        "", "there is no model 'none' ", "", "the queue is full", ""
+    ]  # fmt: skip
+    assert read[0][1].outputs[0].data.tolist() == [1.0]
+
+
+def test_a_stream_that_is_cancelled_takes_its_requests_out_of_the_queue(channel, served):
+    before = len(served.service.waiting)
+    more = threading.Event()
+
+    def requests():
+        for _ in range(3):
+            yield write_infer_request(InferRequest("slow", [ONE]))
+        more.wait(20)
+
+    call = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(requests(), timeout=20)
+    end = time.monotonic() + 20
+    while len(served.service.waiting) < before + 3 and time.monotonic() < end:
+        time.sleep(0.005)
+    call.cancel()
+    more.set()
+    futures = served.service.waiting[before:]
+    while not all(one.cancelled() for one in futures) and time.monotonic() < end:
+        time.sleep(0.005)
+    assert len(futures) == 3
+    assert all(one.cancelled() for one in futures)
+
+
+def test_many_calls_at_once(channel):
+    sent = write_infer_request(InferRequest("echo", [ONE]))
+    call = channel.unary_unary(f"{SERVICE}ModelInfer")
+    futures = [call.future(sent, timeout=60) for _ in range(500)]
+    assert all(read_infer_response(one.result()).outputs[0].data.tolist() == [1.0] for one in futures)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The application by itself: ASGI 3 for any server, without a socket and without the packages of the extra."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+import xpuruntime as xrt
+
+REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
+
+
+def call(app, method: str, path: str, messages: list[dict], headers: tuple = ()) -> list[dict]:
+    sent: list[dict] = []
+    left = iter(messages)
+
+    async def receive() -> dict:
+        try:
+            return next(left)
+        except StopIteration:
+            await asyncio.Event().wait()
+            raise AssertionError from None
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    return sent
+
+
+@pytest.fixture(scope="module")
+def app(service):
+    return xrt.serving.asgi_app(service)
+
+
+def body(data: bytes, *, more: bool = False) -> dict:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+def test_a_request_in_parts_is_answered(app):
+    start, end = call(app, "POST", "/v2/models/two.words-x_1/infer", [body(REQUEST[:9], more=True), body(REQUEST[9:])])
+    assert start["status"] == 200
+    assert json.loads(end["body"])["outputs"][0]["data"] == [1.0]
+    assert (b"content-length", b"%d" % len(end["body"])) in start["headers"]
+
+
+def test_nothing_is_sent_to_a_client_that_is_gone(app, service):
+    gone = {"type": "http.disconnect"}
+    before = len(service.waiting)
+    assert call(app, "POST", "/v2/models/slow/infer", [body(REQUEST[:9], more=True), gone]) == []
+    assert len(service.waiting) == before
+    assert call(app, "POST", "/v2/models/slow/infer", [body(REQUEST), gone]) == []
+    assert service.waiting[-1].cancelled()
+
+
+def test_the_lifespan_of_servers(app):
+    sent: list[dict] = []
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def receive() -> dict:
+        return next(messages)
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "lifespan"}, receive, send))
+    assert [one["type"] for one in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_what_is_not_http_is_refused(app):
+    with pytest.raises(NotImplementedError, match="websocket"):
+        asyncio.run(app({"type": "websocket"}, None, None))
+
+
+def test_it_needs_no_package_of_the_extra():
+    code = (
+        "import sys, xpuruntime as xrt; app = xrt.serving.asgi_app\n"
+        "from xpuruntime.serving.protocol import grpc_messages, infer_messages\n"
+        "print(sorted({'uvicorn', 'httptools', 'grpc', 'google.protobuf', 'starlette', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
