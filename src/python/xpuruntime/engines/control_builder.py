@@ -155,9 +155,7 @@ class ControlBuilder:
         present = {control.key for control in self.controls}
         for key in self.stated:
             if key not in present and key != "mode":
-                self.add(
-                    key, "-", "unsupported", f"{engine} has no such setting", "remove the key, or use mode: prefer"
-                )
+                self.add(key, "-", "unsupported", f"{engine} has no such setting", "remove the key")
         return tuple(self.controls)
 
 

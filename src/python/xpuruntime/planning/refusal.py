@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import (
@@ -28,8 +27,6 @@ __all__ = ["control_lines", "refusal"]
 _ENGINE_CODES = frozenset({"engine_missing", "engine_broken", "library_missing"})
 #: Of engines that do not count where another one is broken: they are not there, or never had the device.
 _ELSEWHERE = frozenset({"engine_missing", "device_unsupported", "format_unsupported", "not_named"})
-#: The part of a fix that says to leave mode strict.
-_OTHER_MODE = re.compile(r"(, or |, |^)(use|set) mode: prefer")
 _ARTIFACT_CODES = frozenset({"artifact_foreign", "artifact_stale"})
 
 
@@ -92,15 +89,15 @@ def refusal(
 def control_lines(controls: Sequence[Control], mode: str = "strict") -> list[str]:
     """Return one line for each key: what was asked, what can be done, why, and the fix.
 
-    A fix that is another mode is left out where `mode` is that one.
+    Under strict, another mode is a fix of each.
     """
     lines = []
     for control in controls:
-        fix = control.fix or f"remove {control.key}, or set mode: prefer"
-        if mode == "prefer":
-            fix = _OTHER_MODE.sub("", fix)
+        fix = control.fix or f"remove {control.key}"
+        if mode == "strict":
+            fix += ", or use mode: prefer"
         told = f"  {control.key}: {control.requested} is {control.enforceability}: {_sentence(control.reason)}"
-        lines.append(f"{told} Fix: {fix}" if fix else told)
+        lines.append(f"{told} Fix: {fix}")
     return lines
 
 

@@ -35,7 +35,7 @@ _OPS_OF = {
     "rms_norm": frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}),
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
-_REMOVE = "remove the key, or use mode: prefer"
+_REMOVE = "remove the key"
 _DROP = "remove the key from the policy of this model"
 _TYPES = {"fp16": 10, "bf16": 16}
 #: Nodes that a control names.
@@ -199,7 +199,7 @@ class KernelKeys:
         else:
             reason = f"{len(left)} of {len(done) + len(left)} nodes stay with ONNX Runtime: {_named(left)}"
             level: object = "advisory" if done else "unsupported"
-            fix = "ask for another kernel for them by a rule with match.node, or use mode: prefer"
+            fix = "ask for another kernel for them by a rule with match.node"
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
 
     def _rules(self) -> None:

@@ -148,7 +148,7 @@ def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]
     settings = Settings(provider=known.provider, strict=request.policy.mode == "strict")
     book = ControlBuilder(request.policy.stated())
     if known.inside is not None:
-        book.add("execution.device", request.device, "advisory", known.inside, "use mode: prefer")
+        book.add("execution.device", request.device, "advisory", known.inside)
     book.common(request, NAMES[0], checked="checked against the node assignment after loading")
     _options(request, known, settings, book)
     if known.indexed:

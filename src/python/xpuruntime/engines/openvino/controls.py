@@ -23,7 +23,7 @@ __all__ = ["settle"]
 
 _WHERE = "execution.provider_options.openvino"
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
-_DROP = "remove the key, or use mode: prefer"
+_DROP = "remove the key"
 
 
 def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control, ...]]:
@@ -100,7 +100,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> No
             "refused where the compiled model reads back another hint; under it, the plugin leaves operations in fp32 "
             "where it sees fit, and the evidence says which"
         )
-        book.add("execution.precision", hint, "advisory", reason, "state precision fp32, or use mode: prefer")
+        book.add("execution.precision", hint, "advisory", reason, "state precision fp32")
     if execution.tf32 is False:
         book.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
     else:
@@ -160,7 +160,7 @@ def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> None
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
             book.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")
         else:
-            fix = "remove the key, use mode: prefer, or run on the engine onnxruntime"
+            fix = "remove the key, or run on the engine onnxruntime"
             book.add(f"kernels.{op}", "-", "unsupported", reason, fix)
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
@@ -168,5 +168,5 @@ def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> None
             settings.keep_fp32 += (glob,)
             book.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
         else:
-            book.add(key, "-", "unsupported", reason, "remove the rule, or use mode: prefer")
+            book.add(key, "-", "unsupported", reason, "remove the rule")
     book.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)

@@ -82,7 +82,7 @@ def _given_options(request: Request, settings: Settings, book: ControlBuilder) -
             f"{name}={settings.options[name]}",
             "advisory",
             "validated and handed over; QNN does not say what it made of it",
-            "remove the option, or use mode: prefer",
+            "remove the option",
         )
     others = ControlBuilder({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
     others.options(_WHERE, NAMES, "handed over")
@@ -159,7 +159,7 @@ def _rules(request: Request, settings: Settings, book: ControlBuilder) -> None:
                 "remove the rule, or run these nodes on the CPU",
             )
         else:
-            book.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule, or use mode: prefer")
+            book.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule")
     settings.keep_fp32 = tuple(keep)
 
 

@@ -133,7 +133,7 @@ def _rules(request: Request, book: ControlBuilder, *, changed: bool) -> tuple[st
             book.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
         else:
             reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be held to"
-            book.add(key, "-", "unsupported", reason, "remove the rule, or use mode: prefer")
+            book.add(key, "-", "unsupported", reason, "remove the rule")
     return tuple(keep)
 
 
@@ -147,7 +147,7 @@ def _execution(
         book.add("execution.layout", "-", "enforced", "left to the engine")
     else:
         reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
-        book.add("execution.layout", "-", "unsupported", reason, "remove the key, or use mode: prefer")
+        book.add("execution.layout", "-", "unsupported", reason, "remove the key")
     book.shapes(request, "an optimisation profile is built for the range")
     _determinism(request, flavour, facts, book, options)
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":

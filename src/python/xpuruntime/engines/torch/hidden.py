@@ -100,7 +100,7 @@ def hidden_calls(request: Request) -> dict[str, Hidden]:
 def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> Hidden:
     reasons = [_reason(op, list(names)) for op, names in by_op.items()]
     fix = "; ".join(_FIX[op] for op in by_op)
-    return Hidden("; and ".join(reasons), f"{fix}, or use mode: prefer", alone)
+    return Hidden("; and ".join(reasons), fix, alone)
 
 
 def _reason(op: str, names: Sequence[str]) -> str:

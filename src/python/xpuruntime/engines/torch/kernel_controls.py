@@ -23,7 +23,7 @@ __all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
-_REMOVE = "remove the key, or use mode: prefer"
+_REMOVE = "remove the key"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
 #: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.dispatch.route.NATIVE_NAMES`, which needs PyTorch:
@@ -74,7 +74,7 @@ def settle_kernels(request: Request, book: ControlBuilder, *, compiled: bool) ->
         key = f"kernels.rules[{index}]"
         if rule.use is None or rule.precision is not None:
             reason = "the torch engine converts a program as a whole; it keeps no operator in another precision"
-            book.add(key, "-", "unsupported", reason, "remove the precision of the rule, or use mode: prefer")
+            book.add(key, "-", "unsupported", reason, "remove the precision of the rule")
             continue
         if rule.match.node is not None and not any(source == key for _, source in placed):
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
@@ -98,7 +98,7 @@ def _absent(book: ControlBuilder, key: str, op: str, words: tuple[str, ...], nod
         book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
     elif nodes:
         reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
-        book.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}, or use mode: prefer")
+        book.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
         book.add(key, ABSENT, "advisory", f"no {op} {NOTHING}", "remove the key from the policy of this model")
 
@@ -132,7 +132,7 @@ def _add(
             served.append(word)
     if not served:
         text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
-        book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them), or use mode: prefer")
+        book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them)")
     elif hidden is not None and hidden.alone:
         book.add(key, "-", "unsupported", hidden.reason, hidden.fix)
     elif compiled:
