@@ -101,7 +101,7 @@ def test_an_anchor_is_a_control_of_a_lock(digits, tmp_path):
     assert xrt.lock(digits, policy, path).lock.measured.ratios["latency.p50"].control == "anchor"
     claim = claims(digits, path, "speed", policy)["speed.latency.p50"]
     assert claim.verdict in ("pass", "inconclusive"), claim
-    assert "the anchor, a fixed NumPy workload" in claim.requested
+    assert claim.code == "noisy" or "the anchor, a fixed NumPy workload" in claim.requested
     other = claims(digits, path, "speed")["speed.latency.p50"]
     assert (other.verdict, other.code) == ("unobservable", "unobservable")
     assert "only to 'anchor'" in other.reason

@@ -61,6 +61,18 @@ def test_it_stops_when_decided_and_tells_progress():
     assert found.conditions.seconds > 0
 
 
+@pytest.mark.parametrize(("b", "verdict"), [(1e-5, "tied"), (1.3e-5, "slower"), (0.7e-5, "faster")])
+def test_a_ratio_that_is_expected_is_no_difference_and_blocks_stay_as_long(b, verdict):
+    variants = recorded([], a=1e-3, b=b)
+    sizes = []
+    control = variants["a"]
+    variants["a"] = lambda calls, samples: sizes.append(calls * samples) or control(calls, samples)
+    found = measure(variants, control="a", warm=0.0, expected=0.01)
+    assert found.comparisons["b"].verdict == verdict
+    assert found.comparisons["b"].ratio == pytest.approx(b / 1e-5, rel=0.02)
+    assert max(sizes) <= 25, "a block of 20 ms has 20 calls of 1 ms, whatever ratio is expected"
+
+
 def test_it_stops_at_the_budget_and_when_cancelled_with_what_there_is():
     log: list[str] = []
     found = measure(recorded(log, a=1e-3, b=1.06e-3), control="a", warm=0.0, budget=0.0)

@@ -89,7 +89,7 @@ def time_start(
     *,
     trust: bool,
     rounds: tuple[int, int],
-    factor: float = 1.0,
+    expected: float = 1.0,
     budget: float = 60.0,
 ) -> Measured | None:
     """Time the opening of a session beside that of its reference; ``None`` where the model does not run as one.
@@ -102,8 +102,8 @@ def time_start(
         Opens another session like this one.
     trust : bool
     rounds : tuple of int
-    factor : float
-        The times of the reference are multiplied with it.
+    expected : float
+        The ratio to the reference that counts as no difference.
     budget : float
         Seconds.
     """
@@ -111,10 +111,9 @@ def time_start(
         open_reference(session, model, trust=trust).close()
     except XpuRuntimeError:
         return None
-    reference = timed(lambda: open_reference(session, model, trust=trust).close())
     return measure(
         {
-            "control": lambda calls, samples: [one * factor for one in reference(calls, samples)],
+            "control": timed(lambda: open_reference(session, model, trust=trust).close()),
             "session": timed(lambda: reopen().close()),
         },
         control="control",
@@ -123,6 +122,7 @@ def time_start(
         budget=budget,
         block=0.0,
         warm=0.0,
+        expected=expected,
         settled=lambda found: all(one.within_limit or one.verdict is Verdict.SLOWER for one in found.values()),
     )
 

@@ -116,6 +116,7 @@ def measure(
     statistic: Literal["median", "mean"] = "median",
     settled: Settled = decided,
     family: int | None = None,
+    expected: float = 1.0,
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
@@ -147,6 +148,8 @@ def measure(
         Whether comparisons are enough to stop; all have a verdict if left out.
     family : int, optional
         Comparisons that are decided together, if more than those made here.
+    expected : float
+        The ratio to the control that counts as no difference: ratios of `comparisons` are shares of it.
     cancel : callable, optional
         Asked before every turn.
     progress : callable, optional
@@ -179,7 +182,8 @@ def measure(
         nonlocal looked
         looked = len(twin)
         comparisons.update(
-            (name, compare(found[name], found[control], twin=twin, margin=margin, confidence=confidence,
+            (name, compare(found[name], [expected * one for one in found[control]],
+                           twin=[expected * one for one in twin], margin=margin, confidence=confidence,
                            looks=len(looks) + 1, family=family, seed=seed))
             for name in others
         )  # fmt: skip

@@ -32,8 +32,7 @@ _SMALLEST = 2e-6
 class Finding(NamedTuple):
     """One metric: how it compares with the control, or why it does not.
 
-    Where `locked` is there, the times of the control were multiplied with its upper end, so that a ratio of one is as
-    slow as the lock allows without any margin.
+    Where `locked` is there, ratios are shares of its upper end: one is as slow as the lock allows without any margin.
     """
 
     metric: str
@@ -46,7 +45,14 @@ class Finding(NamedTuple):
 
 
 def time_metric(
-    metric: str, session: Sampler, control: Sampler, checks: VerifySpeed, left: float, *, rounds: int | None = None
+    metric: str,
+    session: Sampler,
+    control: Sampler,
+    checks: VerifySpeed,
+    left: float,
+    *,
+    expected: float = 1.0,
+    rounds: int | None = None,
 ) -> Finding:
     """Time a session beside its control until it is decided whether it is slower than the margin allows.
 
@@ -57,6 +63,8 @@ def time_metric(
     checks : VerifySpeed
     left : float
         Seconds of the budget.
+    expected : float
+        The ratio to the control that counts as no difference.
     rounds : int, optional
         So many in any case, for a ratio that is to be kept.
     """
@@ -74,20 +82,23 @@ def time_metric(
             budget=budget,
             settled=_settled if rounds is None else lambda _: False,
             family=family,
+            expected=expected,
         )
         figures = {
             "session_us": float(np.median(found.rounds["session"])) * 1e6,
             "control_us": float(np.median(found.rounds["control"])) * 1e6,
         }
         return Finding(metric, found.comparisons["session"], figures, found.conditions.remarks(), ended=found.ended)
-    return _tail(metric, variants, checks, margin, budget)
+    return _tail(metric, variants, checks, margin, budget, expected)
 
 
 def _settled(comparisons: Mapping[str, Comparison]) -> bool:
     return all(one.within_limit or one.verdict is Verdict.SLOWER for one in comparisons.values())
 
 
-def _tail(metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, margin: Margin, budget: float) -> Finding:
+def _tail(
+    metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, margin: Margin, budget: float, expected: float
+) -> Finding:
     """Compare 99th percentiles of turns of single runs."""
     least = runs_required(0.99)
     singles = {name: _single(sampler) for name, sampler in variants.items()}
@@ -116,7 +127,8 @@ def _tail(metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, mar
     except InputError as error:
         return Finding(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
     family = len(checks.metric)
-    comparison = compare(times, control, twin=twin, margin=margin, confidence=checks.confidence, family=family)
+    scaled = [[expected * one for one in side] for side in (control, twin)]
+    comparison = compare(times, scaled[0], twin=scaled[1], margin=margin, confidence=checks.confidence, family=family)
     figures = {
         "session_us": float(np.median(times)) * 1e6,
         "control_us": float(np.median(control)) * 1e6,

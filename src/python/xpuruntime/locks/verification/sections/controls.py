@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["ControlError", "Pair", "open_control", "open_pair", "open_reference"]
 
 
+#: Products of the anchor, so that they take about as long as its copy.
+_PRODUCTS = 20
+
+
 class Pair(NamedTuple):
     """The session and its control, each as `xpuruntime.measuring.rounds.measure` takes it; and what the control is."""
 
@@ -95,14 +99,15 @@ def open_reference(session: InferenceSession, model: Any, *, trust: bool) -> Inf
 
 
 def _anchor() -> Callable[[], None]:
-    """Return a fixed workload: a product of matrices, and a copy that does not fit into a cache of the second level."""
+    """Return a fixed workload: products of matrices too small for threads, and a copy too large for small caches."""
     import numpy as np
 
-    factor = np.random.default_rng(0).standard_normal((192, 192), np.float32)
-    product, source, target = np.empty_like(factor), np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+    factor = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    product, source, target = np.empty_like(factor), np.ones(1 << 19, np.float32), np.empty(1 << 19, np.float32)
 
     def run() -> None:
-        np.matmul(factor, factor, out=product)
+        for _ in range(_PRODUCTS):
+            np.matmul(factor, factor, out=product)
         np.copyto(target, source)
 
     return run

@@ -193,7 +193,7 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
     budget = _START_BUDGET if subject.budget is None else subject.budget
     found = time_start(
         subject.session, subject.model, subject.reopen, trust=subject.trust, rounds=_START_ROUNDS,
-        factor=expected.high, budget=budget,
+        expected=expected.high, budget=budget,
     )  # fmt: skip
     if found is None:
         return claim

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.locks.verification.sections.controls import Pair
     from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.locks.verification.timing import Finding
-    from xpuruntime.measuring.rounds import Sampler
 
 __all__ = ["decide", "speed_claims"]
 
@@ -74,14 +73,8 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
 def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: LockedRatio | None) -> Finding:
     if locked is None:
         return time_metric(metric, pair.session, pair.control, checks, left)
-    found = time_metric(metric, pair.session, _slower(pair.control, locked.high), checks, left)
-    figures = {name: one / locked.high if name == "control_us" else one for name, one in found.figures.items()}
-    return found._replace(locked=locked, figures={**figures, "locked_ratio": locked.ratio})
-
-
-def _slower(sampler: Sampler, factor: float) -> Sampler:
-    """Return a sampler whose times are multiplied."""
-    return lambda calls, samples: [one * factor for one in sampler(calls, samples)]
+    found = time_metric(metric, pair.session, pair.control, checks, left, expected=locked.high)
+    return found._replace(locked=locked, figures={**found.figures, "locked_ratio": locked.ratio})
 
 
 def decide(findings: Sequence[Finding], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
