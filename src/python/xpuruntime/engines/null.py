@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.evidence.records import Conversion
+    from xpuruntime.evidence.records import Conversion, VerdictCode
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["NullEngine"]
@@ -61,7 +61,7 @@ class NullEngine(Engine):
         """Accept when it was named and every output is a tensor."""
         del machine
 
-        def refuse(code: str, reason: str, fix: str) -> Judgement:
+        def refuse(code: VerdictCode, reason: str, fix: str) -> Judgement:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         named = request.policy.execution.engine

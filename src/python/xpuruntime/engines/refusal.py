@@ -10,6 +10,7 @@ from xpuruntime.engines.base import Judgement
 from xpuruntime.evidence.records import Verdict
 
 if TYPE_CHECKING:
+    from xpuruntime.evidence.records import VerdictCode
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["Refusal", "missing_cuda_device"]
@@ -18,7 +19,7 @@ __all__ = ["Refusal", "missing_cuda_device"]
 class Refusal(NamedTuple):
     """A verdict's code, its reason, and the fix."""
 
-    code: str
+    code: VerdictCode
     reason: str
     fix: str | None = None
 

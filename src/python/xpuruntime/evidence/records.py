@@ -28,11 +28,37 @@ __all__ = [
     "Unit",
     "UnitStatus",
     "Verdict",
+    "VerdictCode",
 ]
 
 Enforceability = Literal["enforced", "advisory", "unsupported"]
 Status = Literal["honoured", "fallback", "substituted", "unsupported", "inconclusive", "unobservable"]
 UnitStatus = Literal["honoured", "substituted", "unsupported", "unobservable"]
+#: Why a candidate of a plan is accepted or rejected; the reference of errors explains each.
+VerdictCode = Literal[
+    "accepted",
+    "not_tried",
+    "not_named",
+    "engine_unknown",
+    "engine_missing",
+    "engine_broken",
+    "library_missing",
+    "device_missing",
+    "device_unsupported",
+    "format_unsupported",
+    "op_unsupported",
+    "precision_unsupported",
+    "calibration_missing",
+    "calibration_unused",
+    "shape_unsupported",
+    "shapes_open",
+    "target_missing",
+    "option_invalid",
+    "not_enforceable",
+    "compile_unsupported",
+    "artifact_stale",
+    "artifact_foreign",
+]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -48,7 +74,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
         ``"engine"`` or ``"engine@device"``, such as ``"onnxruntime@cuda:0"``.
     accepted : bool
     code : str
-        Machine-readable reason, such as ``engine_missing``; all of them are in the reference of errors.
+        Machine-readable reason, one of `VerdictCode`, such as ``"engine_missing"``.
     reason : str
         One sentence why.
     fix : str or None
@@ -57,7 +83,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
 
     candidate: str
     accepted: bool
-    code: str
+    code: VerdictCode
     reason: str
     fix: str | None = None
 

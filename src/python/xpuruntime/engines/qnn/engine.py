@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.qnn.targets import Target
+    from xpuruntime.evidence.records import VerdictCode
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["QnnEngine"]
@@ -57,7 +58,7 @@ class QnnEngine(Engine):
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""
 
-        def refuse(code: str, reason: str, fix: str | None = None) -> Judgement:
+        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         if request.device != "npu":
