@@ -36,7 +36,7 @@ class Observer(Protocol):
         """Take one execution."""
 
     def answered(self, job: Job, now: float) -> None:
-        """Take a request with an outcome, and set its future."""
+        """Take a request with an outcome, and set its future. Called once for each request."""
 
 
 class QueueState:
@@ -223,7 +223,6 @@ class Batcher:
         return ServingError(Status.UNAVAILABLE, f"model {self._name!r} is being unloaded. Fix: retry", retry_after=1.0)
 
     def _cancel(self, job: Job) -> None:
-        job.future.set_running_or_notify_cancel()  # tells those who wait for it
         with self._lock:
             self._scheduler.cancel(job.entry)
             ready = self._taken()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.describing import config_of, metadata_of
 from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.settings import ModelSettings, ServeSettings
@@ -17,12 +18,13 @@ from xpuruntime.serving.models.slot import ModelSlot
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
+    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.version import ServedVersion
 
 __all__ = ["EXTENSIONS", "Models"]
@@ -43,8 +45,8 @@ class Models:
         Models that are open already, served under the settings of their name, or without batches.
     registry : EngineRegistry, optional
         Engines to choose from; default: all of this package.
-    log : callable, optional
-        Is called with each request, its error or ``None``, and seconds.
+    log : RequestLog, optional
+        Is told of each request; default: the access log of the settings, if any.
 
     Notes
     -----
@@ -57,9 +59,13 @@ class Models:
         sessions: Mapping[str, InferenceSession] | None = None,
         *,
         registry: EngineRegistry | None = None,
-        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.settings = settings or ServeSettings()
+        self._own_log: AccessLog | None = None
+        if log is None and self.settings.access_log is not None:
+            log = self._own_log = AccessLog(self.settings.access_log)
+        self._log = log
         self.budget = MemoryBudget(self.settings.memory)
         self._slots: dict[str, ModelSlot] = {}
         self._lock = threading.Lock()
@@ -88,6 +94,8 @@ class Models:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._own_log is not None:
+            self._own_log.close()
 
     def __enter__(self) -> Models:
         self.start()
@@ -98,9 +106,14 @@ class Models:
 
     def infer(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request; see `ModelService.infer`."""
-        if self._closed:
-            raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
-        return self._slot(request.model).infer(request)
+        try:
+            if self._closed:
+                raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
+            return self._slot(request.model).infer(request)
+        except ServingError as error:
+            if self._log is not None:
+                self._log(request, error, 0.0)
+            raise
 
     def live(self) -> bool:
         """Return whether the process answers."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest, InferResponse
+    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.memory import MemoryBudget
     from xpuruntime.serving.models.settings import ModelSettings
 
@@ -46,7 +47,7 @@ class ModelSlot:
     session : InferenceSession, optional
         One that is open already; it is never reloaded.
     registry : EngineRegistry, optional
-    log : callable, optional
+    log : RequestLog, optional
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ModelSlot:
         *,
         session: InferenceSession | None = None,
         registry: EngineRegistry | None = None,
-        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.name, self.settings = name, settings
         #: The versions that are served, newest first. Replaced as a whole.

@@ -21,7 +21,6 @@ from xpuruntime.serving.models.statistics import Failure, ModelStatistics
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
 
     from xpuruntime.engines.registry import EngineRegistry
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.jobs import Execution, Job
     from xpuruntime.serving.messages import InferRequest, Parameter
+    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.settings import ModelSettings
     from xpuruntime.serving.models.slo import Limits
 
@@ -50,8 +50,7 @@ class ServedVersion:
     registry : EngineRegistry, optional
     session : InferenceSession, optional
         One that is open already, and is not closed with this.
-    log : callable, optional
-        Is called with a request, its error or ``None``, and seconds.
+    log : RequestLog, optional
 
     Raises
     ------
@@ -68,7 +67,7 @@ class ServedVersion:
         *,
         registry: EngineRegistry | None = None,
         session: InferenceSession | None = None,
-        log: Callable[[InferRequest, ServingError | None, float], None] | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.name, self.version, self.path, self.settings = name, version, path, settings
         self.statistics = ModelStatistics()
@@ -123,8 +122,6 @@ class ServedVersion:
         except ServingError as error:
             if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
                 self.statistics.failed(_failure_of(error))
-                if self._log is not None:
-                    self._log(request, error, 0.0)
             raise
 
     def progress(self) -> tuple[bool, str]:
@@ -169,33 +166,34 @@ class ServedVersion:
         entry = job.entry
         seconds = now - entry.arrived
         error: ServingError | None = None
-        if entry.outcome == "done":
+        response: InferResponse | None = None
+        if not job.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
+            error = ServingError(Status.CANCELLED, "the client cancelled the request")
+        elif entry.outcome == "done":
             try:
                 response = self._response(job)
             except Exception as failure:  # the request must get an answer
                 error = ServingError(Status.INTERNAL, f"model {self.name!r}: {failure}")
-            else:
-                self._succeeded(job, seconds)
-                answer(job.future, response)
-                for watcher in self._watchers:
-                    watcher.offer(job, response)
         elif entry.outcome == "failed":
             assert isinstance(entry.error, ServingError)
             error = entry.error
-        elif entry.outcome == "expired":
+        else:
             where = "while it ran" if job.began is not None else "in the queue"
             error = ServingError(
                 Status.DEADLINE_EXCEEDED,
                 f"model {self.name!r}: the deadline passed after {seconds * 1e3:.1f} ms, {where}. "
                 "Fix: allow more time, or send less",
             )
-        else:
-            error = ServingError(Status.CANCELLED, "the client cancelled the request")
+        if response is not None:
+            self._succeeded(job, seconds)
+            answer(job.future, response)
+            for watcher in self._watchers:
+                watcher.offer(job, response)
         if error is not None:
             self.statistics.failed(_failure_of(error), seconds)
             fail(job.future, error)
         if self._log is not None:
-            self._log(job.request, error, seconds)
+            self._log(job.request, error, seconds, job)
 
     def _succeeded(self, job: Job, seconds: float) -> None:
         assert job.began is not None

@@ -167,7 +167,7 @@ class Canary(_Watcher):
     ) -> None:
         super().__init__(session, layout, settings)
         self._canary, self._reference, self._seen = canary, reference, 0
-        self.tolerance = _tolerance(session.plan.precision, canary.rtol, canary.atol)
+        self.tolerance = _tolerance(session, canary.rtol, canary.atol)
         self.last: ProbeResult | None = None
         self.bitwise = self.outside = 0
         self.drift = self.worst_drift = 0.0
@@ -252,7 +252,7 @@ class Shadow(_Watcher):
     ) -> None:
         super().__init__(session, layout, settings)
         self._shadow, self._other = shadow, other
-        self.tolerance = _tolerance(other.plan.precision, shadow.rtol, shadow.atol)
+        self.tolerance = _tolerance(other, shadow.rtol, shadow.atol)
         self._due = 0.0
         self._times: dict[str, list[float]] = {"shadow": [], "control": [], "twin": []}
         self._looks = look_rounds(*_ROUNDS)
@@ -377,7 +377,13 @@ def _reference(path: str, settings: ModelSettings) -> InferenceSession:
     return InferenceSession(path, policy=Policy(), engine=engine, device="cpu", trust=settings.trust)
 
 
-def _tolerance(precision: str, rtol: float | None, atol: float | None) -> Tolerance:
+def _tolerance(session: InferenceSession, rtol: float | None, atol: float | None) -> Tolerance:
+    """Return the tolerance that is stated, or that of the precision that a session computes in."""
+    precision, model = session.plan.precision, session.model
+    if precision == "model":
+        stored = {"float16": "fp16", "bfloat16": "bf16"}
+        precision = next((stored[dtype] for dtype in model.weights if dtype in stored), "fp32")
+        precision = "int8" if model.quantisation.scheme != "none" else precision
     default = TOLERANCES.get(precision, TOLERANCES["fp32"])
     return Tolerance(
         rtol=default.rtol if rtol is None else rtol,

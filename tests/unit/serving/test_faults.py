@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Engines that raise, hang or run out of memory, random cancels, many requests: none lost, none answered twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
+
+from xpuruntime.errors import EngineFailed, OutOfMemoryError
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+Serve = "Callable[..., Models]"
+X = rows_of(1)
+BAD = rows_of(13)
+
+
+def raising(error: BaseException, when: Callable[[np.ndarray], bool] = lambda x: True) -> Callable[[Any], None]:
+    def before(feeds: dict[str, Any]) -> None:
+        if when(feeds["x"]):
+            raise error
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (EngineFailed("the engine is broken"), Status.INTERNAL, "model 'm': the engine is broken"),
+        (OutOfMemoryError("no room"), Status.RESOURCE_EXHAUSTED, "no room. Fix: lower batching.max_batch_size"),
+        (MemoryError(), Status.RESOURCE_EXHAUSTED, "MemoryError"),
+        (ZeroDivisionError("by zero"), Status.INTERNAL, "by zero"),
+        (KeyboardInterrupt(), Status.INTERNAL, "KeyboardInterrupt"),
+        (SystemExit(3), Status.INTERNAL, "3"),
+    ],
+)
+def test_what_an_engine_raises_fails_its_batch_alone(
+    mlp: Path, serve: Serve, error: BaseException, status: Status, said: str
+) -> None:
+    engine = FaultyEngine(raising(error, lambda x: bool((x == 13).any())))
+    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
+    with pytest.raises(ServingError) as caught:
+        service.infer(ask("m", {"x": BAD})).result(WAIT)
+    assert caught.value.code is status
+    assert said in str(caught.value)
+    assert service.infer(ask("m", {"x": X})).result(WAIT).outputs[0].shape == (1, 64)
+    (stats,) = service.statistics("m")["model_stats"]
+    assert stats["inference_stats"]["fail"]["count"] == 1
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, isolate: bool) -> None:
+    gate = Gate()
+
+    def before(feeds: dict[str, Any]) -> None:
+        gate(feeds)
+        raising(EngineFailed("thirteen"), lambda x: bool((x == 13).any()))(feeds)
+
+    engine = FaultyEngine(before)
+    engine.armed = False
+    batching = {"max_batch_size": 4, "isolate_failures": isolate}
+    service = serve({"m": {"source": str(mlp), "batching": batching}}, registry=engine.registry())
+    engine.armed = True
+    first = service.infer(ask("m", {"x": X}))
+    assert gate.come.wait(WAIT)
+    futures = [service.infer(ask("m", {"x": x})) for x in (X, BAD, X)]
+    gate.open.set()
+    first.result(WAIT)
+    failed = []
+    for future in futures:
+        try:
+            future.result(WAIT)
+            failed.append(False)
+        except ServingError:
+            failed.append(True)
+    assert failed == ([False, True, False] if isolate else [True, True, True])
+    reasons = service.evidence("m", "evidence")["dispatches"]
+    assert reasons["retry"] == (3 if isolate else 0)
+
+
+def test_a_model_that_hangs_is_not_ready_and_says_why(mlp: Path, serve: Serve) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp), "max_execution": "50ms"}}, registry=engine.registry())
+    engine.armed = True
+    future = service.infer(ask("m", {"x": X}))
+    assert gate.come.wait(WAIT)
+    eventually(lambda: not service.ready()[0])
+    assert "a batch has been running for" in service.ready()[1]
+    assert not service.model_ready("m")[0]
+    late = service.infer(ask("m", {"x": X}, deadline=time.monotonic() + 0.05))
+    with pytest.raises(ServingError, match="the deadline passed"):
+        late.result(WAIT)
+    gate.open.set()
+    assert future.result(WAIT)
+    eventually(lambda: service.ready()[0])
+
+
+def test_closing_beside_a_model_that_hangs_answers_and_ends(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]
+    assert gate.come.wait(WAIT)
+    batcher = service.slots["m"].version().batcher
+    close = batcher.close
+    monkeypatch.setattr(batcher, "close", lambda: close(timeout=0.05))
+    service.close(drain=0.05)
+    for future in futures:
+        with pytest.raises(ServingError, match="being unloaded") as caught:
+            future.result(WAIT)
+        assert caught.value.code is Status.UNAVAILABLE
+    gate.open.set()
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
+    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4, "timeout_us": 30_000_000}}})
+    real = time.time
+    for jump in (1e9, -1e9):
+        monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+        assert service.infer(ask("m", {"x": X})).result(WAIT)
+        assert service.ready() == (True, "")
+
+
+def test_cancels_at_random(mlp: Path, serve: Serve) -> None:
+    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 8, "max_queue_size": 0}}})
+    draw = random.Random(7)
+    futures = [service.infer(ask("m", {"x": rows_of(i)})) for i in range(400)]
+    victims = draw.sample(range(400), 50)
+    cancelled = {i for i in victims if futures[i].cancel()}
+    version = service.slots["m"].version()
+    for i, future in enumerate(futures):
+        if i in cancelled:
+            assert future.cancelled()
+        else:
+            assert future.result(WAIT).outputs[0].shape == (1, 64)
+    assert version.drain(WAIT)
+    counted = version.statistics.snapshot()
+    assert counted.requests["success"].times == 400 - len(cancelled)
+    assert counted.failures["CANCELED"] == len(cancelled)
+
+
+def test_no_answer_is_lost_or_doubled_over_20000_requests(mlp: Path, serve: Serve) -> None:
+    """Three threads ask with deadlines, cancels and rows of their own, while a batch fails now and then."""
+    runs = Counter[str]()
+
+    def before(feeds: dict[str, Any]) -> None:
+        runs["all"] += 1
+        if runs["all"] % 97 == 0:
+            runs["failed"] += 1
+            raise EngineFailed("now and then")
+
+    engine = FaultyEngine(before)
+    engine.armed = False
+    batching = {"max_batch_size": 16, "max_queue_size": 64, "isolate_failures": True}
+    service = serve({"m": {"source": str(mlp), "instances": 2, "batching": batching}}, registry=engine.registry())
+    engine.armed = True
+    weights = service.infer(ask("m", {"x": rows_of(1)})).result(WAIT).outputs[0].data[0]
+    each = 6667
+    outcomes: list[Counter[str]] = [Counter() for _ in range(3)]
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        draw = random.Random(index)
+        told = outcomes[index]
+        left = threading.Semaphore(40)
+
+        def done(future: Any, value: int, rows: int) -> None:
+            left.release()
+            if future.cancelled():
+                told["cancelled"] += 1
+            elif future.exception() is not None:
+                told[future.exception().code.name] += 1
+            else:
+                told["done"] += 1
+                data = future.result().outputs[0].data
+                if data.shape != (rows, 64) or not np.allclose(data, weights * value, rtol=1e-3, atol=1e-4):
+                    wrong.append(f"{index}: {value}")
+
+        for number in range(each):
+            value, rows = draw.randrange(1, 100), draw.choice((1, 1, 1, 2, 3))
+            deadline = time.monotonic() + 0.002 if draw.random() < 0.05 else None
+            left.acquire()
+            try:
+                future = service.infer(ask("m", {"x": rows_of(value, rows)}, deadline=deadline))
+            except ServingError as error:
+                left.release()
+                told[f"refused {error.code.name}"] += 1
+                if error.retry_after:
+                    time.sleep(min(error.retry_after, 0.01))
+                continue
+            future.add_done_callback(lambda future, value=value, rows=rows: done(future, value, rows))
+            if number % 50 == 0:
+                future.cancel()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT * 3)
+    version = service.slots["m"].version()
+    assert version.drain(WAIT)
+    assert not wrong
+    told = sum(outcomes, Counter())
+    assert sum(told.values()) == 3 * each, told
+    assert told["done"] > each
+    counted = version.statistics.snapshot()
+    assert counted.requests["success"].times == told["done"] + 1
+    assert counted.failures["CANCELED"] == told["cancelled"]
+    assert counted.executions < told["done"], "requests ran together"
+    assert runs["failed"] > 0
+    state = version.batcher.state()
+    assert (state.waiting, state.running, version.batcher.unanswered) == (0, 0, 0)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Metrics, access log and status data, of real requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from serving_models import WAIT, ask, rows_of
+
+from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.serving.models.access_log import AccessLog
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
+from xpuruntime.serving.models.status_page import status_data, status_page
+from xpuruntime.serving.status import ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+X = rows_of(1)
+
+
+@pytest.fixture
+def used(mlp: Path, tmp_path: Path) -> Iterator[Models]:
+    """Return a service with ten answers, one wrong request, a model that does not load, and a log."""
+    settings = ServeSettings.coerce(
+        {
+            "schema": "xpuruntime.serve/1",
+            "metrics": {"dialect": ["xrt", "triton"]},
+            "memory": {"budget": {"cpu": "8GiB"}},
+            "access_log": str(tmp_path / "access.log"),
+            "models": {
+                "mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}, "canary": {"every": 2}},
+                "none": {"source": str(tmp_path / "none.onnx"), "required": False},
+            },
+        }
+    )
+    with Models(settings) as service:
+        for i in range(10):
+            service.infer(ask("mlp", {"x": rows_of(i)}, id=f"<{i}>\n")).result(WAIT)
+        with pytest.raises(ServingError):
+            service.infer(ask("mlp", {"y": X}))
+        with pytest.raises(ServingError):
+            service.infer(ask("other", {"y": X}))
+        yield service
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (one.name, frozenset(one.labels.values())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def test_metrics_in_both_dialects(used: Models) -> None:
+    pytest.importorskip("prometheus_client")
+    from xpuruntime.serving.models.metrics import exposition
+
+    data, content_type = exposition(used)
+    assert content_type.startswith("text/plain")
+    found = samples(data.decode())
+
+    def value(name: str, *labels: str) -> float:
+        return found[name, frozenset(labels)]
+
+    assert value("xrt_requests_total", "mlp", "1", "success") == 10
+    assert value("xrt_requests_total", "mlp", "1", "other") == 1
+    assert value("xrt_request_seconds_count", "mlp", "1") == 10
+    assert value("xrt_request_seconds_bucket", "mlp", "1", "+Inf") == 10
+    assert value("xrt_inferences_total", "mlp", "1") == 10
+    assert value("xrt_dispatches_total", "mlp", "1", "idle") == 10
+    assert value("xrt_model_ready", "mlp") == 1
+    assert value("xrt_model_ready", "none") == 0
+    assert value("xrt_memory_budget_bytes", "cpu") == 8 << 30
+    assert value("xrt_memory_used_bytes", "cpu") > 0
+    assert value("xrt_queue_requests", "mlp", "1") == 0
+    assert value("xrt_canary_runs_total", "mlp", "1", "outside") == 0
+    assert value("nv_inference_request_success", "mlp", "1") == 10
+    assert value("nv_inference_request_failure", "mlp", "1", "OTHER") == 1
+    assert value("nv_inference_exec_count", "mlp", "1") == 10
+    assert value("nv_inference_compute_infer_duration_us", "mlp", "1") > 0
+    data, content_type = exposition(used, "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert data.endswith(b"# EOF\n")
+
+
+def test_counters_never_fall_between_two_reads(used: Models) -> None:
+    pytest.importorskip("prometheus_client")
+    from xpuruntime.serving.models.metrics import exposition
+
+    before = samples(exposition(used)[0].decode())
+    used.infer(ask("mlp", {"x": X})).result(WAIT)
+    after = samples(exposition(used)[0].decode())
+    totals = [one for one in before if one[0].endswith("_total") or one[0] == "nv_inference_request_success"]
+    assert totals
+    assert all(after[name] >= before[name] for name in totals)
+    assert any(after[name] > before[name] for name in totals)
+
+
+def test_without_the_package_metrics_say_what_to_install(used: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpuruntime.serving.models.metrics import exposition
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(Exception, match=r"pip install 'xpuruntime\[serve\]'"):
+        exposition(used)
+
+
+def test_the_access_log_has_one_line_for_each_request(used: Models, tmp_path: Path) -> None:
+    used.close()
+    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    assert len(lines) == 12
+    assert [one["status"] for one in lines].count("OK") == 10
+    assert {one["id"] for one in lines if one["status"] == "OK"} == {f"<{i}>\n" for i in range(10)}
+    first = lines[0]
+    assert first["rows"] == first["batch"] == 1
+    assert 0 <= first["queue_ms"] <= first["ms"]
+    assert first["compute_ms"] > 0
+    assert [one["error"] for one in lines if one["status"] == "NOT_FOUND"] == [
+        "no model 'other'. Valid models: mlp, none."
+    ]
+    assert (tmp_path / "access.log").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_log_that_cannot_be_opened_or_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"access_log: .* cannot be written"):
+        AccessLog(str(tmp_path / "no" / "folder"))
+    if not os.path.exists("/dev/full"):  # noqa: PTH110 - a device
+        pytest.skip("this system has no /dev/full")
+    log = AccessLog("/dev/full")
+    with pytest.warns(XpuRuntimeWarning, match="requests are served on"):
+        log(ask("m", {"x": X}), None, 0.1)
+    log(ask("m", {"x": X}), None, 0.1)
+    assert log.lost == 2
+    log.close()
+    log.close()
+
+
+def test_status_data_and_page(used: Models) -> None:
+    data = status_data(used)
+    assert data["ready"]
+    rows = {one["name"]: one for one in data["models"]}
+    assert rows["mlp"]["requests"] == 10
+    assert rows["mlp"]["p50"] > 0
+    assert rows["mlp"]["engine"] == "onnxruntime@cpu (model)"
+    assert rows["mlp"]["canary"].startswith(("4 runs", "5 runs", "6 runs"))
+    assert rows["none"]["state"] == "UNAVAILABLE"
+    assert "none.onnx" in rows["none"]["reason"]
+    page = status_page(used)
+    assert page.startswith("<!DOCTYPE html>")
+    assert "none.onnx" in page
