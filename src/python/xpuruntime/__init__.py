@@ -74,7 +74,15 @@ if TYPE_CHECKING:
     from xpuruntime.locks.verification.verify import verify
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
-    from xpuruntime.policies import AccuracyPolicy, ArtifactPolicy, ExecutionPolicy, KernelPolicy, MemoryPolicy, Policy
+    from xpuruntime.policies import (
+        AccuracyPolicy,
+        ArtifactPolicy,
+        CalibrationPolicy,
+        ExecutionPolicy,
+        KernelPolicy,
+        MemoryPolicy,
+        Policy,
+    )
     from xpuruntime.runtime.device import (
         Device,
         get_all_devices,
@@ -95,6 +103,7 @@ __all__ = [
     "AccuracyPolicy",
     "Artifact",
     "ArtifactPolicy",
+    "CalibrationPolicy",
     "Claim",
     "Comparison",
     "CudaError",
@@ -167,6 +176,7 @@ _LAZY = {
     "AccuracyPolicy": "policies",
     "Artifact": "engines.artifact",
     "ArtifactPolicy": "policies",
+    "CalibrationPolicy": "policies",
     "Claim": "locks.verification.claims",
     "Comparison": "inference",
     "Device": "runtime.device",

@@ -50,7 +50,7 @@ HERE = Surroundings(
     machine=MACHINE,
     model=MODEL,
     policy={"execution.threads": "1"},
-    calibration="c",
+    calibration={"samples": 2, "ordered": "c", "content": "c"},
     artifact="f",
     environment={"OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
 )
@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     "engine": ({"machine": machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})}, "31", "1.32.0"),
     "environment": ({"environment": {"OMP_NUM_THREADS": "3", "ORT_X": "1"}}, "OMP_NUM_THREADS 2, ORT_X", "ORT_X 1"),
     "environment gone": ({"environment": {}}, "OMP_NUM_THREADS 2", "OMP_NUM_THREADS nothing"),
-    "calibration": ({"calibration": "d"}, "c", "d"),
+    "calibration": ({"calibration": {"samples": 2, "ordered": "d", "content": "c"}}, "ordered c", "ordered d"),
     "artifact": ({"artifact": None}, "f", "nothing"),
 }
 

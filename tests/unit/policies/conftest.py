@@ -9,6 +9,7 @@ import pytest
 from xpuruntime.policies import (
     AccuracyPolicy,
     ArtifactPolicy,
+    CalibrationPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -53,6 +54,7 @@ def full_policy() -> Policy:
             auto_strategy="best_performance",
         ),
         accuracy=AccuracyPolicy(reference="onnxruntime.cpu.model", rtol=1e-2, atol=1e-3, cosine=0.999),
+        calibration=CalibrationPolicy(path="/data/calibration.npz", digest=f"sha256:{'0f' * 32}", samples=64),
         verify=VerifyPolicy(
             evidence={"require": ["engine", "placement"], "allow": "kernels.*"},
             determinism="restart",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from xpuruntime.policies import (
     AccuracyPolicy,
     ArtifactPolicy,
+    CalibrationPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -186,6 +187,14 @@ def accuracy_policies(draw):
     return AccuracyPolicy(reference=reference, rtol=rtol, atol=atol, cosine=cosine)
 
 
+calibration_policies = st.builds(
+    CalibrationPolicy,
+    path=text,
+    digest=st.integers(0, 2**256 - 1).map("sha256:{:064x}".format),
+    samples=optional(st.integers(1, 10**9)),
+)
+
+
 shares = st.one_of(st.floats(0, 10), st.integers(0, 1000).map("{}%".format), st.sampled_from([0.05, 1.0, 2.5, 5e-324]))
 durations = st.one_of(
     st.floats(0.001, 604800),
@@ -223,5 +232,6 @@ policies = st.builds(
     execution=execution_policies(),
     kernels=kernel_policies,
     accuracy=optional(accuracy_policies()),
+    calibration=optional(calibration_policies),
     verify=optional(verify_policies),
 )

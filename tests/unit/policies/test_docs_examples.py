@@ -15,6 +15,7 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies import (
     AccuracyPolicy,
     ArtifactPolicy,
+    CalibrationPolicy,
     ExecutionPolicy,
     KernelPolicy,
     KernelRule,
@@ -111,6 +112,11 @@ def written(value):
         ("`execution.artifacts`", ArtifactPolicy(), set()),
         ("`kernels`", KernelPolicy(), {"auto_strategy"}),
         ("`accuracy`", AccuracyPolicy(rtol=1), {"rtol"}),
+        (
+            "`calibration`",
+            CalibrationPolicy(path="c.npz", digest=f"sha256:{'0' * 64}"),
+            {"path", "digest"},
+        ),
         ("`verify`", VerifyPolicy(), set()),
         ("`verify.evidence`", VerifyEvidence(), set()),
         ("`verify.speed`", VerifySpeed(), {"metric", "max_slowdown", "budget"}),

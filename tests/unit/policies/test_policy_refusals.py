@@ -18,7 +18,7 @@ YAML = [
     (
         "xyz: 1",
         "1:1: unknown key 'xyz' in the policy. Valid keys: schema, mode, execution, kernels, auto_strategy, "
-        "accuracy, verify.",
+        "accuracy, calibration, verify.",
     ),
     (
         "execution:\n  memory:\n    limt: 1",

@@ -371,6 +371,9 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
         "accuracy.rtol": 0.01,
         "accuracy.atol": 0.001,
         "accuracy.cosine": 0.999,
+        "calibration.path": "/data/calibration.npz",
+        "calibration.digest": f"sha256:{'0f' * 32}",
+        "calibration.samples": 64,
     }
     assert Policy().stated() == {}
     assert Policy.loads("mode: prefer\nexecution: {precision: model, cuda_graph: off, fallback: error}").stated() == {}

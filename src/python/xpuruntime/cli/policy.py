@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt policy``: schema, check, show, convert."""
+"""``xrt policy``: schema, check, show, calibration, convert."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import JsonOption
+from xpuruntime.cli.options import JsonOption, ModelArgument, PolicyOption, TrustOption
 
 __all__ = ["app"]
 
@@ -21,6 +21,9 @@ app = typer.Typer(
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A policy file.", show_default=False)]
 SourceArgument = Annotated[str, typer.Argument(metavar="IN", help="A policy file.", show_default=False)]
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="An .npz or .npy file, or a folder of them.", show_default=False)
+]
 TargetArgument = Annotated[str, typer.Argument(metavar="OUT", help="Ends in .yaml or .json.", show_default=False)]
 
 
@@ -59,6 +62,34 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
         print_json(policy.to_dict())
     else:
         print_plain(policy.dumps("yaml"))
+
+
+@app.command("calibration")
+def calibration(
+    model: ModelArgument,
+    path: PathArgument,
+    policy: PolicyOption = None,
+    trust: TrustOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the section of a policy that names calibration inputs, with their digest."""
+    import os
+
+    from xpuruntime.cli.output import print_json, print_plain
+    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.policies import CalibrationPolicy, Policy
+    from xpuruntime.policies.files import dumps
+
+    stated = Policy.coerce(policy)
+    found = Calibration(path, with_shapes(read_model(model, trust=trust), stated))
+    section = CalibrationPolicy(path=path, digest=f"sha256:{found.digest}", samples=found.count)
+    if policy is not None:
+        section = section.from_folder(os.path.dirname(policy))  # noqa: PTH120 - as the policy file names it
+    if json:
+        print_json({"schema": "xpuruntime.policy-calibration/1", "calibration": section.to_plain()})
+    else:
+        print_plain(dumps({"calibration": section.to_plain()}, "yaml"))
 
 
 @app.command("convert")

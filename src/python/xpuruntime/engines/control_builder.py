@@ -78,6 +78,8 @@ class ControlBuilder:
                 self.add(key, REFERENCE, "unsupported", f"the reference of this engine is {REFERENCE}", fix)
             elif key.startswith("accuracy."):
                 self.add(key, PROBED, "enforced", "the session is refused beyond the tolerance")
+            elif key.startswith("calibration."):
+                self.add(key, show(self.stated[key]), "enforced", "inputs of another digest or number are refused")
 
     def shapes(self, request: Request, ranged: str) -> None:
         """Add the shapes stated, one key an input.

@@ -14,6 +14,7 @@ from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.inference.bisect import find_divergence
+from xpuruntime.inference.calibrating import calibration_of
 from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.inference.drift import measure_drift
 from xpuruntime.inference.explain import measure
@@ -102,7 +103,6 @@ def compare_engines(
     ['agrees', 'differs']
     """
     from xpuruntime.engines.model import read_model, with_shapes
-    from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.snapshot import machine_snapshot
 
@@ -122,7 +122,7 @@ def compare_engines(
             raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
     base = Asked(device=device, precision=precision).merged(policy)
     info = with_shapes(read_model(model), base)
-    request = PlanRequest(model=info, calibration=None if calibration is None else Calibration.of(calibration, info))
+    request = PlanRequest(model=info, calibration=calibration_of(calibration, base, info))
     if info.format != "onnx":
         msg = f"{info.path} is of the format {info.format}, and engines are compared on ONNX models; export it first"
         raise ModelError(msg)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.inference.plan_request import Asked
@@ -69,11 +70,12 @@ _NAMED = 4
 
 
 class LockInForce(NamedTuple):
-    """A lock that a session is opened under, where it is from, and the policy that it runs under."""
+    """A lock that a session is opened under, where it is from, the policy that it runs under, and its calibration."""
 
     lock: Lock
     where: str
     policy: Policy
+    calibration: Calibration | None = None
 
     def checked(self, plan: Plan) -> Plan:
         """Return the plan with the control of the lock.
@@ -104,7 +106,7 @@ def lock_in_force(
     info: ModelInfo,
     machine_of: Callable[[tuple[str, ...]], Machine],
     *,
-    calibration: Any = None,
+    calibration_of: Callable[[Policy, str | None], Calibration | None],
     artifact: Artifact | None = None,
 ) -> LockInForce | None:
     """Return the lock that a session is to be opened under, once all of its validators hold; ``None``: there is none.
@@ -117,7 +119,8 @@ def lock_in_force(
     info : ModelInfo
     machine_of : callable
         From engine names to the machine with their facts.
-    calibration : Calibration, optional
+    calibration_of : callable
+        From a policy, and the lock that it is of, to the inputs to quantise with.
     artifact : Artifact, optional
 
     Raises
@@ -144,6 +147,7 @@ def lock_in_force(
         asks = stated_keys(stated)
     elif asked.stated_arguments():
         asks = stated_keys(asked.merged(own))
+    calibration = calibration_of(own, where) if asked.policy is None else calibration_of(stated, None)
     here = surroundings(
         identity.plan.engine,
         identity.plan.device,
@@ -157,7 +161,8 @@ def lock_in_force(
     drifts = compare_validators(identity, here)
     if drifts:
         raise drift_error(where, drifts)
-    return LockInForce(lock, where, locked_policy(own, identity.plan.engine, identity.plan.device, identity.calls))
+    policy = locked_policy(own, identity.plan.engine, identity.plan.device, identity.calls)
+    return LockInForce(lock, where, policy, calibration)
 
 
 def surroundings(
@@ -191,9 +196,13 @@ def surroundings(
         machine=machine,
         model=_locked_model(info, like),
         policy=policy,
-        calibration=None if calibration is None else str(calibration.digest),
+        calibration=None if calibration is None else _calibration_facts(calibration),
         artifact=None if artifact is None else digest_of_files(artifact),
     )
+
+
+def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
+    return {"samples": calibration.count, "ordered": calibration.digest, "content": calibration.content}
 
 
 def _locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
@@ -315,7 +324,7 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
     LockError
         An output is another one.
     """
-    lock, where, _ = in_force
+    lock, where = in_force.lock, in_force.where
     for shapes in lock.identity.shapes:
         locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
         if not locked:

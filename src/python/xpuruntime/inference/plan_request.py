@@ -12,6 +12,7 @@ import msgspec
 
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.inference.calibrating import calibration_of
 
 if TYPE_CHECKING:
     import os
@@ -171,23 +172,19 @@ def plan_asked(
     if asked.lock is not None or stated.execution.lock is not None:
         from xpuruntime.inference.locked import lock_in_force
 
-        calibration = _calibration_of(calibration, info)
         machine_of = functools.partial(_machine_of, registry) if machine is None else lambda _: machine
-        lock = lock_in_force(asked, stated, info, machine_of, calibration=calibration, artifact=artifact)
-        stated = stated if lock is None else lock.policy
+
+        def inputs_of(policy: Policy, where: str | None) -> Any:
+            return calibration_of(calibration, policy, info, artifact=artifact, lock=where)
+
+        lock = lock_in_force(asked, stated, info, machine_of, calibration_of=inputs_of, artifact=artifact)
+        if lock is not None:
+            stated, calibration = lock.policy, lock.calibration
     request = _request(info, stated, calibration, artifact, purpose)
     plan, here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
     plan = held_against_lock(info, plan) if lock is None else lock.checked(plan)
     return request, plan, here, stated, lock
-
-
-def _calibration_of(given: Any, info: ModelInfo) -> Any:
-    if given is None:
-        return None
-    from xpuruntime.engines.quantisation import Calibration
-
-    return Calibration.of(given, info)
 
 
 def reopen_plan(
@@ -263,7 +260,7 @@ def _request(
 
     if artifact is None:
         info = with_shapes(info, policy)
-    calibration = _calibration_of(calibration, info)
+    calibration = calibration_of(calibration, policy, info, artifact=artifact)
     return PlanRequest(model=info, calibration=calibration, artifact=artifact, purpose=purpose)
 
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -62,6 +64,9 @@ def policy_record(policy: Policy) -> LockedPolicy:
     """Return the record of a policy; its digest is of what it asks of a run, not of how that is verified."""
     document = without_lock(policy).to_dict()
     asked = {key: value for key, value in document.items() if key != "verify"}
+    if "calibration" in asked:  # where inputs are is of one machine: what they are says their digest
+        asked["calibration"] = {key: value for key, value in asked["calibration"].items() if key != "path"}
+        document["calibration"] = {**document["calibration"], "path": _near(document["calibration"]["path"])}
     digest = hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
     return LockedPolicy(sha256=digest, stated=stated_keys(policy), document=document)
 
@@ -69,7 +74,17 @@ def policy_record(policy: Policy) -> LockedPolicy:
 def stated_keys(policy: Policy) -> dict[str, str]:
     """Return every key by which a policy asks something of a run, with its value as a policy file has it."""
     stated = without_lock(policy).stated()
-    return {key: _text(value) for key, value in sorted(stated.items()) if not key.startswith("verify")}
+    return {
+        key: _text(value)
+        for key, value in sorted(stated.items())
+        if not key.startswith("verify") and key != "calibration.path"
+    }
+
+
+def _near(path: str) -> str:
+    """Return a path as seen from the current folder where it is below that."""
+    seen = os.path.relpath(path)
+    return path if path.startswith("~") or seen.startswith(os.pardir) else Path(seen).as_posix()
 
 
 def _text(value: Any) -> str:

@@ -42,8 +42,11 @@ class Surroundings:
     model : LockedModel or None
     policy : mapping of str to str, or None
         The keys of the policy that is stated; ``None`` where the lock's own holds.
-    calibration, artifact : str or None
-        SHA-256 of the inputs to quantise with, and of the compiled artifact.
+    calibration : dict or None
+        Of the inputs to quantise with: ``"samples"``, and SHA-256 in their order (``"ordered"``) and in any
+        (``"content"``).
+    artifact : str or None
+        SHA-256 of the compiled artifact.
     environment : mapping of str to str
     mapped : mapping of str to str
         File name to path of the libraries that this process has mapped.
@@ -54,7 +57,7 @@ class Surroundings:
     machine: Machine
     model: LockedModel | None = None
     policy: Mapping[str, str] | None = None
-    calibration: str | None = None
+    calibration: Mapping[str, Any] | None = None
     artifact: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     mapped: Mapping[str, str] = field(default_factory=mapped_libraries)
@@ -117,7 +120,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     if here.device.startswith("cuda"):
         expected["driver", "nvidia"] = here.driver_facts()
     if here.calibration is not None:
-        expected["calibration", "calibration"] = here.calibration
+        expected["calibration", "calibration"] = dict(here.calibration)
     if here.artifact is not None:
         expected["artifact", "artifact"] = here.artifact
     for name, path in libraries_of(here.engine, here.device, here.mapped).items():
@@ -201,7 +204,9 @@ def _found(one: Validator, here: Surroundings) -> Any:
         return _version_of(key)
     if kind == "kernel_source":
         return _core_identity() if key == CORE else None
-    return {"calibration": here.calibration, "artifact": here.artifact}[kind]
+    if kind == "calibration":
+        return None if here.calibration is None else dict(here.calibration)
+    return here.artifact
 
 
 def _model_facts(model: LockedModel) -> dict[str, str]:
@@ -258,6 +263,10 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
     if kind == "kernel_source":
         version = next((v.expect for v in identity.validators if v.kind == "package" and v.key == "xpuruntime"), None)
         return f"install the build of xpuruntime {version or ''}".rstrip() + " that the lock was made with"
+    if kind == "calibration" and isinstance(expected, dict) and isinstance(found, dict):
+        if expected.get("content") == found.get("content"):
+            return "restore the order of the samples: they are the same, in another order"
+        return "restore the samples that were locked; `xrt policy calibration MODEL PATH` prints the digest of others"
     return {
         "model": "restore the file that was locked",
         "external_data": f"restore {one.key} beside the model",
@@ -265,7 +274,7 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         "device": f"run on {shown(expected)}",
         "driver": f"install the driver {shown(expected)}",
         "cpu_isa": "run on a processor with the same instruction sets",
-        "calibration": "quantise with the inputs that were locked",
+        "calibration": "name the inputs that were locked with calibration= (--calibration PATH)",
         "artifact": "restore the artifact that was locked, or compile it again",
     }.get(kind, "")
 

@@ -28,6 +28,8 @@ _PLAN_KEYS = (
     "execution.fallback",
     "execution.artifacts",
 )
+#: The calibration inputs of an artifact are compared by their digest.
+_INPUTS = "calibration."
 _OPTIONS = "execution.provider_options."
 _AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
 
@@ -41,6 +43,7 @@ def compiled_keys(engine: Engine, policy: Policy) -> dict[str, Any]:
         for key, value in policy.stated().items()
         if not any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in free)
         and (not key.startswith(_OPTIONS) or key.startswith(own))
+        and not key.startswith(_INPUTS)
     }
 
 

@@ -7,6 +7,7 @@ Values here know nothing of machines and engines. They check form; planning chec
 
 from xpuruntime.policies.accuracy_policy import AccuracyPolicy
 from xpuruntime.policies.artifact_policy import ArtifactPolicy
+from xpuruntime.policies.calibration_policy import CalibrationPolicy
 from xpuruntime.policies.device_spec import DeviceSpec
 from xpuruntime.policies.execution_policy import ExecutionPolicy
 from xpuruntime.policies.kernel_policy import KernelPolicy
@@ -20,6 +21,7 @@ __all__ = [
     "SCHEMA",
     "AccuracyPolicy",
     "ArtifactPolicy",
+    "CalibrationPolicy",
     "DeviceSpec",
     "ExecutionPolicy",
     "KernelPolicy",

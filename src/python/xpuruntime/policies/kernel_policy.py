@@ -220,7 +220,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
     @classmethod
     def _from_policy(cls, document: files.Document, name: str) -> Self:
         policy = cls.WHOLE.from_document(document)
-        others = [key for key in ("mode", "execution", "accuracy", "verify") if document.has(key)]
+        others = [key for key in ("mode", "execution", "accuracy", "calibration", "verify") if document.has(key)]
         if others:
             raise PolicyError(
                 f"{name}: states {' and '.join(others)}, which a KernelPolicy cannot hold; "

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.accuracy_policy import AccuracyPolicy
+from xpuruntime.policies.calibration_policy import CalibrationPolicy
 from xpuruntime.policies.compound_kinds import ListOf, Nested
 from xpuruntime.policies.document import describe_value, from_python
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
@@ -21,7 +23,6 @@ from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.policies.verify_policy import VerifyPolicy
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from typing_extensions import Self
@@ -55,6 +56,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     execution : ExecutionPolicy
     kernels : KernelPolicy
     accuracy : AccuracyPolicy or None
+    calibration : CalibrationPolicy or None
+        The inputs that a model is quantised with.
     verify : VerifyPolicy or None
         Claims of ``xrt verify``. They ask nothing of a run: `stated` leaves them out.
 
@@ -77,6 +80,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         "execution": Nested(ExecutionPolicy, "Who runs a model, where, and how."),
         "kernels": Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE),
         "accuracy": Nested(AccuracyPolicy, "How close the results must be to a reference.", optional=True),
+        "calibration": Nested(CalibrationPolicy, "Which inputs a model is quantised with.", optional=True),
         "verify": Nested(VerifyPolicy, "Which claims `xrt verify` checks.", optional=True),
     }
     #: The keys of a file.
@@ -87,6 +91,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         "kernels": KINDS["kernels"],
         "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
         "accuracy": KINDS["accuracy"],
+        "calibration": KINDS["calibration"],
         "verify": KINDS["verify"],
     }
 
@@ -94,6 +99,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     execution: ExecutionPolicy = ExecutionPolicy()
     kernels: KernelPolicy = KernelPolicy()
     accuracy: AccuracyPolicy | None = None
+    calibration: CalibrationPolicy | None = None
     verify: VerifyPolicy | None = None
 
     if TYPE_CHECKING:
@@ -105,6 +111,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             execution: ExecutionPolicy | dict[str, Any] = ...,
             kernels: KernelPolicy | dict[str, Any] = ...,
             accuracy: AccuracyPolicy | dict[str, Any] | None = None,
+            calibration: CalibrationPolicy | dict[str, Any] | None = None,
             verify: VerifyPolicy | dict[str, Any] | None = None,
         ) -> None: ...
 
@@ -127,6 +134,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a policy file, in the format that the name ends in. Only what is away from its default is written.
 
+        A relative `CalibrationPolicy.path` is written as seen from the folder of the file.
+
         The file is replaced as a whole or not at all; one that exists keeps its permissions.
 
         Raises
@@ -134,7 +143,11 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         PolicyError
             Names path and reason when the file cannot be written; what was there before stays.
         """
-        files.save(self.to_dict(), path)
+        inputs = self.calibration
+        written = self
+        if inputs is not None:
+            written = self.replace(calibration=inputs.from_folder(os.path.dirname(os.fspath(path))))  # noqa: PTH120
+        files.save(written.to_dict(), path)
 
     def dumps(self, format: Literal["yaml", "json"] = "yaml") -> str:
         """Return the text of a policy file. ``Policy.loads(p.dumps(f), f) == p`` for every policy and format."""
@@ -174,10 +187,10 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             except Refused as refused:
                 raise files.policy_error(refused, "policy") from None
             return cls.from_document(document)
-        if isinstance(value, (KernelPolicy, ExecutionPolicy, AccuracyPolicy, VerifyPolicy)):
+        if isinstance(value, (KernelPolicy, ExecutionPolicy, AccuracyPolicy, CalibrationPolicy, VerifyPolicy)):
             name = type(value).__name__
-            fields = {"KernelPolicy": "kernels", "ExecutionPolicy": "execution", "VerifyPolicy": "verify"}
-            field = fields.get(name, "accuracy")
+            fields = {"KernelPolicy": "kernels"}
+            field = fields.get(name, name.removesuffix("Policy").lower())
             raise PolicyError(f"policy: a {name} is a part of a policy; write Policy({field}=...)")
         if isinstance(value, str) and value in _MODES:
             if value == "auto":
@@ -231,7 +244,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         `auto_strategy` is ``"kernels.auto_strategy"``. `verify`, which asks nothing of a run, has none.
         """
         stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
-        for section, value in (("execution", self.execution), ("kernels", self.kernels), ("accuracy", self.accuracy)):
+        sections = ("execution", "kernels", "accuracy", "calibration")
+        for section, value in ((name, getattr(self, name)) for name in sections):
             for key, field in ({} if value is None else value.stated_fields()).items():
                 _flatten(stated, f"{section}.{key}", field)
         return stated
@@ -249,6 +263,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         strategy = fields.pop("auto_strategy", None)
         if strategy is not None:
             fields["kernels"] = fields.get("kernels", KernelPolicy()).replace(auto_strategy=strategy)
+        if fields.get("calibration") is not None and document.sha256 is not None:  # of a file
+            fields["calibration"] = fields["calibration"].in_folder(os.path.dirname(document.name))  # noqa: PTH120
         return cls(**fields)
 
 

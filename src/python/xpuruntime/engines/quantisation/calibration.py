@@ -50,6 +50,8 @@ class Calibration:
         Samples.
     digest : str
         SHA-256 in hex over names, dtypes, shapes and values of all samples in their order.
+    content : str
+        The same over the samples in any order.
     origin : str
         Where they come from, for messages.
 
@@ -65,12 +67,18 @@ class Calibration:
         self._check = InputValidator(
             (*model.inputs, *model.overridable_inputs), [t.name for t in model.overridable_inputs]
         )
-        digest, count = hashlib.sha256(), 0
+        digest, count, each = hashlib.sha256(), 0, []
         for sample in self._checked():
+            own = hashlib.sha256()
             for name, array in sorted(sample.items()):
-                digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-                digest.update(array.data if array.size else b"")
+                for part in (
+                    json.dumps([name, array.dtype.str, array.shape]).encode(),
+                    array.data if array.size else b"",
+                ):
+                    digest.update(part)
+                    own.update(part)
             digest.update(b"\n")
+            each.append(own.digest())
             count += 1
         if not count:
             raise InputError(
@@ -79,11 +87,12 @@ class Calibration:
             )
         self.count = count
         self.digest = digest.hexdigest()
+        self.content = hashlib.sha256(b"".join(sorted(each))).hexdigest()
 
     @classmethod
     def of(cls, data: Any, model: ModelInfo) -> Calibration | None:
-        """Return `data` as a calibration of `model`; ``None`` stays ``None``."""
-        return None if data is None else cls(data, model)
+        """Return `data` as a calibration of `model`; ``None``, and what is one already, stays as it is."""
+        return data if data is None or isinstance(data, cls) else cls(data, model)
 
     def __len__(self) -> int:
         return self.count

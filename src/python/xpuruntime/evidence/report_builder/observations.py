@@ -129,6 +129,8 @@ class _Comparison:
             observed, status, reason = seen.observed, seen.status, seen.reason
         elif control.key in self._special:
             observed, status, reason = self._special[control.key](control)
+        elif control.key.startswith("calibration."):
+            observed, status, reason = control.resolved, "honoured", "compared before the session was opened"
         elif control.key.startswith("kernels."):
             observed, status, reason = observe_kernels(control, self.effective, self.ran)
         else:

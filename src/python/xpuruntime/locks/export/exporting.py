@@ -159,7 +159,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
 def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) -> ExportJob:
     """Read the model, hold it against the lock, and return what an engine needs."""
     from xpuruntime.engines.model import read_model, with_shapes
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.inference.calibrating import calibration_of
 
     identity = lock.identity
     assert identity.plan is not None
@@ -170,7 +170,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
         raise InputError(f"the locked model {identity.model.name!r} is not beside {where}. Fix: name it with --model")
     policy = Policy.coerce(identity.policy.document)
     info = with_shapes(read_model(path, trust=trust), policy)
-    inputs = Calibration.of(calibration, info)
+    inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)
     facts: Any = next((one.expect for one in identity.validators if one.kind == "engine"), {})
     version = facts.get("version") if isinstance(facts, dict) else None
