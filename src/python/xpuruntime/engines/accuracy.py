@@ -16,7 +16,7 @@ from xpuruntime.errors import AccuracyError, EngineError, InputError, ModelError
 from xpuruntime.runtime.archives import unpacked_too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
@@ -32,6 +32,7 @@ __all__ = [
     "check_due",
     "limits_of",
     "make_reference",
+    "make_references",
     "read_reference",
     "write_reference",
 ]
@@ -131,14 +132,27 @@ def make_reference(
     XpuRuntimeError
         The model does not run there.
     """
+    return make_references(request, engine, machine, None if feeds is None else [feeds])[0]
+
+
+def make_references(
+    request: Request, engine: Engine | None, machine: Machine, samples: Sequence[Mapping[str, Any]] | None = None
+) -> list[Reference]:
+    """Run the model as it is on several inputs, as `make_reference` on one; it is loaded once.
+
+    Raises
+    ------
+    ProbeRefusedError
+    XpuRuntimeError
+    """
     try:
-        feeds, origin = _feeds(request) if feeds is None else (dict(feeds), "given")
+        made, origin = _made(request) if samples is None else (samples, "given")
     except InputError as error:
         raise ProbeRefusedError(_bare(error)) from None
     try:
         loaded = _plain(request, engine, machine)
         try:
-            outputs = loaded.run(feeds)
+            outputs = [dict(loaded.run(dict(feeds))) for feeds in made]
         except XpuRuntimeError as error:
             if origin != MADE_UP:
                 raise
@@ -154,7 +168,9 @@ def make_reference(
             f"{_without_probe(request, str(error))}"
         )
         raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None
-    return Reference(feeds=feeds, outputs=dict(outputs), origin=origin)
+    return [
+        Reference(feeds=dict(feeds), outputs=found, origin=origin) for feeds, found in zip(made, outputs, strict=True)
+    ]
 
 
 def _bare(error: XpuRuntimeError) -> str:
@@ -174,12 +190,12 @@ def _without_probe(request: Request, text: str) -> str:
     return f" Fix: {' and '.join(changes) or 'run it with precision: fp32 on the CPU first, which names the fault'}"
 
 
-def _feeds(request: Request) -> tuple[dict[str, Any], str]:
+def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
     from xpuruntime.engines.model import with_shapes
 
     if request.calibration is not None:
-        return dict(next(iter(request.calibration))), "the first calibration input"
-    return probe_feeds(with_shapes(request.model, request.policy)), MADE_UP
+        return [next(iter(request.calibration))], "the first calibration input"
+    return [probe_feeds(with_shapes(request.model, request.policy))], MADE_UP
 
 
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import msgspec
 
 from xpuruntime.engines.run_threads import RunFuture, RunThreads
+from xpuruntime.engines.tunables import Tunable, of_options, of_policy
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.runtime.forking import keep_in_child
 from xpuruntime.runtime.instrumented_calls import instrumented_method
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.options import Option
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
@@ -347,6 +349,20 @@ class Engine(ABC):
     def exporter(self) -> type[NativeExporter] | None:
         """Return what writes sessions of this engine as native configuration, or ``None``, the default."""
         return None
+
+    def option_table(self, device: str) -> Mapping[str, Option]:
+        """Return the options that ``execution.provider_options`` may give this engine on a device. Pure."""
+        del device
+        return {}
+
+    def tunables(self, model: ModelInfo, device: str, machine: Machine) -> tuple[Tunable, ...]:
+        """Return the settings that a tuner may search for a model on a device. Pure.
+
+        By default those of the policy that any engine may take on such a device, and the options of `option_table` that
+        state values to search. What this engine refuses of them need not be left out: each candidate is planned first.
+        """
+        del model, machine
+        return (*of_policy(device), *of_options(self.name, self.option_table(device)))
 
     def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
         """Return what a compiled artifact of this request is tied to: versions of engine and libraries, chip, device.

@@ -34,6 +34,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         Whether it takes any text, such as a path.
     owned_by : str or None
         The policy key that sets it. Such an option is refused in ``provider_options``: one fact has one place.
+    search : tuple of str
+        Values that `xpuruntime.tune` tries beside leaving the option out; empty where it is not searched.
+    needs : dict of str to tuple of str
+        Other options of the table, and the values of each under which this one has any effect.
     """
 
     meaning: str
@@ -42,6 +46,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     high: int = 2**63 - 1
     text: bool = False
     owned_by: str | None = None
+    search: tuple[str, ...] = ()
+    needs: dict[str, tuple[str, ...]] = {}
 
 
 def own_options(given: Mapping[str, Mapping[str, object]], names: tuple[str, ...]) -> dict[str, object]:

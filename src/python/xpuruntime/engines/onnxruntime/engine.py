@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import settle
-from xpuruntime.engines.onnxruntime.options import NAMES
+from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, settle_pass_through
 from xpuruntime.engines.onnxruntime.settings import Settings, uncompilable
 from xpuruntime.engines.quantisation.judge import refuse_int8
@@ -22,9 +22,12 @@ from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["OnnxRuntimeEngine"]
@@ -118,6 +121,18 @@ class OnnxRuntimeEngine(Engine):
         if facts is None or _CUDA not in (*facts.providers, *facts.broken):
             return ("cpu",)
         return (*(f"cuda:{d.index}" for d in machine.cuda), "cpu") if machine.cuda else ("cuda:0", "cpu")
+
+    def option_table(self, device: str) -> Mapping[str, Option]:
+        """Return the options of the provider and of the session."""
+        kind = device.partition(":")[0]
+        if kind == "cuda":
+            return {
+                **CUDA_OPTIONS,
+                **{name: one for name, one in SESSION_OPTIONS.items() if name.startswith("ep.cuda.")},
+            }
+        if kind == "cpu":
+            return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
+        return {}
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""

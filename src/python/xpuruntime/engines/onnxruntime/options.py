@@ -47,7 +47,7 @@ CUDA_OPTIONS: dict[str, Option] = {
     "cudnn_conv_use_max_workspace": Option(meaning="let cuDNN take as much workspace as it wants", values=BOOL),
     "cudnn_conv1d_pad_to_nc1d": Option(meaning="pad 1-D convolutions to NC1D instead of NCD1", values=BOOL),
     "enable_cudnn": Option(meaning="use cuDNN at all", values=BOOL),
-    "fuse_conv_bias": Option(meaning="fuse bias into convolutions (cuDNN frontend)", values=BOOL),
+    "fuse_conv_bias": Option(meaning="fuse bias into convolutions (cuDNN frontend)", values=BOOL, search=("1",)),
     "enable_skip_layer_norm_strict_mode": Option(meaning="fp32 accumulation in SkipLayerNorm", values=BOOL),
     "tunable_op_enable": Option(meaning="use tuned kernels", values=BOOL),
     "tunable_op_tuning_enable": Option(meaning="tune while running", values=BOOL),
@@ -111,10 +111,10 @@ DML_SESSION_OPTIONS: dict[str, Option] = {
 
 SESSION_OPTIONS: dict[str, Option] = {
     "session.disable_prepacking": Option(meaning="keep weights as they are", values=BOOL),
-    "session.intra_op.allow_spinning": Option(meaning="worker threads spin", values=BOOL),
+    "session.intra_op.allow_spinning": Option(meaning="worker threads spin", values=BOOL, search=("0",)),
     "session.inter_op.allow_spinning": Option(meaning="worker threads spin", values=BOOL),
     "session.force_spinning_stop": Option(meaning="stop spinning after the last run", values=BOOL),
-    "session.dynamic_block_base": Option(meaning="work block size base", high=1024),
+    "session.dynamic_block_base": Option(meaning="work block size base", high=1024, search=("4",)),
     "session.use_env_allocators": Option(meaning="share environment allocators", values=BOOL),
     "session.use_device_allocator_for_initializers": Option(meaning="no arena for weights", values=BOOL),
     "session.qdqisint8allowed": Option(meaning="int8 QDQ", values=BOOL),
@@ -131,7 +131,9 @@ SESSION_OPTIONS: dict[str, Option] = {
     "optimization.enable_cast_chain_elimination": Option(meaning="drop cast chains", values=BOOL),
     "optimization.minimal_build_optimizations": Option(meaning="for saved models", values=("", "save", "apply")),
     "graph_optimization_level": Option(
-        meaning="how far the graph is rewritten", values=("disable", "basic", "extended", "layout", "all")
+        meaning="how far the graph is rewritten",
+        values=("disable", "basic", "extended", "layout", "all"),
+        search=("extended",),
     ),
-    "ep.cuda.enable_gemm_auto_tune": Option(meaning="tune cuBLAS algorithms at first use", values=BOOL),
+    "ep.cuda.enable_gemm_auto_tune": Option(meaning="tune cuBLAS algorithms at first use", values=BOOL, search=("1",)),
 }

@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.openvino import probing
 from xpuruntime.engines.openvino.controls import settle
-from xpuruntime.engines.openvino.options import NAMES
+from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.settings import Settings
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal
@@ -20,11 +20,13 @@ from xpuruntime.evidence.records import Verdict
 from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["OpenVinoEngine"]
@@ -69,6 +71,11 @@ class OpenVinoEngine(Engine):
     def device_name(self, device: str, machine: Machine) -> str | None:
         """Return OpenVINO's full name of a GPU or NPU."""
         return machine.engines[self.name].detail.get(probing.device_word(device))
+
+    def option_table(self, device: str) -> Mapping[str, Option]:
+        """Return the properties of the device's plugin, and how the graph is prepared."""
+        kind = device.partition(":")[0]
+        return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""

@@ -28,7 +28,9 @@ _SHARED: dict[str, Option] = {
     "CACHE_MODE": Option(meaning="what a compiled model is made for", owned_by=_ARTIFACTS),
     "ENABLE_WEIGHTLESS": Option(meaning="compiled models without weights", owned_by=_ARTIFACTS),
     "WEIGHTS_PATH": Option(meaning="weights of a compiled model", owned_by=_ARTIFACTS),
-    "PERFORMANCE_HINT": Option(meaning="what streams and batching are tuned for", values=("LATENCY", "THROUGHPUT")),
+    "PERFORMANCE_HINT": Option(
+        meaning="what streams and batching are tuned for", values=("LATENCY", "THROUGHPUT"), search=("THROUGHPUT",)
+    ),
     "PERFORMANCE_HINT_NUM_REQUESTS": Option(meaning="requests that will run side by side", low=1, high=4096),
     "NUM_STREAMS": Option(meaning="inferences that run side by side", low=1, high=4096),
 }
@@ -36,12 +38,12 @@ _SHARED: dict[str, Option] = {
 CPU_OPTIONS: dict[str, Option] = {
     **_SHARED,
     "INFERENCE_NUM_THREADS": Option(meaning="threads of one inference", owned_by="execution.threads"),
-    "ENABLE_CPU_PINNING": Option(meaning="bind threads to cores", values=BOOL),
+    "ENABLE_CPU_PINNING": Option(meaning="bind threads to cores", values=BOOL, search=("0", "1")),
     "ENABLE_CPU_RESERVATION": Option(
         meaning="keep the cores for this model: while it has all of them, no other can be compiled in the process",
         values=BOOL,
     ),
-    "ENABLE_HYPER_THREADING": Option(meaning="use both threads of a core", values=BOOL),
+    "ENABLE_HYPER_THREADING": Option(meaning="use both threads of a core", values=BOOL, search=("1",)),
     "ENABLE_TENSOR_PARALLEL": Option(meaning="split one inference over sockets", values=BOOL),
     "SCHEDULING_CORE_TYPE": Option(
         meaning="which cores of a hybrid processor", values=("ANY_CORE", "PCORE_ONLY", "ECORE_ONLY")

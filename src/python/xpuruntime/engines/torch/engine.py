@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.torch.controls import settle
-from xpuruntime.engines.torch.options import NAMES
+from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
@@ -20,8 +20,11 @@ from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["TorchEngine"]
@@ -55,6 +58,11 @@ class TorchEngine(Engine):
         if facts is None or "cuda" not in facts.providers:
             return ("cpu",)
         return (*(f"cuda:{d.index}" for d in machine.cuda), "cpu")
+
+    def option_table(self, device: str) -> Mapping[str, Option]:
+        """Return the options, which are the same on every device."""
+        del device
+        return OPTIONS
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts."""

@@ -12,10 +12,14 @@ __all__ = ["NAMES", "OPTIONS"]
 NAMES = ("torch", "pytorch")
 
 OPTIONS: dict[str, Option] = {
-    "mode": Option(meaning="run operators one by one, or compile the whole", values=("eager", "compile")),
+    "mode": Option(
+        meaning="run operators one by one, or compile the whole", values=("eager", "compile"), search=("compile",)
+    ),
     "compile_mode": Option(
         meaning="the mode of torch.compile",
         values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        search=("reduce-overhead", "max-autotune"),
+        needs={"mode": ("compile",)},
     ),
     "fullgraph": Option(meaning="refuse what torch.compile cannot take as one graph", values=BOOL),
     "dynamic": Option(meaning="compile once for all sizes", values=BOOL),
