@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Sampler = Callable[[int, int], Sequence[float]]
     Settled = Callable[[Mapping[str, Comparison]], bool]
 
-__all__ = ["Measured", "Progress", "decided", "in_worker", "measure", "rounds_of", "time_calls", "timed"]
+__all__ = ["Measured", "Progress", "decided", "in_worker", "measure", "rotated", "rounds_of", "time_calls", "timed"]
 
 #: Seconds of one sample at least, so that reading the clock is a small part of it.
 _SAMPLE = 20e-6
@@ -192,7 +192,7 @@ def measure(
 
     while ended is None:
         this_round: dict[str | None, float] = {}
-        for turn in _order(turns, len(twin)):
+        for turn in rotated(turns, len(twin)):
             if cancel is not None and cancel():
                 ended = "cancelled"
                 break
@@ -248,13 +248,13 @@ def rounds_of(
     names = list(cases)
     found: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
-        for name in _order(names, number) if rotate else names:
+        for name in rotated(names, number) if rotate else names:
             found[name].append(time_calls(cases[name], calls, 1, finish)[0] / calls)
     return found
 
 
-def _order(turns: Sequence[Any], number: int) -> list[Any]:
-    """Return the order of a round: ABBA, and for more than two another first one in every pair of rounds."""
+def rotated(turns: Sequence[Any], number: int) -> list[Any]:
+    """Return the order of turns in a round: ABBA, and for more than two another first one in every pair of rounds."""
     first = number // 2 % len(turns)
     order = [*turns[first:], *turns[:first]]
     return order[::-1] if number % 2 else order

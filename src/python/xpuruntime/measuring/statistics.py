@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "Comparison", "Interval", "Margin", "Verdict", "compare", "holm", "look_rounds", "paired_ratio", "require_runs",
-    "runs_required", "sign_test",
+    "Comparison", "Interval", "Margin", "Verdict", "compare", "growing_rounds", "holm", "look_rounds", "paired_ratio",
+    "require_runs", "runs_required", "sign_test",
 ]  # fmt: skip
 
 #: Resamples of one interval, and how much later each look is than the one before.
@@ -177,7 +177,7 @@ def look_rounds(first: int, last: int, *, confidence: float = 0.99, family: int 
     """
     found: list[int] = []
     while True:
-        looks = _grown(max(first, len(found) and _least(len(found) + 1, confidence, family)), last)
+        looks = growing_rounds(max(first, len(found) and _least(len(found) + 1, confidence, family)), last)
         if len(looks) <= len(found) or looks == found:
             return tuple(looks)
         found = looks
@@ -268,7 +268,8 @@ def _interval(logs: np.ndarray, confidence: float, seed: int) -> Interval:
     return Interval(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
 
 
-def _grown(first: int, last: int) -> list[int]:
+def growing_rounds(first: int, last: int) -> list[int]:
+    """Return numbers of rounds from the first to the last, each a third more than the one before."""
     looks = [min(first, last)]
     while looks[-1] < last:
         later = math.ceil(looks[-1] * _GROWTH)

@@ -35,11 +35,11 @@ class Document(msgspec.Struct):
         return isinstance(self.root, Mapping) and key in self.root.entries
 
 
-def policy_error(refused: Refused, name: str) -> PolicyError:
-    """Return the public error: ``file:line:column: message``."""
+def policy_error(refused: Refused, name: str, whole: str = "the policy") -> PolicyError:
+    """Return the public error: ``file:line:column: message``. `whole` says what kind of document it is."""
     node = refused.node
     place = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
-    return PolicyError(f"{place}: {refused.message()}")
+    return PolicyError(f"{place}: {refused.message(whole=whole)}")
 
 
 def name_of(path: str | os.PathLike[str]) -> str:

@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies.document import Node, Scalar, describe, describe_value
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
 from xpuruntime.policies.refusal import Refused, nearest, quote
 
-__all__ = ["Duration", "Share", "duration_text", "read_duration", "share_text"]
+__all__ = ["Duration", "Share", "ShortDuration", "duration_text", "read_duration", "share_text"]
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,30})?)"
 _PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
 _DURATION = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*")
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
-_SHORTEST, _LONGEST = 0.001, 168 * 3600
+_LONGEST = 168 * 3600
 
 
 class Share(Kind):
@@ -73,6 +73,9 @@ class Share(Kind):
 class Duration(Kind):
     """A time: text with a unit, ``ms``, ``s``, ``m`` or ``h``; stored as seconds."""
 
+    UNITS: ClassVar[dict[str, Decimal]] = _SECONDS
+    SHORTEST: ClassVar[tuple[float, str]] = (0.001, "1ms")
+
     def expects(self) -> str:
         """Say what is accepted."""
         return "a duration such as '120s', '500ms' or '10m'"
@@ -87,8 +90,8 @@ class Duration(Kind):
             raise Refused(f"{describe_value(value)} has no unit; write '{str(value)[:9]}s' for seconds")
         else:
             raise self.wrong_type(describe_value(value))
-        if not _SHORTEST <= seconds <= _LONGEST:
-            raise Refused(f"{quote(str(value))} is out of range; a duration is from 1ms to 168h")
+        if not self.SHORTEST[0] <= seconds <= _LONGEST:
+            raise Refused(f"{quote(str(value))} is out of range; a duration is from {self.SHORTEST[1]} to 168h")
         return seconds
 
     def _parse(self, text: str) -> float:
@@ -96,12 +99,12 @@ class Duration(Kind):
         if match is None:
             raise Refused(f"{quote(text)} is not a duration; expected {self.expects()}")
         unit = match[2]
-        if unit not in _SECONDS:
-            near = nearest(unit, _SECONDS)
+        if unit not in self.UNITS:
+            near = nearest(unit, self.UNITS)
             question = f"; did you mean '{match[1]}{near}'?" if near and unit else "."
             what = f"unit {unit!r} is not known" if unit else "no unit is given"
-            raise Refused(f"{quote(text)} is not a duration: {what}{question} Valid units: {', '.join(_SECONDS)}.")
-        return float(Decimal(match[1]) * _SECONDS[unit])
+            raise Refused(f"{quote(text)} is not a duration: {what}{question} Valid units: {', '.join(self.UNITS)}.")
+        return float(Decimal(match[1]) * self.UNITS[unit])
 
     def _read(self, node: Node) -> float:
         if not isinstance(node, Scalar):
@@ -116,7 +119,14 @@ class Duration(Kind):
 
     def _schema(self) -> dict[str, Any]:
         number = _NUMBER.replace("(?:", "(")
-        return {"type": "string", "pattern": rf"^\s*{number}\s*({'|'.join(_SECONDS)})\s*$"}
+        return {"type": "string", "pattern": rf"^\s*{number}\s*({'|'.join(self.UNITS)})\s*$"}
+
+
+class ShortDuration(Duration):
+    """A time that may be as short as a microsecond: text with a unit, also ``us``."""
+
+    UNITS: ClassVar[dict[str, Decimal]] = {"us": Decimal("0.000001"), **_SECONDS}
+    SHORTEST: ClassVar[tuple[float, str]] = (1e-6, "1us")
 
 
 def read_duration(text: str, what: str) -> float:
