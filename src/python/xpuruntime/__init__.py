@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from xpuruntime import serving as serving
     from xpuruntime import testing as testing
     from xpuruntime import training as training
+    from xpuruntime import tuning as tuning
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
     from xpuruntime.demo import demo_images, demo_model_path
     from xpuruntime.engines.artifact import Artifact
@@ -95,6 +96,9 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.memory import MemoryPool
     from xpuruntime.runtime.stream import Event, Graph, Stream
     from xpuruntime.runtime.tensor import Tensor
+    from xpuruntime.tuning.result import TuneResult
+    from xpuruntime.tuning.spec import TuneSpec
+    from xpuruntime.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -140,6 +144,8 @@ __all__ = [
     "Stream",
     "StreamManager",
     "Tensor",
+    "TuneResult",
+    "TuneSpec",
     "UnsupportedOperationError",
     "VerificationResult",
     "XpuRuntimeError",
@@ -167,6 +173,7 @@ __all__ = [
     "profile",
     "set_current_device",
     "synchronize",
+    "tune",
     "use_policy",
     "verify",
 ]
@@ -203,6 +210,8 @@ _LAZY = {
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.tensor",
+    "TuneResult": "tuning.result",
+    "TuneSpec": "tuning.spec",
     "VerificationResult": "locks.verification.claims",
     "clear_decisions": "ops",
     "compare_engines": "inference",
@@ -224,6 +233,7 @@ _LAZY = {
     "profile": "inference",
     "set_current_device": "runtime.device",
     "synchronize": "runtime.device",
+    "tune": "tuning.tune",
     "use_policy": "ops",
     "verify": "locks.verification.verify",
 }
@@ -231,7 +241,7 @@ _LAZY = {
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
 _PACKAGES = frozenset((
     "distributed", "engines", "evidence", "inference", "locks", "ops", "planning", "policies", "pytorch", "runtime",
-    "serving", "testing", "training",
+    "serving", "testing", "training", "tuning",
 ))  # fmt: skip
 
 #: Names of the original design that are spelled otherwise, and how.

@@ -22,6 +22,7 @@ from xpuruntime.cli import (
     policy,
     profile,
     run,
+    tune,
     verify,
 )
 from xpuruntime.cli import compile as compiling
@@ -30,7 +31,7 @@ __all__ = ["app"]
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
-    "3 the environment: engine, library, driver, device or memory; 4 a verification that is inconclusive."
+    "3 the environment: engine, library, driver, device or memory; 4 a verification or a search that is undecided."
 )
 
 app = typer.Typer(
@@ -78,6 +79,7 @@ app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)
 app.command("export", epilog=EXIT_CODES)(export.export)
+app.command("tune", epilog=EXIT_CODES)(tune.tune)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
 app.command("demo", epilog=EXIT_CODES)(demo.demo)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt tune``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, text_option
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
+    from xpuruntime.tuning.result import TuneResult
+    from xpuruntime.tuning.search import TuneProgress
+
+__all__ = ["tune"]
+
+#: Seconds between two refreshes of the table, and its rows.
+_REFRESH, _ROWS = 0.25, 14
+
+TuneOption = Annotated[
+    str | None,
+    text_option("--tune", "-t", metavar="FILE", help="What to search, and under which constraints: YAML or JSON."),
+]
+ForOption = Annotated[
+    str | None,
+    text_option(
+        "--for", metavar="OBJECTIVE", help="latency.p50, latency.p99, throughput, memory, energy or cold_start."
+    ),
+]
+InputsOption = Annotated[
+    str | None,
+    text_option(
+        "--input", "-i", metavar="PATH",
+        help="Real inputs: an .npz or .npy file whose first axis counts samples, or a folder of them; or 'random'.",
+    ),
+]  # fmt: skip
+BudgetOption = Annotated[str | None, text_option("--budget", metavar="TIME", help="Time of the search, such as 10m.")]
+OutputOption = Annotated[
+    str | None,
+    text_option("--output", "-o", metavar="FILE", help="Write the policy that was found, as YAML."),
+]
+JournalOption = Annotated[
+    str | None,
+    text_option(
+        "--journal", metavar="FILE", help="Keeps what is measured; default: the model's name with .tune.jsonl, here."
+    ),
+]
+ResumeOption = Annotated[bool, flag_option("--resume", "Go on with the journal; nothing in it is measured again.")]
+LockOption = Annotated[
+    str | None, text_option("--lock", metavar="FILE", help="Lock the model under the policy that was found.")
+]
+HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
+
+
+@choosing
+def tune(
+    model: ModelArgument,
+    *,
+    tune: TuneOption = None,
+    objective: ForOption = None,
+    input: InputsOption = None,
+    choice: Choice,
+    budget: BudgetOption = None,
+    output: OutputOption = None,
+    journal: JournalOption = None,
+    resume: ResumeOption = False,
+    lock: LockOption = None,
+    html: HtmlOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Search the fastest policy that keeps the constraints, or prove that nothing is faster than the one given.
+
+    Exits with 1 when no candidate keeps the constraints, and with 4 when the budget ended before anything was proven.
+    """
+    from pathlib import Path
+
+    from xpuruntime.cli.output import error_line, print_and_save
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.reports import check_target
+    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.tuning.tune import tune as tuned
+
+    _check_objective(objective)
+    kept = journal if journal is not None else f"{Path(model).stem}.tune.jsonl"
+    named = {"--output": output, "--lock": lock, "--html": html, "--journal": kept}
+    for option, path in named.items():
+        check_target(option, path)
+    values = [f"@{input}"] if input is not None and input != "random" else None
+    check_outputs(named, model, choice, values)
+    seconds = None if budget is None else read_duration(budget, "--budget")
+    try:
+        with _live(as_json=json) as progress:
+            result = tuned(
+                model,
+                spec=tune,
+                objective=objective,
+                inputs=input,
+                budget=seconds,
+                journal=kept,
+                resume=resume,
+                progress=progress,
+                **choice.arguments(),
+            )
+    except KeyboardInterrupt:
+        error_line(f"what was measured is in {kept}; go on with --resume", label="note")
+        raise
+    print_and_save(result, {result.save_html: html}, as_json=json)
+    _write(result, model, choice, output, lock)
+    return result.exit_code
+
+
+def _check_objective(name: str | None) -> None:
+    from xpuruntime.policies.refusal import did_you_mean
+    from xpuruntime.tuning.spec import OBJECTIVES
+
+    if name is not None and name not in OBJECTIVES:
+        raise InputError(f"--for {name}: this is not an objective{did_you_mean(name, OBJECTIVES, 'objectives')}")
+
+
+def _write(result: TuneResult, model: str, choice: Choice, output: str | None, lock: str | None) -> None:
+    """Write the policy and lock it, or say why there is none."""
+    from xpuruntime.cli.output import error_line
+    from xpuruntime.locks.relock import lock as locked
+
+    if output is None and lock is None:
+        return
+    if result.verdict in ("none", "undecided"):
+        error_line(f"no policy was written: {result.reason}", label="note")
+        return
+    if output is not None:
+        error_line(f"{result.write_policy(output)} has the policy", label="note")
+    if lock is not None:
+        found = locked(
+            model, result.tuned_policy(), lock, command=f"xrt tune {model} --lock {lock}", trust=choice.trust,
+            calibration=choice.calibration,
+        )  # fmt: skip
+        error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
+
+
+@contextmanager
+def _live(*, as_json: bool) -> Iterator[Callable[[TuneProgress], None] | None]:
+    """Show on stderr what is measured; nothing under ``--json`` or when stderr is no terminal."""
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.live import Live
+
+    from xpuruntime.cli.output import console
+
+    last = 0.0
+    with Live(console=console(stderr=True), auto_refresh=False, transient=True) as live:
+
+        def show(progress: TuneProgress) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _REFRESH:
+                live.update(_table(progress), refresh=True)
+                last = time.monotonic()
+
+        yield show
+
+
+def _table(progress: TuneProgress) -> RenderableType:
+    """Return the best candidates so far, what is measured, and what is left of the budget."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from xpuruntime.tuning.text import changes_text
+
+    left = max(0.0, progress.budget - progress.elapsed)
+    rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""
+    out = sum(one.code not in ("undecided", "control") for one in progress.candidates)
+    head = (
+        f"{progress.stage}{rounds}: {len(progress.candidates)} candidates, {out} out; {left:.0f} s of the budget left"
+    )
+    table = Table(box=None)
+    for column in ("id", "candidate", "gain", "state"):
+        table.add_column(column, overflow="fold")
+    live = set(progress.live)
+    rows: list[Any] = sorted(
+        progress.candidates, key=lambda one: (one.id not in live, one.figure is None, one.figure or 0.0)
+    )
+    for one in rows[:_ROWS]:
+        state = "measured now" if one.id in live else one.code
+        gain = "-" if one.gain is None else f"{one.gain} of {one.gain.against}"
+        table.add_row(Text(one.id), Text(changes_text(one.changes)), gain, state)
+    return Group(Text(head), table)

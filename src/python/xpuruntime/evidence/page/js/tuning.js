@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// The start of the page of a search.
+
+showTheme();
+showResult();
+showFront();
+showCandidates();
+showFound();
+showNav();
+showPrint();
+document.documentElement.dataset.ready = "true";

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a search is made of: candidates, what a trial of one found, and how one fails."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from xpuruntime.errors import XpuRuntimeError
+
+__all__ = ["CONTROL", "Candidate", "CandidateFailed", "Code", "Trial"]
+
+#: The id of the user's own policy.
+CONTROL = "c0"
+
+#: Why a candidate did not win, or that it did.
+Code = Literal[
+    "infeasible", "duplicate", "open_failed", "run_failed", "crashed", "timeout", "inaccurate", "memory", "slow_start",
+    "latency", "slower", "not_faster", "beaten", "nondeterministic", "not_tried", "undecided", "control", "winner",
+]  # fmt: skip
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that is tried.
+
+    Attributes
+    ----------
+    id : str
+        ``"c0"`` is the user's own policy.
+    engine, device : str
+        Of its plan.
+    changes : dict of str to object
+        Policy keys that it states beside or in place of those of the base policy.
+    policy : dict
+        The whole policy as plain values.
+    """
+
+    id: str
+    engine: str
+    device: str
+    changes: dict[str, Any]
+    policy: dict[str, Any]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of opening a candidate and comparing its outputs.
+
+    Attributes
+    ----------
+    code : str or None
+        ``None`` where it keeps all constraints that can be checked without a race.
+    reason : str
+    start : float or None
+        Seconds until the first result.
+    memory : int or None
+        Most bytes that the process had resident.
+    error : float or None
+        Largest difference of all outputs for all inputs, as a share of the largest magnitude of the reference.
+    cosine : float or None
+        Least cosine.
+    seconds : float
+        What the trial took.
+    """
+
+    code: Code | None = None
+    reason: str = ""
+    start: float | None = None
+    memory: int | None = None
+    error: float | None = None
+    cosine: float | None = None
+    seconds: float = 0.0
+
+
+class CandidateFailed(XpuRuntimeError):  # noqa: N818  read as a sentence
+    """A candidate failed while it was measured. Private to this package: it becomes the candidate's code and reason."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason

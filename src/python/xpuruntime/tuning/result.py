@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TuneResult`: what a search found: a winner, a proven tie, or why neither."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.policies import Policy
+from xpuruntime.policies.quantities import share_text
+from xpuruntime.tuning.records import Code
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+__all__ = ["SCHEMA", "CandidateResult", "Ratio", "TuneResult"]
+
+SCHEMA = "xpuruntime.tune_result/1"
+
+#: What the candidate does to the objective where it is better.
+_BETTER = {"memory": "less memory", "energy": "less energy"}
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """A gain with its interval: how many times better a candidate is than another, 1.31 [1.28, 1.34].
+
+    Attributes
+    ----------
+    value, low, high : float
+    against : str
+        The id of the other.
+    rounds : int
+    """
+
+    value: float
+    low: float
+    high: float
+    against: str
+    rounds: int
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate and what became of it.
+
+    Attributes
+    ----------
+    id : str
+        ``"c0"`` is the user's own policy.
+    engine, device : str
+    changes : dict of str to object
+        Policy keys that it states beside or in place of those of the base policy.
+    code : str
+        ``"winner"``, ``"control"``, or why it did not win, such as ``"inaccurate"``.
+    reason : str
+        One sentence.
+    figure : float or None
+        Median of its turns, in the unit of the objective: seconds, bytes or joules; of throughput, seconds a row.
+    gain : Ratio or None
+        Against whom it raced.
+    start : float or None
+        Seconds until the first result.
+    memory : int or None
+        Most bytes of the process.
+    error : float or None
+        Largest difference from the reference, as a share of its largest magnitude.
+    cosine : float or None
+    """
+
+    id: str
+    engine: str
+    device: str
+    changes: dict[str, Any]
+    code: Code
+    reason: str
+    figure: float | None = None
+    gain: Ratio | None = None
+    start: float | None = None
+    memory: int | None = None
+    error: float | None = None
+    cosine: float | None = None
+
+
+class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found.
+
+    Attributes
+    ----------
+    schema : str
+    created : str
+        ISO 8601, UTC.
+    version : str
+        Of xpuruntime.
+    model : str
+    model_sha256 : str
+    objective : str
+    batch, concurrency : int
+    inputs : str
+        Where the inputs are from.
+    verdict : {"winner", "tied", "none", "undecided"}
+        ``none``: no candidate keeps the constraints. ``undecided``: the budget ended before anything was proven.
+    reason : str
+        One sentence.
+    winner : str or None
+        The id of the candidate that won.
+    gain : Ratio or None
+        Of the final duel: how many times better than the user's own policy.
+    changes : dict of str to object
+        Policy keys of the winner that differ from the user's own policy.
+    policy : dict
+        The policy to use: that of the winner, else the user's own.
+    min_effect, confidence : float
+    candidates : tuple of CandidateResult
+    front : tuple of str
+        Candidates of which none other is better in objective, memory and error at once.
+    stages : dict of str to int
+        How many candidates each stage had.
+    elapsed, budget : float
+        Seconds.
+    notes : tuple of str
+        What limits the result.
+    """
+
+    schema: str = SCHEMA
+    created: str = ""
+    version: str = ""
+    model: str
+    model_sha256: str = ""
+    objective: str
+    batch: int = 1
+    concurrency: int = 1
+    inputs: str = ""
+    verdict: Literal["winner", "tied", "none", "undecided"]
+    reason: str
+    winner: str | None = None
+    gain: Ratio | None = None
+    changes: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
+    min_effect: float
+    confidence: float
+    candidates: tuple[CandidateResult, ...] = ()
+    front: tuple[str, ...] = ()
+    stages: dict[str, int] = {}
+    elapsed: float = 0.0
+    budget: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``xrt tune``: 0 a winner or a proven tie, 1 no candidate, 4 undecided."""
+        return {"winner": 0, "tied": 0, "none": 1, "undecided": 4}[self.verdict]
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        if self.verdict == "winner":
+            better = _BETTER.get(self.objective, "faster")
+            return f"{self.gain} {better}" if self.gain is not None else "a policy that keeps the constraints"
+        if self.verdict == "tied":
+            return f"tied: nothing is better by {share_text(self.min_effect)}"
+        return "no candidate keeps the constraints" if self.verdict == "none" else "undecided"
+
+    def candidate(self, id: str) -> CandidateResult:
+        """Return a candidate by its id. Raises KeyError."""
+        return {one.id: one for one in self.candidates}[id]
+
+    def tuned_policy(self) -> Policy:
+        """Return the policy to use: that of the winner, else the user's own.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            Nothing keeps the constraints, or nothing was decided.
+        """
+        if self.verdict in ("none", "undecided"):
+            raise UnsupportedOperationError(f"there is no tuned policy: {self.reason}")
+        return Policy.coerce(self.policy)
+
+    def write_policy(self, path: str | os.PathLike[str]) -> Path:
+        """Write the policy to use, as YAML with a comment that has the interval.
+
+        Raises
+        ------
+        UnsupportedOperationError
+        InputError
+            The file cannot be written.
+        """
+        from xpuruntime.evidence.writing import write_whole
+
+        policy = self.tuned_policy()
+        named = ", ".join(self.changes) or "nothing"
+        lines = [
+            f"# {self.headline}, {self.objective} at batch {self.batch} and concurrency {self.concurrency}, confidence "
+            f"{self.confidence:g}",
+            f"# of {self.model}, by xrt tune {self.version} on {self.created}; changed: {named}",
+        ]
+        text = "".join(f"{' '.join(line.split())}\n" for line in lines)
+        return write_whole(path, text + policy.dumps("yaml"), "the policy")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with headline and exit code."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        head = {"schema": plain.pop("schema"), "headline": self.headline, "exit_code": self.exit_code}
+        return {**head, **plain}
+
+    def to_json(self, *, indent: int = 2) -> str:
+        """Return JSON text."""
+        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON and return the path. Raises InputError."""
+        from xpuruntime.evidence.writing import write_whole
+
+        return write_whole(path, self.to_json() + "\n", "the result")
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as one HTML page and return the path. Raises InputError."""
+        from xpuruntime.evidence.writing import write_whole
+        from xpuruntime.tuning.page import render_page
+
+        return write_whole(path, render_page(self), "the page")
+
+    def __str__(self) -> str:
+        """Return the result as plain text."""
+        from xpuruntime.tuning.text import plain_text
+
+        return plain_text(self)
+
+    def __rich__(self) -> RenderableType:
+        """Return headline and tables."""
+        from xpuruntime.tuning.text import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())

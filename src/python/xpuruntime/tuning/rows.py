@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Row`: what is known of one candidate, and the words for it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from xpuruntime.tuning.records import Candidate, Code, Trial
+from xpuruntime.tuning.result import CandidateResult, Ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.measuring.statistics import Interval
+    from xpuruntime.tuning.spec import TuneSpec
+
+__all__ = ["FINAL", "Row", "gain_of", "left_text", "share_of"]
+
+#: Codes of candidates that may be finalists: those that ran, and were not proven to be slower than the control.
+FINAL = ("undecided", "beaten", "slower", "not_faster")
+
+#: Words in operator types by operation.
+_WORDS = {
+    "matmul": ("matmul", "gemm", "fullyconnected", "linear", "addmm"),
+    "conv": ("conv",),
+    "attention": ("attention", "sdpa"),
+    "layer_norm": ("layernorm", "layer_norm", "mvn"),
+    "rms_norm": ("rmsnorm", "simplifiedlayernorm", "rms_norm"),
+}
+
+
+class Row:
+    """What is known of one candidate; changes as the search goes on."""
+
+    def __init__(self, candidate: Candidate, code: Code = "undecided", reason: str = "") -> None:
+        self.candidate, self.code, self.reason = candidate, code, reason
+        self.trial = Trial()
+        self.figures: list[float] = []
+        self.gain: Ratio | None = None
+        #: Estimated ratio of its figure to that of the control.
+        self.estimate: float | None = None
+
+    def result(self) -> CandidateResult:
+        """Return it as a record."""
+        one, trial = self.candidate, self.trial
+        return CandidateResult(
+            id=one.id, engine=one.engine, device=one.device, changes=one.changes, code=self.code, reason=self.reason,
+            figure=statistics.median(self.figures) if self.figures else None, gain=self.gain, start=trial.start,
+            memory=trial.memory, error=trial.error, cosine=trial.cosine,
+        )  # fmt: skip
+
+
+def share_of(op: str, shares: Mapping[str, float]) -> float:
+    """Return the share of time of an operation, from those of operator types."""
+    words = _WORDS.get(op, (op,))
+    return sum(share for name, share in shares.items() if any(word in name.lower() for word in words))
+
+
+def gain_of(ratio: Interval | None, against: str, rounds: int) -> Ratio | None:
+    """Return how many times better: the inverse of the ratio of figures."""
+    if ratio is None:
+        return None
+    return Ratio(value=1 / ratio.ratio, low=1 / ratio.high, high=1 / ratio.low, against=against, rounds=rounds)
+
+
+def left_text(code: Code, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
+    """Say how a candidate left a race."""
+    shown = "" if ratio is None else f": {gain_of(ratio, against, 0)}"
+    if code == "beaten":
+        return f"{against} is better{shown}"
+    if code == "slower":
+        return f"worse than {against}{shown}"
+    return f"not better than {against} by {spec.decide.min_effect:.3g}{shown}"

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A bench whose candidates take simulated time, with noise of turns and of processes, and a clock that follows it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xpuruntime.policies import Policy
+from xpuruntime.tuning.journal import Journal
+from xpuruntime.tuning.planner import Planned, Rejected
+from xpuruntime.tuning.records import Candidate, CandidateFailed, Trial
+from xpuruntime.tuning.search import Outcome, Search, TuneProgress
+from xpuruntime.tuning.space import Space
+from xpuruntime.tuning.spec import TuneSpec
+
+Seconds = Callable[[Mapping[str, Any]], float]
+TURN, OPEN = 0.02, 1.0
+
+
+class SimulatedBench:
+    """Candidates take ``seconds(changes)``; `fails` gives a trial or an exception in place of it."""
+
+    def __init__(
+        self,
+        seconds: Seconds,
+        *,
+        seed: int = 0,
+        turns: float = 0.03,
+        processes: float = 0.01,
+        fails: Callable[[Candidate], Trial | CandidateFailed | None] = lambda one: None,
+    ) -> None:
+        self.seconds, self.fails, self.seed = seconds, fails, seed
+        self.turns, self.processes = turns, processes
+        self.now = 0.0
+        self.measured: list[str] = []
+        self._process: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def trial(self, candidate: Candidate) -> Trial:
+        self.now += OPEN
+        self.measured.append(f"trial {candidate.id}")
+        found = self.fails(candidate)
+        return (
+            found if isinstance(found, Trial) else Trial(start=0.1, memory=1 << 26, error=0.0, cosine=1.0, seconds=OPEN)
+        )
+
+    def turn(self, candidate: Candidate) -> float:
+        self.now += TURN
+        self.measured.append(f"turn {candidate.id}")
+        if isinstance(failed := self.fails(candidate), CandidateFailed):
+            raise failed
+        process = self._process.setdefault(candidate.id, self._noise(f"process {candidate.id}", self.processes))
+        return self.seconds(candidate.changes) * process * self._noise(f"turn {candidate.id}", self.turns)
+
+    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+        p99 = 1.5 * self.seconds(candidate.changes)
+        return {"runs": runs, "over": 0 if p99 <= limit else runs // 10, "p99": p99, "wrong": ""}
+
+    def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
+        bad = candidate.changes.get("execution.threads") == 2
+        return {"reached": not bad, "reason": f"{grade}: planted" if bad else ""}
+
+    def shares(self, candidate: Candidate) -> dict[str, float]:
+        return {"MatMul": 0.9, "Softmax": 0.1}
+
+    def duel(self, control: Candidate, candidate: Candidate) -> list[float]:
+        self.now += 2 * OPEN
+        self.measured.append(f"duel {candidate.id}")
+        both = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in (control, candidate)}
+        return [
+            self.seconds(one.changes) * both[one.id] * self._noise(f"duel {one.id}", self.turns)
+            for one in (control, candidate, candidate, control)
+        ]
+
+    def close(self, candidate: Candidate | None = None) -> None:
+        if candidate is not None:
+            self._process.pop(candidate.id, None)
+
+    def _noise(self, what: str, spread: float) -> float:
+        """Return lognormal noise that follows from the seed, what it is of, and how often that was asked."""
+        self._counts[what] = count = self._counts.get(what, 0) + 1
+        digest = hashlib.sha256(f"{self.seed} {what} {count}".encode()).digest()
+        return math.exp(random.Random(digest).gauss(0.0, spread))
+
+
+def planner(changes: Mapping[str, Any]) -> Planned | Rejected:
+    """Take all changes but an engine called ``missing`` and kernels called ``no``."""
+    if changes.get("execution.engine") == "missing":
+        return Rejected("engine_missing: it is not installed")
+    if "no" in (value for key, value in changes.items() if key.startswith("kernels.")):
+        return Rejected("there is no such kernel")
+    gets = {key: value for key, value in changes.items() if key != "execution.device"}
+    if gets == {"execution.engine": "a"}:
+        gets = {}
+    return Planned(str(changes.get("execution.engine", "a")), "cpu", Policy(), repr(sorted(gets.items())), None)
+
+
+def run(
+    bench: SimulatedBench,
+    space: Space,
+    spec: TuneSpec | None = None,
+    journal: Journal | None = None,
+    progress: Callable[[TuneProgress], None] | None = None,
+    **more: Any,
+) -> Outcome:
+    """Run a search on a bench."""
+    book = journal or Journal(None, {})
+    earlier = book.elapsed
+    return Search(
+        spec or TuneSpec(), space, planner, bench, book, lambda: earlier + bench.now, progress=progress, **more
+    ).run()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The decisions of a search, on simulated candidates."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_bench import SimulatedBench, run
+
+from xpuruntime.engines.tunables import Tunable
+from xpuruntime.tuning.records import CandidateFailed, Trial
+from xpuruntime.tuning.space import Space
+from xpuruntime.tuning.spec import TuneSpec
+
+THREADS = Tunable(key="execution.threads", values=(None, 1, 2, 4))
+LAYOUT = Tunable(key="execution.layout", values=("auto", "nhwc"))
+
+
+def space(*tunables: Tunable, engines: tuple[str, ...] = ("a", "b")) -> Space:
+    return Space("cpu", dict.fromkeys(engines, tunables), ())
+
+
+def codes(found):
+    return {one.id: one.code for one in found.candidates}
+
+
+@pytest.mark.parametrize(("turns", "processes", "tied"), [(0.02, 0.003, 90), (0.05, 0.015, 0)])
+def test_identical_candidates_have_at_most_one_winner_in_100_searches(turns, processes, tied):
+    verdicts = []
+    for seed in range(100):
+        bench = SimulatedBench(lambda changes: 1e-3, seed=seed, turns=turns, processes=processes)
+        verdicts.append(run(bench, space(THREADS)).verdict)
+    assert verdicts.count("winner") <= 1, verdicts
+    assert verdicts.count("tied") >= tied, verdicts
+
+
+def test_a_candidate_that_is_better_by_less_than_the_effect_never_wins():
+    def seconds(changes):
+        return 1e-3 * (0.99 if changes.get("execution.threads") == 1 else 1.0)
+
+    found = [run(SimulatedBench(seconds, seed=seed), space(THREADS, engines=("a",))).verdict for seed in range(20)]
+    assert "winner" not in found
+
+
+def test_the_fastest_wins_with_an_interval_that_holds_the_truth():
+    def seconds(changes):
+        return 1e-3 / (1.3 if changes.get("execution.threads") == 4 and changes["execution.engine"] == "b" else 1.0)
+
+    found = run(SimulatedBench(seconds, seed=3), space(THREADS))
+    assert found.verdict == "winner"
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes == {"execution.engine": "b", "execution.device": "cpu", "execution.threads": 4}
+    assert found.gain is not None
+    assert found.gain.low < 1.3 < found.gain.high
+    assert found.gain.low > 1.2
+
+
+def test_settings_that_gain_alone_are_combined():
+    def seconds(changes):
+        gain = 1.1 if changes.get("execution.threads") == 1 else 1.0
+        return 1e-3 / gain / (1.15 if changes.get("execution.layout") == "nhwc" else 1.0)
+
+    bench = SimulatedBench(seconds, seed=1, turns=0.005, processes=0.001)
+    found = run(bench, space(THREADS, LAYOUT, engines=("a",)))
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes["execution.threads"] == 1
+    assert winner.changes["execution.layout"] == "nhwc"
+    combined = [one for one in found.candidates if len(one.changes) == 4]
+    assert len(combined) == 1, "threads 2 and 4 gained nothing alone"
+
+
+def test_every_candidate_has_a_code_and_a_sentence():
+    def fails(one):
+        threads = one.changes.get("execution.threads")
+        if threads == 1:
+            return Trial(code="inaccurate", reason="for input 3, 1 elements became NaN and 0 infinite", seconds=1.0)
+        return CandidateFailed("crashed", "the worker was ended in turn by SIGSEGV") if threads == 2 else None
+
+    bench = SimulatedBench(lambda changes: 1e-3 / (3 if changes.get("execution.threads") in (1, 2) else 1), fails=fails)
+    found = run(bench, space(THREADS, engines=("a", "missing")))
+    assert found.verdict == "tied"
+    by = {one.changes.get("execution.threads"): one for one in found.candidates if one.engine == "a"}
+    assert by[1].code == "inaccurate"
+    assert "NaN" in by[1].reason
+    assert by[2].code == "crashed"
+    assert "SIGSEGV" in by[2].reason
+    assert "infeasible" in codes(found).values()
+    assert "duplicate" in codes(found).values()
+    assert all(one.reason for one in found.candidates)
+
+
+def test_the_control_is_replaced_when_it_does_not_keep_the_constraints():
+    def fails(one):
+        return (
+            Trial(code="memory", reason="it held 9 bytes, over the 8 allowed", seconds=1.0) if one.id == "c0" else None
+        )
+
+    found = run(SimulatedBench(lambda changes: 1e-3, fails=fails), space(THREADS, engines=("b",)))
+    assert found.verdict == "winner"
+    assert found.gain is None
+    assert "does not keep the constraints" in found.reason
+
+
+def test_no_candidate_keeps_the_constraints():
+    found = run(
+        SimulatedBench(lambda changes: 1e-3, fails=lambda one: Trial(code="timeout", reason="it hung", seconds=1.0)),
+        space(THREADS, engines=("b",)),
+    )
+    assert found.verdict == "none"
+
+
+def test_a_finalist_that_fails_a_grade_is_passed_over():
+    def seconds(changes):
+        return 1e-3 / {2: 2.0, 4: 1.5}.get(changes.get("execution.threads"), 1.0)
+
+    found = run(SimulatedBench(seconds), space(THREADS, engines=("a",)), grade="run_to_run")
+    assert found.verdict == "winner"
+    by = {one.changes.get("execution.threads"): one for one in found.candidates if one.id != "c0"}
+    assert by[2].code == "nondeterministic"
+    assert by[4].code == "winner"
+
+
+def test_a_p99_over_its_limit_is_passed_over():
+    spec = TuneSpec.loads("constraints: {latency.p99: '<=700us'}")
+
+    def seconds(changes):
+        return 1e-3 / {2: 2.0, 4: 3.0}.get(changes.get("execution.threads"), 1.0)
+
+    found = run(SimulatedBench(seconds), space(THREADS, engines=("a",)), spec)
+    assert found.verdict == "winner"
+    assert "constraints" in found.reason, "the control has a p99 of 1.5 ms"
+
+
+def test_a_budget_that_ends_is_undecided():
+    spec = TuneSpec.loads("budget: {time: 6s}")
+    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS), spec)
+    assert found.verdict == "undecided"
+    assert "not_tried" in codes(found).values()
+
+
+def test_candidates_beyond_the_budget_are_named():
+    spec = TuneSpec.loads("budget: {candidates: 2}")
+    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("a",)), spec)
+    assert found.verdict == "tied"
+    assert list(codes(found).values()).count("not_tried") == 2
+    assert any("budget.candidates" in note for note in found.notes)
+
+
+def test_kernels_are_searched_where_a_plan_takes_them():
+    def seconds(changes):
+        return 1e-3 / (1.4 if changes.get("kernels.matmul") == "fast" else 1.0)
+
+    kernels = {"matmul": ("no", "slow", "fast"), "conv": ("fast",)}
+    found = run(SimulatedBench(seconds), space(engines=("a",)), kernels=kernels)
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes["kernels.matmul"] == "fast"
+    assert not any("kernels.conv" in one.changes for one in found.candidates), "it takes no time of the model"
+    assert any("refuses 1" in note for note in found.notes)
+
+
+def test_a_search_can_be_cancelled():
+    bench = SimulatedBench(lambda changes: 1e-3)
+    found = run(bench, space(THREADS), cancel=lambda: bench.now > 3)
+    assert found.verdict == "undecided"
+    assert "cancelled" in found.reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_alone_never_drops_what_is_twice_as_fast(seed):
+    def seconds(changes):
+        return 1e-3 / (2.0 if changes.get("execution.threads") == 2 else 1.0)
+
+    bench = SimulatedBench(seconds, seed=seed, turns=0.25, processes=0.05)
+    assert run(bench, space(THREADS, engines=("a",))).verdict == "winner"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Specifications of searches: read strictly, written back, and turned into a space."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpuruntime.engines.tunables import Tunable
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
+from xpuruntime.tuning.space import apply_changes, build_space
+from xpuruntime.tuning.spec import OBJECTIVES, Objective, SearchSpace, TuneSpec, tune_schema
+
+FULL = """
+schema: xpuruntime.tune/1
+base: policy.yaml
+inputs: samples.npz
+objective: {minimise: latency.p50, batch: 1, concurrency: 1}
+constraints: {accuracy: inherit, memory.peak: "<=2GiB", latency.p99: "<=5ms", determinism: run_to_run, start: "<=20s"}
+space:
+  engine: [onnxruntime, openvino]
+  precision: [model, fp16, int8]
+  cuda_graph: [off, require]
+  threads: [1, physical, logical]
+  layout: [auto, nhwc]
+  kernels: auto
+  options: {onnxruntime: {cudnn_conv_algo_search: [EXHAUSTIVE, HEURISTIC]}}
+budget: {time: 10m, candidates: 200}
+decide: {min_effect: 2%, confidence: 0.99, rounds: [7, 61]}
+seed: 0
+isolation: process
+"""
+CORES = CpuCores(2, 4)
+THREADS = Tunable(key="execution.threads", values=(None, 1, 2, 2))
+PRECISION = Tunable(key="execution.precision", values=("model", "fp16"))
+MODE = Tunable(key="execution.provider_options.a.mode", values=(None, "fast"))
+LEVEL = Tunable(
+    key="execution.provider_options.a.level", values=(None, "1"), needs={"execution.provider_options.a.mode": ("fast",)}
+)
+
+
+def test_a_whole_file_is_read_and_written_back(tmp_path):
+    path = tmp_path / "tune.yaml"
+    path.write_text(FULL)
+    spec = TuneSpec.load(path)
+    assert spec.base == str(tmp_path / "policy.yaml"), "paths are relative to the file"
+    assert spec.constraints.memory_peak == 2 << 30
+    assert spec.constraints.latency_p99 == 0.005
+    assert spec.space.threads == (1, "physical", "logical")
+    assert TuneSpec.coerce(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("objektive: {}", r"tune:1:1: unknown key 'objektive' in the specification; did you mean 'objective'\?"),
+        ("constraints: {memory: 3}", r"unknown key 'memory' in constraints; did you mean 'memory\.peak'\?"),
+        ("constraints: {memory.peak: 2GiB}", r"constraints\.memory\.peak: '2GiB' is not a limit; write '<=2GiB'"),
+        ("constraints: {latency.p99: '<=5'}", r"no unit is given"),
+        ("objective: {minimise: latency.p5}", r"did you mean 'latency\.p50'\?"),
+        ("objective: {minimise: memory, maximise: throughput}", r"contradicts maximise 'throughput'"),
+        ("objective: {minimise: memory, concurrency: 4}", r"has no meaning for memory"),
+        ("decide: {rounds: [9, 7]}", r"the fewest, 9, are more than the most, 7"),
+        ("decide: {rounds: 9}", r"a list of two"),
+        ("space: {threads: [physcal]}", r"did you mean 'physical'\?"),
+        ("space: {kernels: outo}", r"did you mean 'auto'\?"),
+        ("space: {kernels: {matmul: [cublass]}}", r"space\.kernels\.matmul"),
+        ("space: {options: {onnxruntime: {a: [1, true]}}}", r"listed twice"),
+        ("space: {options: {onnxruntime: {a: 1}}}", r"a list of values to try"),
+        ("schema: xpuruntime.tune/9", r"upgrade xpuruntime to read it"),
+        ("isolation: thread", r"isolation"),
+        ("budget: {time: 10}", r"has no unit"),
+    ],
+)
+def test_bad_files_are_refused_with_the_place(text, message):
+    with pytest.raises(PolicyError, match=message) as error:
+        TuneSpec.loads(text)
+    assert str(error.value).startswith("tune:1:")
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_have_names(name):
+    assert Objective.named(name).name == name
+
+
+def test_the_schema_names_the_keys_of_a_file():
+    constraints = tune_schema()["properties"]["constraints"]["properties"]
+    assert {"memory.peak", "latency.p99"} <= constraints.keys()
+
+
+def test_cores_are_those_that_this_process_may_use():
+    found = cpu_cores()
+    assert 1 <= found.physical <= found.logical
+
+
+def built(base="", wanted=None, *, declared=None, accuracy=False):
+    policy = Policy.loads(base) if base else Policy()
+    return build_space(
+        policy,
+        SearchSpace(**(wanted or {})),
+        declared or {"a": (PRECISION, THREADS, MODE, LEVEL)},
+        device="cpu",
+        cores=CORES,
+        accuracy=accuracy,
+    )
+
+
+def waves(space):
+    return [[point.changes for point in space.wave(size)] for size in range(space.waves)]
+
+
+def test_waves_hold_each_combination_once_and_what_it_needs():
+    space = built()
+    first, second, third, *_ = waves(space)
+    base = {"execution.engine": "a", "execution.device": "cpu"}
+    assert first == [base]
+    options = "execution.provider_options.a."
+    assert second == [
+        {**base, "execution.threads": 1},
+        {**base, "execution.threads": 2},
+        {**base, f"{options}mode": "fast"},
+    ]
+    assert {**base, f"{options}mode": "fast", f"{options}level": "1"} in third
+    assert any("precision was not searched" in note for note in space.notes)
+
+
+def test_the_precision_is_searched_where_an_accuracy_is_stated():
+    assert {"execution.precision": "fp16"}.items() <= waves(built(accuracy=True))[1][0].items()
+    assert not any("precision" in note for note in built(accuracy=True).notes)
+
+
+def test_what_the_base_policy_states_is_fixed():
+    space = built("execution: {threads: 3}\n")
+    assert not any("execution.threads" in changes for wave in waves(space) for changes in wave)
+    with pytest.raises(PolicyError, match=r"space\.threads searches execution\.threads, which the base policy fixes"):
+        built("execution: {threads: 3}\n", {"threads": [1, "logical"]})
+
+
+def test_stated_values_replace_those_of_the_engine():
+    space = built(wanted={"threads": ["logical", 1], "options": {"a": {"other": ["x"]}}})
+    first, second, *_ = waves(space)
+    assert first[0]["execution.threads"] == 4
+    assert [one["execution.threads"] for one in second] == [1, 4]
+    assert second[1]["execution.provider_options.a.other"] == "x"
+    with pytest.raises(PolicyError, match=r"space\.options\.b: this engine is not searched"):
+        built(wanted={"options": {"b": {}}})
+
+
+def test_changes_make_a_policy():
+    base = Policy.loads("execution: {threads: 3, provider_options: {a: {x: 1}}}\n")
+    made = apply_changes(
+        base, {"execution.engine": "a", "execution.provider_options.a.y": "2", "kernels.matmul": "cpu"}
+    )
+    assert made.stated() == {
+        "execution.engine": ("a",),
+        "execution.threads": 3,
+        "execution.provider_options.a.x": 1,
+        "execution.provider_options.a.y": "2",
+        "kernels.matmul": "cpu",
+    }

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Real searches: planted candidates in worker processes, and the demo model on the engines that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.engines.precision import probe_feeds
+from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
+
+pytest.importorskip("onnxruntime")
+
+DEMO = str(xrt.demo_model_path())
+CPU = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
+QUICK = {"min_effect": "20%", "confidence": 0.8, "rounds": [3, 6]}
+
+
+def samples(count: int):
+    from xpuruntime.engines.model import read_model
+
+    made = [probe_feeds(read_model(DEMO), seed=seed) for seed in range(count)]
+    return [{name: array[:1] for name, array in one.items()} for one in made]
+
+
+def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, tmp_path):
+    faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "noise"]
+    found = xrt.tune(
+        DEMO,
+        {"execution": {"device": "cpu", "engine": "planted"}},
+        inputs=samples(50),
+        spec={
+            "space": {"options": {"planted": {"fault": faults}}, "kernels": "off", "threads": ["engine"]},
+            "constraints": {"start": "<=4s", "memory.peak": "<=400MiB"},
+            "decide": QUICK,
+            "budget": {"time": "5m"},
+        },
+    )
+    by = {
+        one.changes.get("execution.provider_options.planted.fault"): one for one in found.candidates if one.id != "c0"
+    }
+    codes = {fault: by[fault].code for fault in faults}
+    assert codes == {
+        "two_percent": "inaccurate",
+        "nan_once": "inaccurate",
+        "before": "inaccurate",
+        "late": "inaccurate",
+        "segv": "crashed",
+        "hang": "timeout",
+        "memory": "memory",
+        "noise": "winner",
+    }, [one.reason for one in found.candidates]
+    assert "NaN" in by["nan_once"].reason
+    assert "input 49" in by["nan_once"].reason
+    assert "SIGSEGV" in by["segv"].reason
+    assert "while it was timed" in by["late"].reason
+    assert found.gain is not None
+    assert found.gain.low > 1.2
+    assert found.changes == {
+        "execution.engine": "planted", "execution.device": "cpu", "execution.provider_options.planted.fault": "noise"
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs OpenVINO")
+def test_the_demo_model_on_two_engines(tmp_path):
+    journal, stages = tmp_path / "j", []
+    arguments = {
+        "inputs": "random",
+        "journal": journal,
+        "spec": {
+            "space": {
+                "engine": ["onnxruntime", "openvino"],
+                "threads": ["engine", 1],
+                "options": {"onnxruntime": {}, "openvino": {}},
+                "kernels": "off",
+            },
+            "decide": QUICK,
+        },
+    }
+    found = xrt.tune(DEMO, CPU, progress=lambda one: stages.append(one.stage), **arguments)
+    assert found.verdict in ("winner", "tied", "undecided")
+    assert {one.engine for one in found.candidates} == {"onnxruntime", "openvino"}
+    raced = [one for one in found.candidates if one.figure is not None]
+    assert len(raced) >= 3
+    assert all(one.error is not None and one.error < 1e-3 and one.memory and one.start for one in raced)
+    assert {"open", "race"} <= set(stages)
+    assert any("made up" in note for note in found.notes)
+    assert set(found.front) <= {one.id for one in raced}
+    assert json.loads(found.to_json())["exit_code"] == found.exit_code
+    if found.verdict != "undecided":
+        path = found.write_policy(tmp_path / "tuned.yaml")
+        assert found.headline in path.read_text()
+        assert xrt.Policy.load(path) == found.tuned_policy()
+    size = journal.stat().st_size
+    again = xrt.tune(DEMO, CPU, resume=True, **arguments)
+    assert journal.stat().st_size == size, "nothing was measured again"
+    assert (again.verdict, again.winner, again.gain) == (found.verdict, found.winner, found.gain)
+
+
+@pytest.mark.parametrize(("objective", "concurrency"), [("throughput", 2), ("latency.p99", 1), ("cold_start", 1)])
+def test_other_objectives_are_measured(objective, concurrency):
+    which = {"maximise": objective} if objective == "throughput" else {"minimise": objective}
+    found = xrt.tune(
+        DEMO,
+        CPU,
+        inputs="random",
+        spec={
+            "objective": {**which, "concurrency": concurrency, "batch": 2},
+            "space": {"threads": [1], "options": {"onnxruntime": {}}, "kernels": "off"},
+            "decide": {"min_effect": "90%", "confidence": 0.8, "rounds": [3, 3]},
+        },
+    )
+    control = found.candidate("c0")
+    assert control.figure is not None
+    assert 0 < control.figure < 60
+    assert found.objective == objective
+
+
+def test_a_session_in_this_process():
+    found = xrt.tune(
+        DEMO,
+        CPU,
+        inputs="random",
+        spec={
+            "isolation": "none",
+            "space": {"threads": ["engine", 1], "options": {"onnxruntime": {}}, "kernels": "off"},
+            "decide": QUICK,
+        },
+    )
+    assert found.verdict in ("winner", "tied", "undecided")
+    assert found.candidate("c0").figure is not None
+
+
+def test_what_cannot_be_searched_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"a search needs inputs.*'random' to have some made up"):
+        xrt.tune(DEMO, CPU)
+    with pytest.raises(UnsupportedOperationError, match="energy cannot be measured here"):
+        xrt.tune(DEMO, CPU, inputs="random", objective="energy")
+    with pytest.raises(UnsupportedOperationError, match="isolation: process"):
+        xrt.tune(DEMO, CPU, inputs="random", objective="memory", spec={"isolation": "none"})
+    with pytest.raises(PolicyError, match="which the base policy fixes"):
+        xrt.tune(DEMO, {"execution": {"threads": 1}}, inputs="random", spec={"space": {"threads": [2]}})
+    with pytest.raises(InputError, match=r"inputs: .*no file or folder"):
+        xrt.tune(DEMO, CPU, inputs=str(tmp_path / "none.npz"))
+    np.savez(tmp_path / "wrong.npz", nonsense=np.zeros((2, 3), np.float32))
+    with pytest.raises(InputError, match=r"^inputs: "):
+        xrt.tune(DEMO, CPU, inputs=str(tmp_path / "wrong.npz"))
+    with pytest.raises(InputError, match="another is given"):
+        xrt.tune(DEMO, CPU, inputs="random", spec={"base": "policy.yaml"})
