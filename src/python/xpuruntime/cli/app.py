@@ -22,6 +22,7 @@ from xpuruntime.cli import (
     policy,
     profile,
     run,
+    serve,
     tune,
     verify,
 )
@@ -79,6 +80,7 @@ app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)
 app.command("export", epilog=EXIT_CODES)(export.export)
+app.command("serve", epilog=EXIT_CODES)(serve.serve)
 app.command("tune", epilog=EXIT_CODES)(tune.tune)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of, user_path
+from xpuruntime.files.reading import read_regular
 from xpuruntime.serving.status import ServingError, Status
 
-__all__ = ["Access", "check_model", "check_version"]
+__all__ = ["Access", "check_model", "check_version", "read_token"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -29,8 +32,8 @@ class Access:
         Whether clients may list, load and unload models of the repository.
     """
 
-    token: str | None = None
-    admin_token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
     repository: bool = False
 
     def check(self, authorization: str, *, admin: bool = False) -> None:
@@ -53,6 +56,23 @@ class Access:
                 "the model repository is closed to clients, as it is by default. "
                 "Fix: start the server with --repository, or repository: true under admin",
             )
+
+
+def read_token(path: str, what: str) -> str:
+    """Return the token in a file: its one line, of 16 characters at least.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or has no such line.
+    """
+    try:
+        text = read_regular(user_path(path, what), 64 << 10).decode("latin-1").strip()
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be read: {reason_of(error)}. Fix: name a file with a token") from None
+    if len(text) < 16 or len(text.split()) != 1 or not text.isascii():
+        raise InputError(f"{what} {path} has no token. Fix: write one line of 16 characters of ASCII or more")
+    return text
 
 
 def check_model(name: str) -> str:

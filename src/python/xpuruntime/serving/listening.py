@@ -45,6 +45,7 @@ def bind(text: str, option: str) -> socket.socket:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(where)
+        made.listen(2048)  # it is ours from now on: bound alone, another process could take it too
     except OSError as error:
         if made is not None:
             made.close()

@@ -5,8 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.serving.access import Access
+
+if TYPE_CHECKING:
+    from xpuruntime.serving.messages import ModelService
 
 __all__ = ["TransportOptions"]
 
@@ -47,3 +51,10 @@ class TransportOptions:
     idle_seconds: float = 30.0
     drain_seconds: float = 30.0
     metrics_path: str = "/metrics"
+
+    def server_metadata(self, service: ModelService) -> dict[str, Any]:
+        """Return the metadata of a server: those of its models, with the extensions of its transports."""
+        facts = service.server_metadata()
+        shut = () if self.access.repository else ("model_repository",)
+        extensions = {"binary_tensor_data": None, **dict.fromkeys(facts.get("extensions", ()))}
+        return {**facts, "extensions": [one for one in extensions if one not in shut]}

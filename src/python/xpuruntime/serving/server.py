@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Server`: HTTP and gRPC over one service, in a thread of its own."""
+"""`Server`: HTTP and gRPC over the models of one service, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
+from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.extras import install_command
+from xpuruntime.serving.access import Access, check_model, read_token
 from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.listening import bind, read_address, shown, unusable
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.tls import Tls
 
 if TYPE_CHECKING:
+    import os
     import socket
     from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService
 
 __all__ = ["Server"]
@@ -34,20 +41,23 @@ class Server:
 
     Parameters
     ----------
-    service : ModelService
-        Not closed with the server.
+    models : mapping of str to InferenceSession, or ModelService
+        Sessions by the name that they are served under, without batches; they stay open. A service is not closed with
+        the server. For batches, versions and files see `from_settings`.
     http, grpc : str, optional
         Addresses to listen on, such as ``"127.0.0.1:8000"``; port 0 takes a free one. `None` for no listener.
     options : TransportOptions, optional
     tls : Tls, optional
         Certificate and key of both listeners.
     metrics : callable, optional
-        Returns the text of the metrics.
+        Returns the text of the metrics, in Prometheus' format.
 
     Attributes
     ----------
     http_address, grpc_address : str
         ``HOST:PORT`` as it is bound, once the server was started; empty without a listener.
+    drained : bool
+        False once the server was closed while requests were not answered within `drain_seconds`.
 
     Raises
     ------
@@ -57,11 +67,19 @@ class Server:
         A package of the extra ``serve`` is missing.
     XpuRuntimeError
         An address cannot be listened on.
+
+    Examples
+    --------
+    >>> import xpuruntime as xrt
+    >>> with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
+    ...     with xrt.serving.Server({"digits": session}, http="127.0.0.1:0") as server:
+    ...         server.url.startswith("http://127.0.0.1:")
+    True
     """
 
     def __init__(
         self,
-        service: ModelService,
+        models: Mapping[str, InferenceSession] | ModelService,
         *,
         http: str | None = "127.0.0.1:8000",
         grpc: str | None = None,
@@ -73,7 +91,9 @@ class Server:
             if address is not None:
                 read_address(address, option)
         self.http_address = self.grpc_address = ""
-        self._service = service
+        self.drained = True
+        self._own = Models(sessions=_checked_names(models)) if isinstance(models, Mapping) else None
+        self._service: ModelService = models if self._own is None else self._own  # type: ignore[assignment]
         self._http, self._grpc = http, grpc
         self._options = options or TransportOptions()
         self._tls = tls
@@ -84,6 +104,53 @@ class Server:
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
 
+    @classmethod
+    def from_settings(
+        cls,
+        settings: ServeSettings | str | os.PathLike[str],
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        drain_seconds: float = 30.0,
+    ) -> Self:
+        """Return a server of a ``serve.yaml``. It loads the models when it starts, and releases them when it closes.
+
+        Parameters
+        ----------
+        settings : ServeSettings or path
+        token : str, optional
+            What all routes but those of health ask for.
+        tls : Tls, optional
+        drain_seconds : float
+            How long accepted requests are waited for when the server closes.
+
+        Raises
+        ------
+        PolicyError
+            The file has an unknown key or a bad value.
+        InputError
+            The file with the key of the administrator cannot be read.
+        """
+        stated = settings if isinstance(settings, ServeSettings) else ServeSettings.load(settings)
+        admin = stated.admin
+        key = None if admin.key_file is None else read_token(admin.key_file, "the key file")
+        options = TransportOptions(
+            access=Access(token, key, admin.repository),
+            max_body=stated.http.max_body,
+            max_message=stated.grpc.max_message,
+            drain_seconds=drain_seconds,
+            metrics_path=stated.metrics.path,
+        )
+        models = Models(stated)
+        made = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
+        made._own = models
+        return made
+
+    @property
+    def models(self) -> ModelService:
+        """The service whose models are served."""
+        return self._service
+
     @property
     def url(self) -> str:
         """``http://HOST:PORT``, or ``https``; empty without an HTTP listener."""
@@ -91,7 +158,11 @@ class Server:
         return f"{scheme}://{self.http_address}" if self.http_address else ""
 
     def start(self) -> Self:
-        """Listen, and return once requests are answered."""
+        """Listen, load the models, and return then.
+
+        Meanwhile the server is live and not ready. A model of a ``serve.yaml`` that does not load is not served, and
+        the others are: `models` says which.
+        """
         if self._thread is not None:
             raise XpuRuntimeError("the server was started before. Fix: make a new one")
         _require("uvicorn", "httptools", *(("grpc",) if self._grpc is not None else ()))
@@ -103,8 +174,14 @@ class Server:
         self._thread.start()
         started.wait()
         if self._failure is not None:
-            self._thread.join()
+            self.close()
             raise self._failure
+        if self._own is not None:
+            try:
+                self._own.start()
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def close(self) -> None:
@@ -114,6 +191,8 @@ class Server:
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join()
+        if self._own is not None:
+            self._own.close(drain=0.0)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -157,7 +236,7 @@ class Server:
         started.set()
         await self._stop.wait()
         seconds = self._options.drain_seconds
-        await self._gate.drain(seconds)
+        self.drained = await self._gate.drain(seconds)
         if grpc_server is not None:
             await grpc_server.stop(1.0)
         if http_server is not None and serving is not None:
@@ -210,6 +289,15 @@ class Server:
         await server.start()
         self.grpc_address = shown(host, got)
         return server
+
+
+def _checked_names(sessions: Mapping[str, InferenceSession]) -> Mapping[str, InferenceSession]:
+    for name in sessions:
+        try:
+            check_model(name)
+        except ServingError as error:
+            raise InputError(str(error)) from None
+    return sessions
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

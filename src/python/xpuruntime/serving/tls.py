@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of, user_path
+from xpuruntime.files.reading import read_regular
 
 if TYPE_CHECKING:
     import os
 
 __all__ = ["Tls"]
+
+_LARGEST = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Tls:
         """Return the credentials of a gRPC server."""
         import grpc
 
-        pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
-        authorities = None if self.client_ca is None else Path(self.client_ca).read_bytes()
+        pair = (read_regular(self.key, _LARGEST), read_regular(self.certificate, _LARGEST))
+        authorities = None if self.client_ca is None else read_regular(self.client_ca, _LARGEST)
         return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
 
 

@@ -56,6 +56,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, service: ModelService, options: TransportOptions, gate: Gate) -> None:
         self._service = service
         self._access = options.access
+        self._options = options
         self._gate = gate
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
@@ -76,7 +77,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             "ServerLive": lambda _: {"live": service.live()},
             "ServerReady": lambda _: {"ready": service.ready()[0] and not self._gate.closed},
             "ModelReady": lambda asked: {"ready": service.model_ready(*_model(asked))[0]},
-            "ServerMetadata": lambda _: service.server_metadata(),
+            "ServerMetadata": lambda _: self._options.server_metadata(service),
             "ModelMetadata": lambda asked: service.model_metadata(*_model(asked)),
             "ModelConfig": lambda asked: {"config": service.model_config(*_model(asked))},
             "ModelStatistics": lambda asked: service.statistics(*_model(asked, optional=True)),

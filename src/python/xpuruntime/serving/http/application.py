@@ -129,7 +129,7 @@ class Application:
             ready, reason = service.model_ready(model, version)
             return _readiness({"name": model}, ready, reason)
         if action == "server":
-            return _json(service.server_metadata())
+            return _json(self._options.server_metadata(service))
         if action == "model":
             return _json(service.model_metadata(model, version))
         if action == "config":

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt serve``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xpuruntime.cli.options import JsonOption, PolicyOption, TrustOption, flag_option, text_option
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from xpuruntime.serving.models.settings import ServeSettings
+    from xpuruntime.serving.server import Server
+    from xpuruntime.serving.tls import Tls
+
+__all__ = ["serve"]
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A model file, an artifact, a folder of versions 1, 2, ..., or a serve.yaml.",
+        show_default=False,
+    ),
+]
+NameOption = Annotated[
+    str | None, text_option("--name", metavar="NAME", help="Name of the model in paths; without it that of the file.")
+]
+ServeLockOption = Annotated[
+    str | None, text_option("--lock", metavar="FILE", help="Serve only where this lock holds, and run what it has.")
+]
+HttpOption = Annotated[
+    str | None, text_option("--http", metavar="HOST:PORT", help="Address of REST, or 'off'. Without it 127.0.0.1:8000.")
+]
+GrpcOption = Annotated[
+    str | None, text_option("--grpc", metavar="HOST:PORT", help="Address of gRPC, or 'off'. Without it 127.0.0.1:8001.")
+]
+BatchOption = Annotated[
+    int | None, text_option("--batch", metavar="ROWS", help="Put requests together, up to so many rows.")
+]
+DelayOption = Annotated[
+    str | None,
+    text_option("--delay", metavar="TIME", help="How long a batch may wait for more requests: 500us, 2ms."),
+]
+RepositoryOption = Annotated[bool, flag_option("--repository", "Let clients list, load and unload models.")]
+KeyOption = Annotated[
+    str | None,
+    text_option("--key-file", metavar="FILE", help="File with the token that routes of the repository ask for."),
+]
+TokenOption = Annotated[
+    str | None,
+    text_option("--token-file", metavar="FILE", help="File with the token that all routes but health ask for."),
+]
+CertificateOption = Annotated[
+    str | None, text_option("--tls-certificate", metavar="FILE", help="Certificate of the server, PEM.")
+]
+PrivateKeyOption = Annotated[
+    str | None, text_option("--tls-key", metavar="FILE", help="Key of the certificate, PEM without a passphrase.")
+]
+ClientsOption = Annotated[
+    str | None, text_option("--tls-clients", metavar="FILE", help="Let in only clients of these authorities, PEM.")
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="TIME", help="How long accepted requests are waited for at the end.")
+]
+
+_SETTINGS = (".yaml", ".yml", ".json")
+_MICROSECONDS = re.compile(r"([0-9]{1,9})(us|ms|s)")
+
+
+def serve(
+    source: SourceArgument,
+    *,
+    name: NameOption = None,
+    policy: PolicyOption = None,
+    lock: ServeLockOption = None,
+    trust: TrustOption = False,
+    batch: BatchOption = None,
+    delay: DelayOption = None,
+    http: HttpOption = None,
+    grpc: GrpcOption = None,
+    repository: RepositoryOption = False,
+    key_file: KeyOption = None,
+    token_file: TokenOption = None,
+    tls_certificate: CertificateOption = None,
+    tls_key: PrivateKeyOption = None,
+    tls_clients: ClientsOption = None,
+    drain: DrainOption = "30s",
+    json: JsonOption = False,
+) -> None:
+    """Serve models over the Open Inference Protocol, REST and gRPC, until Ctrl-C or SIGTERM.
+
+    Then accepted requests are answered, and new ones refused.
+    """
+    from xpuruntime.cli.output import working
+    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.serving.access import read_token
+    from xpuruntime.serving.server import Server
+
+    of_model = {"--name": name, "--policy": policy, "--lock": lock, "--batch": batch, "--delay": delay}
+    settings = _settings(source, of_model, trust=trust)
+    settings = _with_listeners(settings, http, grpc, repository=repository, key_file=key_file)
+    server = Server.from_settings(
+        settings,
+        token=None if token_file is None else read_token(token_file, "the token file"),
+        tls=_tls(tls_certificate, tls_key, tls_clients),
+        drain_seconds=read_duration(drain, "--drain"),
+    )
+    with _until_signalled() as stopped:
+        try:
+            with working("loading models", as_json=json):
+                server.start()
+                _check_loaded(server, single=not source.endswith(_SETTINGS))
+            _say(server, as_json=json)
+            stopped.wait()
+        finally:
+            server.close()
+    _say_unanswered(server)
+
+
+def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> ServeSettings:
+    """Return the settings in a file, or those of the one model that the options describe."""
+    from pathlib import Path
+
+    from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
+
+    if source.endswith(_SETTINGS):
+        given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
+        if given:
+            raise InputError(f"{given[0]} describes one model, and {source} has its own. Fix: state it in the file")
+        return ServeSettings.load(source)
+    model: dict[str, Any] = {"source": source, "trust": trust}
+    model |= {key: value for key in ("policy", "lock") if (value := of_model[f"--{key}"]) is not None}
+    if of_model["--batch"] is not None or of_model["--delay"] is not None:
+        batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
+        model["batching"] = {key: value for key, value in batching.items() if value is not None}
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(source).resolve().stem)
+    return ServeSettings.coerce({"schema": SCHEMA, "models": {of_model["--name"] or stem: model}})
+
+
+def _microseconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = _MICROSECONDS.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"--delay is {text!r}. Fix: write a whole number and us, ms or s, such as 500us")
+    return int(match[1]) * {"us": 1, "ms": 1000, "s": 1_000_000}[match[2]]
+
+
+def _with_listeners(
+    settings: ServeSettings, http: str | None, grpc: str | None, *, repository: bool, key_file: str | None
+) -> ServeSettings:
+    plain = {}
+    for section, address in (("http", http), ("grpc", grpc)):
+        if address is not None:
+            changed = getattr(settings, section).replace(listen=None if address == "off" else address)
+            plain[section] = changed
+    admin = settings.admin
+    if repository:
+        admin = admin.replace(repository=True)
+    if key_file is not None:
+        admin = admin.replace(key_file=key_file)
+    settings = settings.replace(**plain, admin=admin)
+    if settings.http.listen is None and settings.grpc.listen is None:
+        raise InputError("neither REST nor gRPC is on, so nothing is served. Fix: state --http or --grpc")
+    return settings
+
+
+def _tls(certificate: str | None, key: str | None, clients: str | None) -> Tls | None:
+    from xpuruntime.serving.tls import Tls
+
+    if certificate is None or key is None:
+        if certificate is not key or clients is not None:
+            raise InputError("TLS needs a certificate and its key. Fix: state --tls-certificate and --tls-key")
+        return None
+    return Tls(certificate, key, clients)
+
+
+def _check_loaded(server: Server, *, single: bool) -> None:
+    """Raise where no model is served, with the error of the first, which is loaded once more for it."""
+    from xpuruntime.cli.output import error_line
+    from xpuruntime.serving.status import ServingError
+
+    found = server.models.index()
+    failed = [one for one in found if one["state"] != "READY" and not server.models.model_ready(one["name"])[0]]
+    if not found:
+        raise InputError("the file names no model. Fix: state one under models")
+    if failed and (single or len(failed) == len(found)):
+        try:
+            server.models.load(failed[0]["name"], {})
+        except ServingError as error:
+            raise error.__cause__ or error from None
+        return
+    for one in failed:
+        error_line(f"{one['name']} is not served: {one['reason']}", label="warning")
+
+
+def _say(server: Server, *, as_json: bool) -> None:
+    from xpuruntime.cli.output import print_json, print_plain, results
+
+    names = list(dict.fromkeys(one["name"] for one in server.models.index()))
+    grpc = server.grpc_address
+    if as_json:
+        record = {"schema": "xpuruntime.serve.listening/1", "http": server.url or None, "grpc": grpc or None}
+        print_json({**record, "models": names})
+    else:
+        where = " and ".join([server.url] * bool(server.url) + [f"grpc://{grpc}"] * bool(grpc))
+        print_plain(f"serving {', '.join(names)} at {where}")
+    results().flush()
+
+
+def _say_unanswered(server: Server) -> None:
+    from xpuruntime.cli.output import error_line
+
+    if not server.drained:
+        error_line("requests were not answered in the time of --drain", label="warning")
+
+
+def _until_signalled() -> Any:
+    """Return a context manager with an event that Ctrl-C or SIGTERM sets. A second one interrupts at once."""
+    import signal
+    import threading
+    from contextlib import contextmanager
+
+    @contextmanager
+    def handled() -> Iterator[threading.Event]:
+        stopped = threading.Event()
+        watched = (signal.SIGINT, signal.SIGTERM)
+
+        def stop(number: int, frame: Any) -> None:
+            del number, frame
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            stopped.set()
+
+        before = {number: signal.signal(number, stop) for number in watched}
+        try:
+            yield stopped
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    return handled()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt serve``: says where it listens, serves until a signal, and refuses what it cannot serve."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+
+from xpuruntime.inference import InferenceSession
+
+pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
+pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
+
+
+ANY = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(*arguments: str) -> tuple[subprocess.Popen, str]:
+        code = "from xpuruntime.cli import main; main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        return process, line
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen, number: int = signal.SIGTERM) -> tuple[int, str]:
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def ask(url: str, path: str, body: dict | None = None) -> dict:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(f"{url}{path}", data, timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+def test_a_model_is_served_until_a_signal(start, digits, number):
+    process, line = start(digits, *ANY)
+    words = line.split()
+    assert words[:3] == ["serving", "digits", "at"]
+    assert words[4:5] == ["and"]
+    assert words[5].startswith("grpc://127.0.0.1:")
+    image = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
+    tensor = {"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": image.ravel().tolist()}
+    answer = ask(words[3], "/v2/models/digits/infer", {"inputs": [tensor]})
+    with InferenceSession(digits, device="cpu") as session:
+        expected = session.run({"image": image})["logits"]
+    np.testing.assert_allclose(np.array(answer["outputs"][0]["data"]).reshape(1, 10), expected, rtol=1e-4, atol=1e-5)
+    assert end(process, number) == (0, "")
+
+
+def test_options_become_settings(start, digits, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("a token of some length\n".replace(" ", "-"))
+    process, line = start(
+        digits, "--http", "127.0.0.1:0", "--grpc", "off", "--name", "nice", "--batch", "8", "--delay", "2ms",
+        "--repository", "--key-file", str(token), "--json",
+    )  # fmt: skip
+    lines = [line]
+    for line in process.stdout:
+        lines.append(line)
+        if line == "}\n":
+            break
+    said = json.loads("".join(lines))
+    assert said["schema"] == "xpuruntime.serve.listening/1"
+    assert (said["grpc"], said["models"]) == (None, ["nice"])
+    config = ask(said["http"], "/v2/models/nice/config")
+    assert config["max_batch_size"] == 8
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(said["http"], "/v2/repository/index", {})
+    request = urllib.request.Request(
+        f"{said['http']}/v2/repository/index", b"", {"Authorization": f"Bearer {token.read_text().strip()}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer)[0]["state"] == "READY"
+    assert end(process)[0] == 0
+
+
+def test_a_file_of_settings_is_served(start, digits, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "schema: xpuruntime.serve/1\nhttp: {listen: '127.0.0.1:0'}\ngrpc: {listen: false}\n"
+        f"models:\n  one: {{source: '{digits}'}}\n  two: {{source: missing.onnx, required: false}}\n"
+    )
+    process, line = start(str(file))
+    assert line.startswith("serving one, two at http://127.0.0.1:")
+    url = line.split()[-1]
+    assert ask(url, "/v2/health/ready") == {"ready": True}
+    assert ask(url, "/v2/models/one")["name"] == "one"
+    code, err = end(process)
+    assert code == 0
+    assert err.startswith("warning: two is not served: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "match"),
+    [
+        (["{missing}"], 2, "missing.onnx"),
+        (["{digits}", "--http", "8000"], 2, "not an address"),
+        (["{digits}", "--http", "off", "--grpc", "off"], 2, "nothing is served"),
+        (["{digits}", "--name", "a b"], 2, "cannot name a model"),
+        (["{digits}", "--batch", "-1"], 2, "max_batch_size"),
+        (["{digits}", "--delay", "soon"], 2, "--delay is 'soon'"),
+        (["{digits}", "--tls-key", "k"], 2, "TLS needs a certificate and its key"),
+        (["{digits}", "--key-file", "{missing}"], 2, "cannot be read"),
+        (["{digits}", "--policy", "{missing}"], 2, "missing.onnx"),
+        (["{yaml}", "--batch", "8"], 2, "--batch describes one model"),
+        (["{yaml}"], 2, "state one under models"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(xrt, digits, tmp_path, arguments, code, match):
+    yaml = tmp_path / "serve.yaml"
+    yaml.write_text("schema: xpuruntime.serve/1\nmodels: {}\n")
+    missing = tmp_path / "missing.onnx"
+    result = xrt("serve", *ANY, *(one.format(digits=digits, missing=missing, yaml=yaml) for one in arguments))
+    assert (result.code, result.out) == (code, "")
+    assert match in result.err
