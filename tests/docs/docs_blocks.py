@@ -48,6 +48,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),
     "nccl": (has_nccl, "needs NCCL: pip install nvidia-nccl-cu13"),
     "torch": (has_module("torch"), "needs torch"),
+    "serve": (has_module("uvicorn"), "needs uvicorn: pip install 'xpuruntime[serve]'"),
     "onnxscript": (has_module("onnxscript"), "needs onnxscript, which comes with xpuruntime[torch]"),
 }
 

@@ -26,7 +26,7 @@ API = "".join(
     ]
 )
 #: Packages with a public surface of their own.
-PACKAGES = ("xpuruntime.pytorch", "xpuruntime.pytorch.ops", "xpuruntime.distributed")
+PACKAGES = ("xpuruntime.pytorch", "xpuruntime.pytorch.ops", "xpuruntime.distributed", "xpuruntime.serving")
 
 
 def test_the_list_is_sorted_and_without_repeats():

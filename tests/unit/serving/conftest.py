@@ -62,6 +62,10 @@ def served(service: Service) -> Iterator[Served]:
     options = TransportOptions(
         access=Access(repository=True), max_body=4 << 20, max_message=4 << 20, header_seconds=1.5, body_seconds=1.5
     )
-    server = Server(service, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options, metrics=lambda: "up 1\n")
+
+    def metrics(accept: str) -> tuple[bytes, str]:
+        return f"# for {accept}\nup 1\n".encode(), "text/plain; version=0.0.4; charset=utf-8"
+
+    server = Server(service, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options, pages={"/metrics": metrics})
     with server:
         yield Served(service, server, Client(server.http_address))

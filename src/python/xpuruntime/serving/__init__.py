@@ -11,16 +11,22 @@ from xpuruntime.lazy_names import load_name as _load_name
 if TYPE_CHECKING:
     from xpuruntime.serving.access import Access
     from xpuruntime.serving.http.application import asgi_app
+    from xpuruntime.serving.models.service import Models
+    from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.options import TransportOptions
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.status import ServingError, Status
     from xpuruntime.serving.tls import Tls
 
-__all__ = ["Access", "Server", "ServingError", "Status", "Tls", "TransportOptions", "asgi_app"]
+__all__ = [
+    "Access", "Models", "ServeSettings", "Server", "ServingError", "Status", "Tls", "TransportOptions", "asgi_app",
+]  # fmt: skip
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "Access": "access",
+    "Models": "models.service",
+    "ServeSettings": "models.settings",
     "Server": "server",
     "ServingError": "status",
     "Status": "status",

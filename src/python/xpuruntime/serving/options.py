@@ -38,7 +38,6 @@ class TransportOptions:
         How long a connection without a request is kept.
     drain_seconds : float
         How long accepted requests are waited for when the server stops.
-    metrics_path : str
     """
 
     access: Access = field(default_factory=Access)
@@ -50,7 +49,6 @@ class TransportOptions:
     body_seconds: float = 10.0
     idle_seconds: float = 30.0
     drain_seconds: float = 30.0
-    metrics_path: str = "/metrics"
 
     def server_metadata(self, service: ModelService) -> dict[str, Any]:
         """Return the metadata of a server: those of its models, with the extensions of its transports."""

@@ -19,19 +19,20 @@ from xpuruntime.serving.listening import bind, read_address, shown, unusable
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.pages import pages_of
 from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.tls import Tls
 
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.pages import Pages
 
 __all__ = ["Server"]
 
@@ -49,8 +50,8 @@ class Server:
     options : TransportOptions, optional
     tls : Tls, optional
         Certificate and key of both listeners.
-    metrics : callable, optional
-        Returns the text of the metrics, in Prometheus' format.
+    pages : mapping, optional
+        Further paths of HTTP; see `asgi_app`.
 
     Attributes
     ----------
@@ -85,7 +86,7 @@ class Server:
         grpc: str | None = None,
         options: TransportOptions | None = None,
         tls: Tls | None = None,
-        metrics: Callable[[], str] | None = None,
+        pages: Pages | None = None,
     ) -> None:
         for option, address in (("http", http), ("grpc", grpc)):
             if address is not None:
@@ -97,7 +98,7 @@ class Server:
         self._http, self._grpc = http, grpc
         self._options = options or TransportOptions()
         self._tls = tls
-        self._metrics = metrics
+        self._pages = pages_of(self._service) if pages is None else pages
         self._gate = Gate()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,7 +140,6 @@ class Server:
             max_body=stated.http.max_body,
             max_message=stated.grpc.max_message,
             drain_seconds=drain_seconds,
-            metrics_path=stated.metrics.path,
         )
         models = Models(stated)
         made = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
@@ -248,7 +248,7 @@ class Server:
 
         from xpuruntime.serving.http.connections import connection_class
 
-        application = Application(self._service, self._options, metrics=self._metrics, gate=self._gate)
+        application = Application(self._service, self._options, pages=self._pages, gate=self._gate)
         tls = {} if self._tls is None else self._tls.for_uvicorn()
         config = uvicorn.Config(
             application,

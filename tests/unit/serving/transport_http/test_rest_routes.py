@@ -99,8 +99,9 @@ def test_facts(served):
     assert len(get("/v2/models/stats").json["model_stats"]) == len(served.service.models)
     assert get("/v2/models/digits/plan").json["schema"] == "xpuruntime.plan/1"
     assert get("/v2/models/two.words-x_1").status == 200
-    assert get("/metrics").body == b"up 1\n"
+    assert get("/metrics", Accept="text/plain").body == b"# for text/plain\nup 1\n"
     assert get("/metrics").headers["content-type"].startswith("text/plain")
+    assert served.http.post("/metrics").status == 405
     assert get("/v2").headers["content-type"] == "application/json"
     head = served.http("HEAD", "/v2")
     assert (head.status, head.body) == (200, b"")

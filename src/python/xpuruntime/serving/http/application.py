@@ -17,6 +17,7 @@ from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.bodies import read_body
 from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
 from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.pages import pages_of
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import error_body, write_response
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.pages import Pages
 
 __all__ = ["Application", "asgi_app"]
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
-_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _CLOSE = (b"connection", b"close")
 #: Longer bodies are decoded, and longer responses compressed, in a thread: others are answered meanwhile.
 _LONG = 1 << 20
@@ -55,8 +56,8 @@ class Application:
     ----------
     service : ModelService
     options : TransportOptions, optional
-    metrics : callable, optional
-        Returns the text of the metrics, in Prometheus' format.
+    pages : mapping, optional
+        Further paths; see `Pages`.
     gate : Gate, optional
         Shared with the other transport of a server.
     """
@@ -66,12 +67,12 @@ class Application:
         service: ModelService,
         options: TransportOptions | None = None,
         *,
-        metrics: Callable[[], str] | None = None,
+        pages: Pages | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._service = service
         self._options = options or TransportOptions()
-        self._metrics = metrics
+        self._pages = pages or {}
         self._gate = gate or Gate()
 
     async def __call__(
@@ -99,9 +100,14 @@ class Application:
         self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
     ) -> _Answer:
         path = scope["path"]
-        if path == self._options.metrics_path and self._metrics is not None:
+        page = self._pages.get(path)
+        if page is not None:
             self._options.access.check(headers.get(b"authorization"))
-            return _Answer(200, [_TEXT], [self._metrics().encode()])
+            if scope["method"] not in ("GET", "HEAD"):
+                raise WrongMethodError(path, "GET, HEAD")
+            loop = asyncio.get_running_loop()
+            body, content_type = await loop.run_in_executor(None, page, headers.get(b"accept"))
+            return _Answer(200, [(b"content-type", content_type.encode())], [body])
         route = route_of(scope["method"], path)
         if route.action == "live" or (route.action == "ready" and not route.model):
             return self._health(route)
@@ -222,19 +228,21 @@ class Application:
 
 
 def asgi_app(
-    service: ModelService, options: TransportOptions | None = None, *, metrics: Callable[[], str] | None = None
+    service: ModelService, options: TransportOptions | None = None, *, pages: Pages | None = None
 ) -> Application:
     """Return the REST protocol over a service as an ASGI 3 application, for a server of yours.
 
     Parameters
     ----------
     service : ModelService
+        Such as `Models`, which must have been started.
     options : TransportOptions, optional
         Those of connections, such as `header_seconds`, are your server's.
-    metrics : callable, optional
-        Returns the text of the metrics, in Prometheus' format.
+    pages : mapping, optional
+        Path to a function of the header ``Accept`` that returns a body and its content type. Without it the metrics
+        and the status page of `Models`.
     """
-    return Application(service, options, metrics=metrics)
+    return Application(service, options, pages=pages_of(service) if pages is None else pages)
 
 
 class _Headers:
