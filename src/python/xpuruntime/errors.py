@@ -16,7 +16,9 @@ Every message names the thing, the reason and the fix, with control characters a
      │    ├── EngineFailed                 it failed while loading, compiling or running a model
      │    └── AccuracyError                results are out of tolerance, so the model is not used
      ├── PlanError                         a plan does not fit the model, policy, machine or engine it is opened with
-     └── LockError                         a lock cannot be read, or does not match what is here
+     ├── LockError                         a lock cannot be read, or does not match what is here
+     ├── QueueFullError                    as many asynchronous runs wait as may
+     └── DeadlineError (TimeoutError)      an asynchronous run did not begin in time, and does not run
 
     XpuRuntimeWarning (UserWarning)        what a `prefer` policy could not enforce
 """
@@ -30,6 +32,7 @@ from xpuruntime.printable import printable
 __all__ = [
     "AccuracyError",
     "CudaError",
+    "DeadlineError",
     "EngineError",
     "EngineFailed",
     "EngineUnavailable",
@@ -39,6 +42,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlanError",
     "PolicyError",
+    "QueueFullError",
     "UnsupportedOperationError",
     "XpuRuntimeError",
     "XpuRuntimeWarning",
@@ -131,6 +135,14 @@ class LockError(XpuRuntimeError):
     def __init__(self, message: str, *, drifts: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.drifts = drifts
+
+
+class QueueFullError(XpuRuntimeError):
+    """As many asynchronous runs wait as may; see `InferenceSession.run_async`."""
+
+
+class DeadlineError(XpuRuntimeError, TimeoutError):
+    """An asynchronous run did not begin in time, and does not run; see `InferenceSession.run_async`."""
 
 
 class XpuRuntimeWarning(UserWarning):

@@ -180,3 +180,66 @@ def test_torch_arrays_go_back_as_torch(quick: Path, engine: str) -> None:
         y = session.run_async({"x": torch.ones(4, 64)}).result(WAIT)["y"]
         assert isinstance(y, torch.Tensor)
         np.testing.assert_array_equal(y.numpy(), session.run({"x": x_of(1)})["y"])
+
+
+def busy(session: xrt.InferenceSession, rows: int = 512) -> list[concurrent.futures.Future]:
+    """Start more runs than there are threads."""
+    return [session.run_async({"x": x_of(1, rows=rows, width=1024)}) for _ in range(10)]
+
+
+def test_a_full_queue_refuses_and_says_so(slow: Path, engine: str) -> None:
+    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
+        running = busy(session)
+        with pytest.raises(xrt.QueueFullError, match=r"2 asynchronous runs of this session wait already\. Fix:"):
+            session.run_async({"x": x_of(1, width=1024)}, queue=2)
+        for future in running:
+            future.result(WAIT)
+        for _ in range(10):
+            assert session.run_async({"x": x_of(1, width=1024)}, queue=1).result(WAIT)["y"].shape == (4, 1024)
+
+
+def test_cancelled_runs_make_room(slow: Path, engine: str) -> None:
+    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
+        running = busy(session)
+        cancelled = [future for future in running if future.cancel()]
+        assert cancelled
+        assert session.run_async({"x": x_of(1, width=1024)}, queue=3).result(WAIT)["y"].shape == (4, 1024)
+        done, left = concurrent.futures.wait(running, WAIT)
+        assert not left
+        assert sum(future.cancelled() for future in done) == len(cancelled)
+
+
+def test_a_run_that_does_not_begin_in_time_does_not_run(slow: Path, engine: str) -> None:
+    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
+        running = busy(session, rows=1024)
+        late = session.run_async({"x": x_of(1, width=1024)}, timeout=1e-4)
+        with pytest.raises(TimeoutError, match="did not begin within its timeout") as caught:
+            late.result(WAIT)
+        assert isinstance(caught.value, xrt.DeadlineError)
+        assert not running[-1].done(), "the others are still on the way"
+        for future in running[1:]:
+            future.cancel()
+        in_time = [session.run_async({"x": x_of(1, width=1024)}, timeout=WAIT) for _ in range(4)]
+        assert all(future.result(WAIT)["y"].shape == (4, 1024) for future in in_time)
+
+
+@pytest.mark.parametrize("bad", [{"queue": 0}, {"queue": True}, {"queue": 1.5}, {"timeout": 0}, {"timeout": "1"}])
+def test_wrong_limits(quick: Path, bad: dict) -> None:
+    with xrt.InferenceSession(quick, device="cpu") as session, pytest.raises(xrt.InputError, match=next(iter(bad))):
+        session.run_async({"x": x_of(1)}, **bad)
+
+
+def test_a_timeout_keeps_no_model_alive(quick: Path) -> None:
+    session = xrt.InferenceSession(quick, device="cpu", engine="onnxruntime")
+    session.run_async({"x": x_of(1)}, timeout=3600).result(WAIT)
+    loaded = weakref.ref(session._open())
+    session.close()
+    del session
+    deadline = time.monotonic() + 5
+    while loaded() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loaded() is None
+    deadline = time.monotonic() + 5
+    while any(one.name == "xpuruntime-run-timer" for one in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(one.name == "xpuruntime-run-timer" for one in threading.enumerate())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_config import NativeExporter
     from xpuruntime.engines.options import Option
+    from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Control, Conversion, KeySeen, Unit, Verdict
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
@@ -187,7 +188,9 @@ class LoadedModel(ABC):
         """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
         return self.run
 
-    def run_async(self, feeds: Mapping[str, Any], stream: Any = None) -> Future[dict[str, Any]]:
+    def run_async(
+        self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
+    ) -> Future[dict[str, Any]]:
         """Start a run and return at once; see `InferenceSession.run_async`.
 
         By default, `run` is called by a few threads of the model. Arrays on a device are run by the calling thread, and
@@ -204,7 +207,8 @@ class LoadedModel(ABC):
                 done.set_exception(error)
             return done
         threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
-        return threads.submit(instrumented_method(self, "run"), dict(feeds) if hasattr(feeds, "keys") else feeds)
+        given = dict(feeds) if hasattr(feeds, "keys") else feeds
+        return threads.submit(instrumented_method(self, "run"), given, limits=limits)
 
     def run_threads(self, count: int) -> RunThreads:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""

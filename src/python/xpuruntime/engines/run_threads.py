@@ -4,20 +4,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
 import queue
 import threading
+import time
 import weakref
-from concurrent.futures import Future, TimeoutError
-from typing import TYPE_CHECKING, Any, cast
+from concurrent.futures import Future, InvalidStateError, TimeoutError
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from xpuruntime.errors import EngineError, XpuRuntimeError
+from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
 from xpuruntime.runtime.exiting import interpreter_ends
 from xpuruntime.runtime.forking import reset_in_child, rest_for_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINGER", "RunFuture", "RunThreads", "cancel", "lost_in_fork"]
+__all__ = ["LINGER", "QueueLimits", "RunFuture", "RunThreads", "cancel", "lost_in_fork"]
 
 #: Seconds that a thread stays when there is nothing to do.
 LINGER = 0.25
@@ -97,10 +101,18 @@ def cancel(future: Future[Any]) -> None:
         future.set_running_or_notify_cancel()
 
 
+class QueueLimits(NamedTuple):
+    """How many calls may wait when one more is submitted, and seconds within which it must begin."""
+
+    queue: int | None = None
+    timeout: float | None = None
+
+
 class _Job:
     def __init__(self, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
         self.future = RunFuture()
+        self.expired = False
 
 
 class RunThreads:
@@ -137,27 +149,42 @@ class RunThreads:
         self._calling: set[int] = set()
         self._forks = 0
         self._less = threading.Condition(self._lock)
+        #: Calls that must begin by a time, and what waits for the first of them.
+        self._deadlines: list[tuple[float, int, weakref.ref[_Job]]] = []
+        self._numbers = itertools.count()
+        self._earlier = threading.Condition(self._lock)
+        self._watching = False
 
     @property
     def closed(self) -> bool:
         """Whether nothing is accepted any more."""
         return not self._open
 
-    def submit(self, call: Callable[..., dict[str, Any]], *arguments: Any) -> Future[dict[str, Any]]:
+    def submit(
+        self, call: Callable[..., dict[str, Any]], *arguments: Any, limits: QueueLimits | None = None
+    ) -> Future[dict[str, Any]]:
         """Call ``call(*arguments)`` in one of the threads.
 
         Raises
         ------
         XpuRuntimeError
             After `close`.
+        QueueFullError
+            As many calls wait as `limits` allow.
         """
         if not self._open:
             raise XpuRuntimeError("this session is closed; open a new InferenceSession")
         if interpreter_ends():
             raise XpuRuntimeError("the interpreter ends, so no run is started any more; wait for runs before it does")
         job = _Job(call, arguments)
+        if limits is not None and limits.queue is not None:
+            self._check_room(limits.queue)
         self._futures.add(job.future)
         self._jobs.put(job)
+        if limits is not None and limits.timeout is not None:
+            from xpuruntime import _core
+
+            _core.call_aside(self._watch, job, time.monotonic() + limits.timeout)
         if self._lacks_threads():
             from xpuruntime import _core  # planning and the doctor import this module without the core
 
@@ -211,6 +238,77 @@ class RunThreads:
     def _wait_for_calls(self, caller: int) -> None:
         with self._lock:
             self._less.wait_for(lambda: not self._calling - {caller})
+
+    def _check_room(self, most: int) -> None:
+        if self._jobs.qsize() < most:
+            return
+        from xpuruntime import _core
+
+        _core.call_aside(self._drop_cancelled)
+        if self._jobs.qsize() >= most:
+            raise QueueFullError(
+                f"{most} asynchronous runs of this session wait already. Fix: wait for one of them, or allow more with "
+                "queue="
+            )
+
+    def _drop_cancelled(self) -> None:
+        """Take out of the queue what nobody waits for any more."""
+        kept = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kept.append(self._jobs.get_nowait())
+        for job in kept:
+            if job is None or not job.future.done():
+                self._jobs.put(job)
+            elif job.future.cancelled():
+                job.future.set_running_or_notify_cancel()
+
+    def _watch(self, job: _Job, deadline: float) -> None:
+        """Have a call fail that has not begun by a time. Never in a thread that may be interrupted."""
+        with self._lock:
+            heapq.heappush(self._deadlines, (deadline, next(self._numbers), weakref.ref(job)))
+            self._earlier.notify()
+            if self._watching:
+                return
+            self._watching = True
+        try:
+            threading.Thread(target=self._expire, name="xpuruntime-run-timer", daemon=True).start()
+        except BaseException:
+            with self._lock:
+                self._watching = False
+            raise
+
+    def _expire(self) -> None:
+        while True:
+            with self._lock:
+                job = self._first_to_expire()
+                if job is None and not self._deadlines:
+                    self._watching = False
+                    return
+                left = self._deadlines[0][0] - time.monotonic()
+                if job is None or left > 0:
+                    del job  # whose call keeps the model alive
+                    self._earlier.wait(min(left, LINGER))
+                    continue
+                heapq.heappop(self._deadlines)
+                job.expired = True  # so that no thread begins it
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                job.future.set_exception(
+                    DeadlineError(
+                        "this asynchronous run did not begin within its timeout, because others ran. Fix: allow more "
+                        "time, or start fewer runs"
+                    )
+                )
+            del job
+
+    def _first_to_expire(self) -> _Job | None:
+        """Return the call with the first deadline of those that have not begun. With the lock."""
+        while self._deadlines:
+            job = self._deadlines[0][2]()
+            if job is not None and not job.future.done() and not job.future.running():
+                return job
+            heapq.heappop(self._deadlines)
+        return None
 
     def _lacks_threads(self) -> bool:
         # Without the lock: a thread that ends says so before it looks for jobs a last time.
@@ -298,6 +396,8 @@ class RunThreads:
         """Say whether a call is to be made, which `close` and a fork wait for from then on; or cancel it."""
         with self._lock:
             self._less.wait_for(lambda: not self._forks)
+            if job.expired:
+                return False
             if self._open:
                 if not job.future.set_running_or_notify_cancel():
                     return False

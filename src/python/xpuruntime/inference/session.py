@@ -14,6 +14,7 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_mapping
 from xpuruntime.engines.model.static_batch import with_open_batch
 from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import Asked, plan_asked, reopen_plan, warn_of
 from xpuruntime.runtime.forking import reset_in_child
@@ -221,7 +222,14 @@ class InferenceSession:
         """The lock that the session was opened under, if any."""
         return None if self._lock is None else self._lock.lock
 
-    def run_async(self, inputs: Mapping[str, Any], *, stream: Any = None) -> Future[dict[str, Any]]:
+    def run_async(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        stream: Any = None,
+        queue: int | None = None,
+        timeout: float | None = None,
+    ) -> Future[dict[str, Any]]:
         """Start a run and return at once.
 
         Parameters
@@ -230,6 +238,10 @@ class InferenceSession:
             As for `run`. Do not write into the arrays before the future is done: they are not copied.
         stream : stream, optional
             CUDA only, as for `run`.
+        queue : int, optional
+            Most runs of this session that may wait already; 1 or more. Default: any number.
+        timeout : float, optional
+            Seconds within which the run must begin; one that has begun goes on to its end.
 
         Returns
         -------
@@ -241,7 +253,11 @@ class InferenceSession:
         Raises
         ------
         InputError
-            An input is wrong, where the engine looks at once; else the future raises it.
+            An input is wrong, where the engine looks at once; else the future raises it. Or `queue` or `timeout` is.
+        QueueFullError
+            As many runs wait as `queue` allows.
+        DeadlineError
+            From the future: the run did not begin within `timeout`.
         XpuRuntimeError
             The session is closed.
 
@@ -250,7 +266,11 @@ class InferenceSession:
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
         arrays are ready in the order of the caller's stream.
         """
-        future: Future[dict[str, Any]] = instrumented_method(self._open(), "run_async")(inputs, stream)
+        limits = _limits(queue, timeout)
+        start = instrumented_method(self._open(), "run_async")
+        future: Future[dict[str, Any]] = (
+            start(inputs, stream) if limits is None else start(inputs, stream, limits=limits)
+        )
         return future
 
     def bind(
@@ -428,3 +448,13 @@ class InferenceSession:
     def __repr__(self) -> str:
         state = "closed" if self._loaded is None else f"{self.plan.engine}@{self.plan.device}"
         return f"<InferenceSession {self._model.path!r} {state}>"
+
+
+def _limits(queue: int | None, timeout: float | None) -> QueueLimits | None:
+    if queue is None and timeout is None:
+        return None
+    if queue is not None and (isinstance(queue, bool) or not isinstance(queue, int) or queue < 1):
+        raise InputError(f"queue is the number of runs that may wait, 1 or more, got {queue!r}")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX):
+        raise InputError(f"timeout is a number of seconds above 0, got {timeout!r}")
+    return QueueLimits(queue, timeout)

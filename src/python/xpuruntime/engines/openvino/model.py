@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.slots import Slot
+    from xpuruntime.engines.run_threads import QueueLimits
 
 __all__ = ["OpenVinoModel"]
 
@@ -125,12 +126,14 @@ class OpenVinoModel(HostModel):
         self._refuse_constants(feeds)
         return super().run(feeds, stream)
 
-    def run_async(self, feeds: Mapping[str, Any], stream: Any = None) -> Future[dict[str, Any]]:
+    def run_async(
+        self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
+    ) -> Future[dict[str, Any]]:
         """Check, and run in a thread, as many side by side as OpenVINO runs well; see `InferenceSession.run_async`."""
         if self._handle is None:
             closed()
         if self._extended:
-            return super().run_async(feeds, stream)
+            return super().run_async(feeds, stream, limits=limits)
         self._refuse_constants(feeds)
         refuse_stream(stream)
         ready, kind = self.ready(feeds)
@@ -141,7 +144,7 @@ class OpenVinoModel(HostModel):
             results = self._infer(ready, arrays)
             return {name: from_host(value, kind) for name, value in zip(names, results, strict=True)}
 
-        return self.run_threads(self._side_by_side).submit(run)
+        return self.run_threads(self._side_by_side).submit(run, limits=limits)
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
