@@ -10,6 +10,7 @@ import typer
 
 from xpuruntime.cli import (
     bench,
+    bisect,
     compare,
     demo,
     determinism,
@@ -79,6 +80,7 @@ app.command("lock", epilog=EXIT_CODES)(lock.lock)
 app.command("explain", epilog=EXIT_CODES)(plan.explain)
 app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)
+app.command("bisect", epilog=EXIT_CODES)(bisect.bisect)
 app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("serve", epilog=EXIT_CODES)(serve.serve)
 app.command("tune", epilog=EXIT_CODES)(tune.tune)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -294,10 +295,10 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
             rows.append(DiffRow(id=f"output {name}", before=said[0], after=said[1], causes=causes, restore=restore))
         elif one["sha256"] != other["sha256"]:
             repeats = ["repeats" if side["repeats"] else "does not repeat" for side in (one, other)]
-            figures = _drift(one["file"], other["file"], name)
+            drift, figures = _drift(one["file"], other["file"], name)
             rows.append(
-                DiffRow(id=f"output {name}", what=figures, before=repeats[0], after=repeats[1], causes=causes,
-                        restore=restore)
+                DiffRow(id=f"output {name}", what=drift, before=repeats[0], after=repeats[1], causes=causes,
+                        restore=restore, figures=figures)
             )  # fmt: skip
     if not before and not after:
         return Level(name="numerics", verdict="not compared", reason="no output is a plain array")
@@ -309,12 +310,15 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
     return _level("numerics", (*rows, *first), reason)
 
 
-def _drift(before: str, after: str, name: str) -> str:
+def _drift(before: str, after: str, name: str) -> tuple[str, dict[str, float]]:
+    """Return how far an output is from another one as text, and as figures where both can be compared."""
     arrays = [{name: read_array(Path(path))[1]} for path in (before, after)]
-    figures = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
+    found = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
     if arrays[0][name].shape != arrays[1][name].shape or arrays[0][name].dtype != arrays[1][name].dtype:
-        return figures.reason
-    return f"drift {figures.max_abs:.3g}, {figures.max_rel:.2g} of the largest, cosine {figures.cosine:.7f}"
+        return found.reason, {}
+    figures = {"max_abs": found.max_abs, "max_rel": found.max_rel, "cosine": found.cosine}
+    said = f"drift {found.max_abs:.3g}, {found.max_rel:.2g} of the largest, cosine {found.cosine:.7f}"
+    return said, {key: float(value) for key, value in figures.items() if math.isfinite(value)}
 
 
 def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[DiffRow], str]:
@@ -324,7 +328,7 @@ def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: s
         for tensor in one["tensors"].keys() & other["tensors"].keys():
             sides = [side["tensors"][tensor] for side in (one, other)]
             if sides[0]["sha256"] != sides[1]["sha256"]:
-                figures = _drift(sides[0]["file"], sides[1]["file"], tensor)
+                figures, _ = _drift(sides[0]["file"], sides[1]["file"], tensor)
                 row = DiffRow(
                     id=f"first node {one['node']}", what=f"{one['op']}: {figures}", before=f"tensor {tensor}", after="",
                     nodes=(one["node"],), causes=causes, restore=restore,

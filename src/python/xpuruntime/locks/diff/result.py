@@ -43,6 +43,8 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
         Rows of the environment, and where a side is a lock of the plan, that may have caused it.
     restore : str
         The pin or command that restores the first side; empty where none is known.
+    figures : dict of str to float
+        Of an output: ``max_abs``, ``max_rel`` (a share of the largest value) and ``cosine``, where they are finite.
     """
 
     id: str
@@ -52,6 +54,7 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     restore: str = ""
+    figures: dict[str, float] = {}
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``xrt bisect``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, flag_option, text_option
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from xpuruntime.locks.version_bisect.result import VersionVerdict
+
+__all__ = ["bisect"]
+
+PackageArgument = Annotated[
+    str, typer.Argument(metavar="PACKAGE", help="As pip knows it, such as onnxruntime.", show_default=False)
+]
+RangeArgument = Annotated[
+    str, typer.Argument(metavar="GOOD..BAD", help="Two versions, such as 1.23.2..1.32.0.", show_default=False)
+]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="What is run.", show_default=False)]
+ClaimOption = Annotated[
+    str,
+    typer.Option(
+        "--claim",
+        metavar="CLAIM",
+        help="What must be as with GOOD: runs, plan, placement, kernels, numerics, 'accuracy <= 1e-3', "
+        "unit:NODE.kernel, or 'speed.latency.p50 <= +5%'.",
+        show_default=False,
+    ),
+]
+WithOption = Annotated[
+    list[str] | None,
+    text_option("--with", metavar="REQUIREMENT", help="Install this too, such as 'numpy<2'. May be repeated."),
+]
+PreOption = Annotated[bool, flag_option("--pre", "Take pre-releases, too.")]
+BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for timing one version.")]
+JournalOption = Annotated[
+    str | None, text_option("--journal", metavar="FILE", help="Write each verdict to this file as it is known.")
+]
+ResumeOption = Annotated[bool, flag_option("--resume", "Go on with a journal that is there.")]
+OutputOption = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Save the result as JSON, too.", show_default=False)
+]
+
+
+@choosing
+def bisect(
+    package: PackageArgument,
+    versions: RangeArgument,
+    model: ModelArgument,
+    *,
+    claim: ClaimOption,
+    input: InputOption = None,
+    choice: Choice,
+    dim: DimOption = None,
+    with_: WithOption = None,
+    pre: PreOption = False,
+    budget: BudgetOption = "60s",
+    journal: JournalOption = None,
+    resume: ResumeOption = False,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Find the version of a package that changed a claim about a model, in environments that are thrown away.
+
+    Exits with 0 when it is found, with 1 when the claim holds with BAD, with 3 when GOOD or BAD does not run, and with
+    4 when versions that could not be judged leave several.
+    """
+    from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.session_options import prepare, say_made_up
+    from xpuruntime.locks.version_bisect.bisecting import bisect_versions
+    from xpuruntime.policies.quantities import read_duration
+
+    good, dots, bad = versions.partition("..")
+    if not (dots and good and bad) or ".." in bad:
+        raise InputError(f"{versions!r} is no range of versions. Fix: write GOOD..BAD, such as 1.23.2..1.32.0")
+    check_target("--output", output)
+    check_outputs({"--output": output, "--journal": journal}, model, choice, input)
+    seconds = read_duration(budget, "--budget")
+    feeds = prepare(model, input, dim, trust=choice.trust)[1]
+    say_made_up(feeds)
+    with working(f"bisecting {package}", as_json=json):
+        found = bisect_versions(
+            package,
+            good,
+            bad,
+            model,
+            claim=claim,
+            inputs=feeds.arrays,
+            extra=with_ or (),
+            pre=pre,
+            budget=seconds,
+            journal=journal,
+            resume=resume,
+            progress=_say,
+            **choice.arguments(),
+        )
+    print_and_save(found, {found.save: output}, as_json=json)
+    return found.exit_code
+
+
+def _say(verdict: VersionVerdict) -> None:
+    """Say a verdict on stderr as it is known: a bisection takes minutes."""
+    from xpuruntime.cli.output import error_line
+
+    error_line(f"{verdict.version} is {verdict.verdict}: {verdict.reason}", label="note")

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Throw-away environments: one version of a package, and everything else as it is here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xpuruntime.errors import EngineError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["InstallError", "listed_versions", "make_environment", "versions_between"]
+
+#: Seconds until pip is given up.
+_LIST_SECONDS, _INSTALL_SECONDS = 120.0, 1200.0
+_AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
+_VERSION = re.compile(r"[0-9A-Za-z.!+_-]+\Z")
+
+
+class InstallError(EngineError):
+    """A version of a package cannot be installed here."""
+
+
+def listed_versions(package: str, *, pre: bool = False) -> list[str]:
+    """Return the versions of a package that pip's index has for this interpreter, the oldest first.
+
+    Raises
+    ------
+    InputError
+        The name is none of a package, or the index has no such package.
+    EngineError
+        pip is missing, or the index cannot be reached.
+    """
+    if _NAME.match(package) is None:
+        raise InputError(f"{package!r} is not the name of a package, such as 'onnxruntime'")
+    arguments = ["index", "versions", package, *(["--pre"] if pre else [])]
+    code, out, error = _pip(arguments, _LIST_SECONDS)
+    found = _AVAILABLE.search(out)
+    if code == 0 and found is not None:
+        return [one.strip() for one in found[1].split(",")][::-1]
+    if "No matching distribution" in error:
+        raise InputError(f"the package index of pip has no version of {package!r} for this Python")
+    raise EngineError(f"pip cannot list the versions of {package!r}: {_last_line(error)}")
+
+
+def versions_between(versions: Sequence[str], good: str, bad: str) -> list[str]:
+    """Return the versions from a good to a bad one, in this order; a bad version may be the older one.
+
+    Raises
+    ------
+    InputError
+        One of them is not listed, or both are the same.
+    """
+    for one in (good, bad):
+        if one not in versions:
+            near = ", ".join(versions[-8:])
+            raise InputError(f"{one!r} is not among the versions that the package index has; the last are {near}")
+    if good == bad:
+        raise InputError(f"{good} is given as good and as bad. Fix: give GOOD..BAD, such as 1.23.2..1.32.0")
+    places = sorted(versions.index(one) for one in (good, bad))
+    found = list(versions[places[0] : places[1] + 1])
+    return found if found[0] == good else found[::-1]
+
+
+def make_environment(folder: Path, package: str, version: str, extra: Sequence[str] = ()) -> str:
+    """Return the interpreter of an environment with a version of a package.
+
+    The package, without what it depends on, is installed into an empty virtual environment. All else is what this
+    process imports, through links: so nothing but the version is another one. Packages of this process that bring the
+    same modules are left out.
+
+    Parameters
+    ----------
+    folder : Path
+        New.
+    package, version : str
+    extra : sequence of str
+        Further requirements, installed in the same way.
+
+    Raises
+    ------
+    InstallError
+        pip cannot install it.
+    """
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    arguments = [
+        "install",
+        "--no-deps",
+        "--no-input",
+        "--quiet",
+        "--target",
+        str(site),
+        f"{package}=={version}",
+        *extra,
+    ]
+    code, _, error = _pip(arguments, _INSTALL_SECONDS)
+    if code != 0:
+        raise InstallError(f"{package} {version} cannot be installed: {_last_line(error)}")
+    _link_the_rest(site, folder / "rest")
+    return str(folder / "bin" / "python")
+
+
+def _link_the_rest(site: Path, rest: Path) -> None:
+    """Link what this process imports into a folder, without what the environment has of its own."""
+    own = {one.name for one in site.iterdir() if not (one.is_dir() and not (one / "__init__.py").exists())}
+    own |= {one.name for one in site.iterdir() if one.name.endswith(".dist-info")}
+    replaced = {_canonical(dist.metadata["Name"]) for dist in metadata.distributions(path=[str(site)])}
+    rest.mkdir()
+    for place in _site_folders():
+        hidden = set(own)
+        for dist in metadata.distributions(path=[str(place)]):
+            tops = {file.parts[0] for file in dist.files or () if file.parts and file.parts[0] != ".."}
+            modules = {one for one in tops if not one.endswith((".dist-info", ".egg-info", ".libs"))}
+            if _canonical(dist.metadata["Name"]) in replaced or modules & own:
+                hidden |= {one for one in tops if one.endswith((".dist-info", ".egg-info"))}
+        for one in place.iterdir():
+            target = rest / one.name
+            if one.name not in hidden and one.suffix != ".pth" and not target.exists():
+                target.symlink_to(one)
+    (site / "_rest.pth").write_text(f"{rest}\n", encoding="utf-8")
+
+
+def _site_folders() -> Iterator[Path]:
+    for one in dict.fromkeys(sys.path):
+        place = Path(one)
+        if place.name in ("site-packages", "dist-packages") and place.is_dir():
+            yield place.resolve()
+
+
+def _canonical(name: str | None) -> str:
+    return re.sub(r"[-_.]+", "-", name or "").lower()
+
+
+def _pip(arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
+    """Run pip; it and what it starts end with this call, however that ends."""
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
+    )  # fmt: skip
+    try:
+        out, error = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return 1, "", f"pip took more than {seconds:g} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if "No module named pip" in error:
+        raise EngineError(f"{sys.executable} has no pip. Fix: {sys.executable} -m ensurepip")
+    return process.returncode, out, error
+
+
+def _last_line(text: str) -> str:
+    lines = [line.removeprefix("ERROR: ").strip() for line in text.splitlines() if line.startswith("ERROR")]
+    lines = lines or [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "pip said nothing"
+
+
+def remove(folder: Path) -> None:
+    """Remove an environment."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Journal`: the verdicts of a bisection, a line each, so that one that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import kind_of, reason_of, user_path
+from xpuruntime.files.reading import read_regular
+from xpuruntime.locks.version_bisect.result import VersionVerdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Journal"]
+
+SCHEMA = "xpuruntime.bisect.journal/1"
+_MOST = 1 << 24
+
+
+class Journal:
+    """Verdicts in a file; without a path, in memory alone.
+
+    Parameters
+    ----------
+    path : path-like, optional
+    subject : mapping
+        What is bisected; a file of another subject is refused.
+    resume : bool
+        Go on with a file that is there.
+
+    Raises
+    ------
+    InputError
+        The file is there and is not to be resumed, is of something else, or cannot be read or written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None, subject: Mapping[str, Any], *, resume: bool = False
+    ) -> None:
+        self._path = None if path is None else user_path(path, "the journal")
+        self.verdicts: dict[str, VersionVerdict] = {}
+        head = {"schema": SCHEMA, **json.loads(json.dumps(dict(subject)))}
+        if self._path is None:
+            if resume:
+                raise InputError("there is nothing to resume without a journal. Fix: give --journal FILE")
+            return
+        if kind_of(self._path) == "file":
+            if not resume:
+                raise InputError(
+                    f"the journal '{self._path}' is there. Fix: --resume goes on with it, or give another file"
+                )
+            self._read(head)
+        elif resume:
+            raise InputError(f"there is no journal '{self._path}' to resume")
+        else:
+            self._append(head, new=True)
+
+    def add(self, verdict: VersionVerdict) -> None:
+        """Add a verdict, on disk when this returns."""
+        self.verdicts[verdict.version] = verdict
+        if self._path is not None:
+            self._append(msgspec.to_builtins(verdict))
+
+    def _read(self, head: dict[str, Any]) -> None:
+        assert self._path is not None
+        try:
+            data = read_regular(self._path, _MOST)
+        except OSError as error:
+            raise InputError(f"cannot read the journal '{self._path}': {reason_of(error)}") from error
+        whole, _, torn = data.rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        try:
+            found = msgspec.json.decode(lines[0]) if lines else None
+            if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+                raise InputError(f"'{self._path}' is no journal of a bisection")
+            for name, value in head.items():
+                if found.get(name) != value:
+                    raise InputError(
+                        f"the journal '{self._path}' is of another {name}: {found.get(name)!r}, not {value!r}"
+                    )
+            for line in lines[1:]:
+                one = msgspec.json.decode(line, type=VersionVerdict)
+                self.verdicts[one.version] = one
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"the journal '{self._path}' cannot be read: {error}") from error
+        if torn:  # the line that a killed process was writing
+            with self._path.open("r+b") as file:
+                file.truncate(len(data) - len(torn))
+
+    def _append(self, value: Any, *, new: bool = False) -> None:
+        assert self._path is not None
+        try:
+            with self._path.open("xb" if new else "ab") as file:
+                file.write(msgspec.json.encode(value) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"cannot write the journal '{self._path}': {reason_of(error)}") from error

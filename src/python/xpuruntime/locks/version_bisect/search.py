@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`first_bad`: bisection of a list of versions, of which some cannot be judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Found", "Judgement", "first_bad", "most_tests"]
+
+Judgement = Literal["good", "bad", "skipped"]
+
+
+class Found(NamedTuple):
+    """What a bisection found.
+
+    Attributes
+    ----------
+    last_good, first_bad : int
+        Places in the list.
+    between : tuple of int
+        Those between the two, all of them skipped: the first bad version is one of these, or `first_bad`.
+    """
+
+    last_good: int
+    first_bad: int
+    between: tuple[int, ...]
+
+
+def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> Found:
+    """Find where versions turn from good to bad.
+
+    Parameters
+    ----------
+    versions : sequence of str
+        Ordered; the first is known as good and the last as bad, and neither is judged.
+    judge : callable
+        Called at most once for a version. Where it returns ``"skipped"``, the nearest version that is left is judged
+        instead, as ``git bisect skip`` does.
+    """
+    low, high, skipped = 0, len(versions) - 1, set[int]()
+    while left := [place for place in range(low + 1, high) if place not in skipped]:
+        middle = (low + high) / 2
+        place = min(left, key=lambda one: (abs(one - middle), one))
+        verdict = judge(versions[place])
+        if verdict == "good":
+            low = place
+        elif verdict == "bad":
+            high = place
+        else:
+            skipped.add(place)
+    return Found(low, high, tuple(range(low + 1, high)))
+
+
+def most_tests(versions: int) -> int:
+    """Return how many versions are judged at most, where none is skipped."""
+    return max(versions - 2, 0).bit_length()

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Bisection of versions: the search, claims and journals; and planted packages that are installed and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xpuruntime.errors import EngineError, InputError
+from xpuruntime.locks.diff.result import Diff, DiffRow, Level
+from xpuruntime.locks.version_bisect.bisecting import bisect_versions
+from xpuruntime.locks.version_bisect.environments import listed_versions, versions_between
+from xpuruntime.locks.version_bisect.journal import Journal
+from xpuruntime.locks.version_bisect.result import VersionVerdict
+from xpuruntime.locks.version_bisect.search import first_bad, most_tests
+from xpuruntime.locks.version_bisect.version_claims import judge, read_claim
+from xpuruntime.measuring.statistics import Verdict
+
+
+@given(count=st.integers(2, 60), data=st.data())
+def test_the_first_bad_version_is_found_or_is_among_the_skipped_ones(count, data):
+    change = data.draw(st.integers(1, count - 1))
+    skipped = data.draw(st.sets(st.integers(1, count - 2))) if count > 2 else set()
+    judged = []
+
+    def verdict(version):
+        judged.append(version)
+        place = int(version)
+        return "skipped" if place in skipped else "bad" if place >= change else "good"
+
+    found = first_bad([str(one) for one in range(count)], verdict)
+    assert found.last_good < change <= found.first_bad
+    assert found.last_good not in skipped
+    assert set(found.between) <= skipped
+    assert found.between == tuple(range(found.last_good + 1, found.first_bad))
+    assert len(judged) == len(set(judged)), "none is judged twice"
+    if not skipped:
+        assert found.first_bad == change
+        assert len(judged) <= most_tests(count)
+
+
+def diff_with(**levels):
+    names = ("environment", "plan", "placement", "kernels", "numerics", "time")
+    found = tuple(levels.get(name, Level(name=name, verdict="same")) for name in names)
+    return Diff(before="a", after="b", model="m", levels=found)
+
+
+def row(**changes):
+    return DiffRow(**{"id": "fc1", "what": "kernel", "before": "x", "after": "y", "nodes": ("fc1",), **changes})
+
+
+KERNEL = Level(name="kernels", verdict="differs", rows=(row(),))
+SILENT = Level(name="kernels", verdict="unobservable", reason="the engine does not report")
+OUTPUT = Level(
+    name="numerics",
+    verdict="differs",
+    rows=(row(id="output y", what="drift 1e-4", nodes=(), figures={"max_rel": 1e-4}),),
+)
+RESHAPED = Level(name="numerics", verdict="differs", rows=(row(id="output y", what="another shape", nodes=()),))
+
+
+@pytest.mark.parametrize(
+    ("claim", "levels", "verdict"),
+    [
+        ("runs", {"kernels": KERNEL}, "good"),
+        ("kernels", {}, "good"),
+        ("kernels", {"kernels": KERNEL}, "bad"),
+        ("kernels", {"kernels": SILENT}, "skipped"),
+        ("unit:fc1.kernel", {"kernels": KERNEL}, "bad"),
+        ("unit:fc1.layout", {"kernels": KERNEL}, "good"),
+        ("unit:fc2.kernel", {"kernels": KERNEL}, "good"),
+        ("unit:fc1.kernel", {"kernels": SILENT}, "skipped"),
+        ("unit:fc1.precision", {"kernels": SILENT}, "good"),
+        ("numerics", {"numerics": OUTPUT}, "bad"),
+        ("accuracy", {"numerics": OUTPUT}, "good"),
+        ("accuracy <= 1e-3", {"numerics": OUTPUT}, "good"),
+        ("accuracy <= 1e-5", {"numerics": OUTPUT}, "bad"),
+        ("accuracy <= 0.001%", {"numerics": OUTPUT}, "bad"),
+        ("accuracy", {"numerics": RESHAPED}, "bad"),
+        ("speed.latency.p50 <= +5%", {}, "skipped"),
+    ],
+)
+def test_a_claim_is_judged_by_the_level_that_it_is_of(claim, levels, verdict):
+    assert judge(read_claim(claim), diff_with(**levels))[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "within", "expected"),
+    [("slower", False, "bad"), ("tied", True, "good"), ("faster", True, "good"), ("inconclusive", False, "skipped")],
+)
+def test_speed_is_judged_by_interleaved_rounds(verdict, within, expected):
+    found = SimpleNamespace(
+        speed=SimpleNamespace(
+            ratio=1.0, low=0.9, high=1.1, verdict=Verdict(verdict), within_limit=within, too_noisy=False
+        )
+    )
+    assert judge(read_claim("speed.latency.p50 <= +5%"), found)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "speed",
+        "speed.latency.p99 <= 5%",
+        "unit:fc1.colour",
+        "accuracy <= -1",
+        "accuracy <= x",
+        "accuracy >= 1",
+        "bits",
+    ],
+)
+def test_what_is_no_claim_is_refused_with_what_is(text):
+    with pytest.raises(InputError, match="claim"):
+        read_claim(text)
+
+
+def test_limits_of_claims():
+    assert read_claim("speed.latency.p50 <= +5%").limit == pytest.approx(0.05)
+    assert read_claim("speed.latency.p50").limit == pytest.approx(0.05)
+    assert read_claim("accuracy").limit == 1e-3
+    assert read_claim("unit:a.b/c.kernel")[3:] == ("a.b/c", "kernel")
+
+
+def test_a_range_of_versions():
+    versions = ["1.0", "1.1", "1.10", "2.0"]
+    assert versions_between(versions, "1.1", "2.0") == ["1.1", "1.10", "2.0"]
+    assert versions_between(versions, "2.0", "1.1") == ["2.0", "1.10", "1.1"]
+    with pytest.raises(InputError, match=r"'3.0' is not among the versions"):
+        versions_between(versions, "1.0", "3.0")
+    with pytest.raises(InputError, match="as good and as bad"):
+        versions_between(versions, "1.0", "1.0")
+
+
+SUBJECT = {"package": "p", "good": "1", "bad": "3", "claim": "runs", "model": "sha"}
+
+
+def test_a_journal_is_resumed_with_what_it_has(tmp_path):
+    path = tmp_path / "j.jsonl"
+    Journal(path, SUBJECT).add(VersionVerdict(version="2", verdict="good", reason="r"))
+    with pytest.raises(InputError, match="--resume goes on with it"):
+        Journal(path, SUBJECT)
+    with path.open("ab") as file:
+        file.write(b'{"version": "3", "ver')  # killed while it wrote
+    again = Journal(path, SUBJECT, resume=True)
+    assert set(again.verdicts) == {"2"}
+    again.add(VersionVerdict(version="3", verdict="bad", reason="r"))
+    assert set(Journal(path, SUBJECT, resume=True).verdicts) == {"2", "3"}
+
+
+def test_journals_that_cannot_be_resumed(tmp_path):
+    path = tmp_path / "j.jsonl"
+    Journal(path, SUBJECT)
+    with pytest.raises(InputError, match=r"is of another claim: 'runs', not 'plan'"):
+        Journal(path, {**SUBJECT, "claim": "plan"}, resume=True)
+    with pytest.raises(InputError, match="there is no journal"):
+        Journal(tmp_path / "none", SUBJECT, resume=True)
+    with pytest.raises(InputError, match="give --journal"):
+        Journal(None, SUBJECT, resume=True)
+    (tmp_path / "other").write_text('{"schema": "x"}\n')
+    with pytest.raises(InputError, match="is no journal"):
+        Journal(tmp_path / "other", SUBJECT, resume=True)
+    (tmp_path / "garbage").write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match="cannot be read"):
+        Journal(tmp_path / "garbage", SUBJECT, resume=True)
+    with pytest.raises(InputError, match="cannot write the journal"):
+        Journal(tmp_path / "no" / "folder", SUBJECT)
+
+
+#: From a version on, sessions of ONNX Runtime are opened without optimisations: another engine's default.
+UNOPTIMISED = """
+import onnxruntime as ort
+
+own = ort.InferenceSession.__init__
+
+def opened(self, path, sess_options=None, *args, **kwargs):
+    sess_options = sess_options or ort.SessionOptions()
+    sess_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    own(self, path, sess_options, *args, **kwargs)
+
+ort.InferenceSession.__init__ = opened
+"""
+
+
+def wheel(folder, version, code, *, broken=False):
+    """Write a wheel whose module is imported as the interpreter starts."""
+    files = {
+        "xrt_planted.py": f"version = {version!r}\n{code}",
+        "zz_xrt_planted.pth": "import xrt_planted\n",
+        f"xrt_planted-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: xrt-planted\nVersion: {version}\n",
+        f"xrt_planted-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"xrt_planted-{version}.dist-info/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in (*files, record))
+    path = folder / f"xrt_planted-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    if broken:
+        path.write_bytes(path.read_bytes()[:-60])
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """A folder of wheels in which 1.4 is cut off, 1.5 crashes, and 1.6 changed a default."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for minor in range(10):
+        code = "import os; os.abort()" if minor == 5 else UNOPTIMISED if minor >= 6 else ""
+        wheel(folder, f"1.{minor}", code, broken=minor == 4)
+    return folder
+
+
+@pytest.fixture
+def planted(index, monkeypatch, tmp_path):
+    """Pip with this folder alone, and an empty folder for temporary files."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return temporary
+
+
+@pytest.fixture(scope="module")
+def model():
+    from pathlib import Path
+
+    return Path(__file__).parents[2] / "models" / "convnet.onnx"
+
+
+def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
+    assert listed_versions("xrt-planted") == [f"1.{minor}" for minor in range(10)]
+    said = []
+    found = bisect_versions(
+        "xrt-planted", "1.2", "1.8", model, claim="placement", device="cpu", progress=said.append,
+        journal=tmp_path / "j.jsonl",
+    )  # fmt: skip
+    verdicts = {one.version: one.verdict for one in found.versions}
+    assert verdicts["1.2"] == "good"
+    assert verdicts["1.8"] == "bad"
+    assert verdicts.get("1.4", "skipped") == verdicts.get("1.5", "skipped") == "skipped"
+    assert found.first_bad == "1.6"
+    assert found.last_good in ("1.3", "1.5")
+    assert found.outcome == "not decided", "1.4 and 1.5 cannot be judged, so that any of them may be it"
+    assert found.between == ("1.4", "1.5")
+    assert found.exit_code == 4
+    reasons = {one.version: one.reason for one in found.versions}
+    assert "cannot be installed" in reasons["1.4"]
+    assert "it does not run" in reasons["1.5"]
+    assert not list(planted.glob("xrt-*")), "nothing is left behind"
+    assert said[0].version == "1.8"
+    assert "xrt-planted" in str(found)
+    again = bisect_versions(
+        "xrt-planted", "1.2", "1.8", model, claim="placement", device="cpu", progress=said.append,
+        journal=tmp_path / "j.jsonl", resume=True,
+    )  # fmt: skip
+    assert again == found, "nothing is judged again"
+
+
+def test_a_claim_that_holds_with_the_bad_version_is_nothing_to_find(planted, model):
+    found = bisect_versions("xrt-planted", "1.9", "1.8", model, claim="placement", device="cpu")
+    assert (found.outcome, found.exit_code) == ("nothing changed", 1)
+    assert not list(planted.glob("xrt-*"))
+
+
+def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_path):
+    with pytest.raises(EngineError, match=r"the good version, xrt-planted 1\.5, does not run: .*SIGABRT"):
+        bisect_versions("xrt-planted", "1.5", "1.9", model, claim="placement", device="cpu")
+    with pytest.raises(EngineError, match=r"xrt-planted 1\.4 cannot be installed"):
+        bisect_versions("xrt-planted", "1.4", "1.9", model, claim="placement", device="cpu")
+    with pytest.raises(InputError, match="has no version of 'xrt-nothing'"):
+        bisect_versions("xrt-nothing", "1", "2", model, claim="runs")
+    with pytest.raises(InputError, match="is not the name of a package"):
+        bisect_versions("--upgrade", "1", "2", model, claim="runs")
+    with pytest.raises(InputError, match="cannot read the model"):
+        bisect_versions("xrt-planted", "1.0", "1.9", tmp_path / "none.onnx", claim="runs")
+    assert not list(planted.glob("xrt-*"))
+
+
+def test_ctrl_c_leaves_nothing_behind_and_the_journal_goes_on(planted, model, tmp_path):
+    journal = tmp_path / "j.jsonl"
+    command = [
+        sys.executable, "-c", "from xpuruntime.cli import main; main()", "bisect", "xrt-planted", "1.3..1.6",
+        str(model), "--claim", "placement", "--device", "cpu", "--journal", str(journal),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ends = time.monotonic() + 60
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 1) and time.monotonic() < ends:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert not list(planted.glob("xrt-*")), "environments and workers' folders are gone"
+    judged = journal.read_bytes().count(b"\n") - 1
+    again = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, timeout=120)
+    assert again.returncode == 4, again.stderr
+    result = json.loads(again.stdout)
+    assert result["first_bad"] == "1.6"
+    assert result["schema"] == "xpuruntime.bisect/1"
+    said = sum(again.stderr.count(f" is {verdict}: ") for verdict in ("good", "bad", "skipped"))
+    assert said == len(result["versions"]) - 1 - judged, "what the journal has is not judged again"
