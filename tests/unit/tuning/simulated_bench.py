@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xpuruntime.policies import Policy
@@ -71,13 +71,13 @@ class SimulatedBench:
     def shares(self, candidate: Candidate) -> dict[str, float]:
         return {"MatMul": 0.9, "Softmax": 0.1}
 
-    def duel(self, control: Candidate, candidate: Candidate) -> list[float]:
-        self.now += 2 * OPEN
-        self.measured.append(f"duel {candidate.id}")
-        both = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in (control, candidate)}
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        self.now += OPEN * len(candidates)
+        self.measured.append(f"duel {candidates[-1].id}")
+        process = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in candidates}
         return [
-            self.seconds(one.changes) * both[one.id] * self._noise(f"duel {one.id}", self.turns)
-            for one in (control, candidate, candidate, control)
+            self.seconds(one.changes) * process[one.id] * self._noise(f"duel {one.id}", self.turns)
+            for one in (*candidates, *reversed(candidates))
         ]
 
     def close(self, candidate: Candidate | None = None) -> None:

@@ -151,9 +151,9 @@ class Slow(SimulatedBench):
     def turn(self, candidate):
         time.sleep(0.004)
         return super().turn(candidate)
-    def duel(self, control, candidate):
+    def fresh(self, candidates):
         time.sleep(0.02)
-        return super().duel(control, candidate)
+        return super().fresh(candidates)
 
 with Journal(sys.argv[1], REQUEST, resume=sys.argv[2] == "resume") as journal:
     print("begun", flush=True)

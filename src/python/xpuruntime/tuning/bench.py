@@ -18,7 +18,7 @@ from xpuruntime.tuning.records import CandidateFailed, Trial
 from xpuruntime.tuning.runner import Job, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.tuning.records import Candidate, Code
@@ -60,8 +60,8 @@ class Bench(Protocol):
     def shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
 
-    def duel(self, control: Candidate, candidate: Candidate) -> list[float]:
-        """Return figures of fresh openings in the order control, candidate, candidate, control."""
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Open candidates anew and return the figures of a turn of each, in their order and then back."""
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all."""
@@ -121,19 +121,18 @@ class ProcessBench:
         found: dict[str, float] = _called(self._worker(candidate), "shares", _CALL)
         return found
 
-    def duel(self, control: Candidate, candidate: Candidate) -> list[float]:
-        """Open both in fresh processes and time them in the order ABBA."""
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Open candidates in fresh processes, at the same time, and time them one after the other and back (ABBA)."""
         self.close()
-        pair = (control, candidate)
-        order = (control, candidate, candidate, control)
-        objective = self._job_of(control).objective
+        order = (*candidates, *reversed(candidates))
+        objective = self._job_of(candidates[0]).objective
         if objective in FRESH:
             return [self._fresh(one, objective) for one in order]
-        with ThreadPoolExecutor(2) as threads:
-            opening = [threads.submit(self._started, one) for one in pair]
+        with ThreadPoolExecutor(len(candidates)) as threads:
+            opening = [threads.submit(self._started, one) for one in candidates]
         try:
-            workers = dict(zip((one.id for one in pair), (one.result()[0] for one in opening), strict=True))
-            for one in pair:
+            workers = {one.id: each.result()[0] for one, each in zip(candidates, opening, strict=True)}
+            for one in candidates:
                 _called(workers[one.id], "prepare", _TURN)
             return [self._steady(workers[one.id]) for one in order]
         finally:
@@ -217,10 +216,10 @@ class LocalBench:
         """Return the share of time of each operator type."""
         return self._call(candidate, "shares")
 
-    def duel(self, control: Candidate, candidate: Candidate) -> list[float]:
-        """Open both anew and time them in the order ABBA."""
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Open candidates anew and time them one after the other and back."""
         self.close()
-        return [self.turn(one) for one in (control, candidate, candidate, control)]
+        return [self.turn(one) for one in (*candidates, *reversed(candidates))]
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all."""

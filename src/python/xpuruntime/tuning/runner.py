@@ -22,6 +22,7 @@ from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.inference import InferenceSession
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
+from xpuruntime.measuring.energy import open_meter
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ __all__ = ["Job", "Runner", "call", "open_runner"]
 
 #: Seconds of warming before the first turn and before each; of a turn at least; inputs that a turn goes through.
 _WARM, _AGAIN, _BLOCK, _TIMED = 0.1, 0.002, 0.02, 8
+#: Seconds of a turn in which energy is measured, whose counters are some tens of milliseconds apart.
+_ENERGY_BLOCK = 0.5
 #: Runs of a turn from which a 99th percentile is taken.
 _TAIL_RUNS = 100
 
@@ -55,7 +58,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     objective : str
     batch : int
     concurrency : int
-    seconds_of_turn : float
     """
 
     model: str
@@ -68,7 +70,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     objective: str = "latency.p50"
     batch: int = 1
     concurrency: int = 1
-    seconds_of_turn: float = _BLOCK
 
 
 class Runner:
@@ -88,6 +89,7 @@ class Runner:
         self.start = time.perf_counter() - began
         self._tolerance = Tolerance(**job.tolerance)
         self._threads: ThreadPoolExecutor | None = None
+        self._meter = open_meter(self._session.plan.device) if job.objective == "energy" else None
         self._runs = 0
 
     @property
@@ -116,7 +118,8 @@ class Runner:
                 began = time.perf_counter()
                 self._session.run(feeds)
                 quickest = min(quickest, time.perf_counter() - began)
-        runs = max(math.ceil(self.job.seconds_of_turn / quickest), len(timed))
+        block = _ENERGY_BLOCK if self.job.objective == "energy" else _BLOCK
+        runs = max(math.ceil(block / quickest), len(timed))
         if self.job.objective == "latency.p99":
             runs = max(runs, _TAIL_RUNS)
         self._runs = math.ceil(runs / len(timed)) * len(timed)
@@ -126,9 +129,13 @@ class Runner:
         """Run a turn and return its figure, small where it is good; and what was wrong with its last outputs."""
         if not self._runs:
             self.prepare()
-        times, elapsed, outputs = self._timed(self._runs)
         objective = self.job.objective
-        if objective == "throughput":
+        before = self._meter.read() if self._meter is not None else ()
+        times, elapsed, outputs = self._timed(self._runs)
+        if objective == "energy":
+            assert self._meter is not None
+            figure = self._meter.joules(before, self._meter.read()) / self._runs
+        elif objective == "throughput":
             figure = elapsed / (self._runs * self.job.concurrency * self.job.batch)
         else:
             figure = float(np.percentile(times, 99) if objective == "latency.p99" else np.median(times))

@@ -434,7 +434,7 @@ class Search:
             if not self._due(key, self._spec.budget.time):
                 return None
             self._report((CONTROL, name), number, decide.rounds[1])
-            figures: list[float] = self._measured(key, lambda: self._bench.duel(*pair))
+            figures: list[float] = self._measured(key, lambda: self._bench.fresh(pair))
             return figures
 
         return duel(measured, decide, family=family, seed=self._spec.seed)

@@ -11,31 +11,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import numpy as np
-
-from xpuruntime.engines.accuracy import limits_of, make_references
-from xpuruntime.engines.artifact import model_digest
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.errors import InputError, PlanError, UnsupportedOperationError
+from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.inference.plan_request import Asked, plan_asked
+from xpuruntime.inference.plan_request import Asked
 from xpuruntime.lockfile.records import utc_now
-from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.conditions import between, moment
-from xpuruntime.policies import Policy
+from xpuruntime.measuring.energy import open_meter
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.runtime.cpu_cores import cpu_cores
-from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.bench import FRESH, LocalBench, ProcessBench
 from xpuruntime.tuning.inputs import read_samples
 from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.planner import Planner, Rejected
+from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.records import CONTROL, Candidate
 from xpuruntime.tuning.result import CandidateResult, TuneResult
-from xpuruntime.tuning.runner import Job
 from xpuruntime.tuning.search import Search
-from xpuruntime.tuning.space import build_space, kernel_values
+from xpuruntime.tuning.setting import Setting
+from xpuruntime.tuning.space import kernel_values
 from xpuruntime.tuning.spec import Objective, TuneSpec
 
 if TYPE_CHECKING:
@@ -43,8 +35,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import PolicyLike
-    from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.runtime.machine import Machine
+    from xpuruntime.tuning.runner import Job
     from xpuruntime.tuning.search import TuneProgress
 
 __all__ = ["tune"]
@@ -133,7 +125,6 @@ def tune(
     """
     stated = _settled(TuneSpec.coerce(spec), objective, budget, policy)
     data = stated.inputs if inputs is None else inputs
-    _refuse_unmeasurable(stated)
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
     with ExitStack() as stack:
@@ -142,7 +133,8 @@ def tune(
             policy=policy if policy is not None else stated.base,
         )  # fmt: skip
         known = registry if registry is not None else default_registry()
-        setting = _Setting(model, asked, stated, known, machine, calibration)
+        setting = Setting(model, asked, stated, known, machine, calibration)
+        _refuse_unmeasurable(stated, setting.plan.device)
         samples = read_samples(data, setting.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
         count = setting.write_samples(samples.feeds, room)
@@ -186,85 +178,6 @@ def tune(
         )  # fmt: skip
 
 
-class _Setting:
-    """Model, base policy, plan, space and reference of one search."""
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        asked: Asked,
-        spec: TuneSpec,
-        registry: EngineRegistry,
-        machine: Machine | None,
-        calibration: str | os.PathLike[str] | None,
-    ) -> None:
-        self.path, self.spec, self.trust = Path(model).resolve(), spec, asked.trust
-        self.calibration = None if calibration is None else str(Path(calibration).resolve())
-        request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
-        self.request: PlanRequest = request
-        self.plan, self.registry = plan, registry
-        given = spec.constraints.accuracy
-        self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
-        self.digest = model_digest(request.model)
-        self.planner = Planner(request, self.base, registry, machine)
-        self.grade = spec.constraints.determinism or policy.execution.determinism
-        self.cores = cpu_cores()
-        names = spec.space.engine or _engines(policy, registry)
-        missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
-        self.machine = full = here.with_engines({**here.engines, **missing})
-        declared = {
-            known.name: known.tunables(request.model, plan.device, full)
-            for known in (registry.get(name) for name in names)
-        }
-        self.space = build_space(
-            policy, spec.space, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None
-        )
-        self.stated_keys = _stated_keys(spec)
-
-    def facts(self, inputs: str) -> dict[str, Any]:
-        """Return what a journal must be of."""
-        what = self.spec.to_dict()
-        for name in ("budget", "isolation", "inputs", "base"):
-            what.pop(name, None)
-        return {
-            "version": version("xpuruntime"),
-            "model": self.digest,
-            "policy": self.base.to_dict(),
-            "spec": what,
-            "inputs": inputs,
-            "calibration": self.calibration,
-            "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
-            "cores": list(self.cores),
-        }
-
-    def write_samples(self, feeds: list[dict[str, Any]], room: Path) -> int:
-        """Write inputs, and what the reference answers to them."""
-        asked = self.request.on(self.plan.device, self.base)
-        engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
-        for index, one in enumerate(make_references(asked, engine, self.machine, feeds)):
-            write_arrays(room / f"inputs-{index}", one.feeds)
-            outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
-            if len(outputs) != len(one.outputs):
-                missing = next(name for name in one.outputs if name not in outputs)
-                raise UnsupportedOperationError(
-                    f"the output {missing!r} is no tensor, and candidates cannot be compared"
-                )
-            write_arrays(room / f"outputs-{index}", outputs)
-        return len(feeds)
-
-    def job(self, candidate: Candidate, samples: str, count: int) -> Job:
-        """Return what a runner is to do for a candidate."""
-        policy = Policy.coerce(candidate.policy)
-        planned = self.planner.plan(candidate.changes)
-        limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
-        load = self.spec.objective
-        return Job(
-            model=str(self.path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
-            samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
-            concurrency=load.concurrency,
-        )  # fmt: skip
-
-
 def _settled(spec: TuneSpec, objective: str | None, budget: float | None, policy: PolicyLike | None) -> TuneSpec:
     """Return the specification with what the caller gives in place of its parts."""
     changes: dict[str, Any] = {}
@@ -278,39 +191,13 @@ def _settled(spec: TuneSpec, objective: str | None, budget: float | None, policy
     return spec._replaced(changes) if changes else spec
 
 
-def _refuse_unmeasurable(spec: TuneSpec) -> None:
+def _refuse_unmeasurable(spec: TuneSpec, device: str) -> None:
+    """Refuse an objective for which this machine, or the isolation, has no measure."""
     name = spec.objective.name
     if name == "energy":
-        raise UnsupportedOperationError(
-            "energy cannot be measured here: no counter of this machine can be read. Fix: take another objective"
-        )
+        open_meter(device)
     if name in FRESH and spec.isolation == "none":
         raise UnsupportedOperationError(f"{name} is that of a process of its own. Fix: state isolation: process")
-
-
-def _planned(
-    model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any
-) -> tuple[PlanRequest, Plan, Machine, Policy, Any]:
-    try:
-        return plan_asked(model, asked, registry, machine, calibration=calibration)
-    except PlanError as error:
-        raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
-
-
-def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:
-    """Return the engines that the policy leaves open: those it lists, or all that ``auto`` may choose."""
-    stated = policy.execution.engine
-    if not isinstance(stated, str):
-        return stated
-    return tuple(one.name for one in registry if one.automatic)
-
-
-def _stated_keys(spec: TuneSpec) -> list[str]:
-    space = spec.space
-    keys = [f"execution.{name}" for name in ("precision", "cuda_graph", "layout", "threads") if getattr(space, name)]
-    for engine, options in space.options.items():
-        keys += [f"execution.provider_options.{engine}.{name}" for name in options]
-    return keys
 
 
 def _front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Setting`: model, base policy, plan, space and reference of one search."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xpuruntime.engines.accuracy import limits_of, make_references
+from xpuruntime.engines.artifact import model_digest
+from xpuruntime.errors import PlanError, UnsupportedOperationError
+from xpuruntime.inference.plan_request import plan_asked
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.snapshot import probed
+from xpuruntime.tuning.planner import Planner
+from xpuruntime.tuning.runner import Job
+from xpuruntime.tuning.space import build_space
+
+if TYPE_CHECKING:
+    import os
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.planning import Plan, PlanRequest
+    from xpuruntime.runtime.machine import Machine
+    from xpuruntime.tuning.records import Candidate
+    from xpuruntime.tuning.spec import TuneSpec
+
+__all__ = ["Setting"]
+
+
+class Setting:
+    """Model, base policy, plan, space and reference of one search."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        asked: Asked,
+        spec: TuneSpec,
+        registry: EngineRegistry,
+        machine: Machine | None,
+        calibration: str | os.PathLike[str] | None,
+    ) -> None:
+        self.path, self.spec, self.trust = Path(model).resolve(), spec, asked.trust
+        self.calibration = None if calibration is None else str(Path(calibration).resolve())
+        request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
+        self.request: PlanRequest = request
+        self.plan, self.registry = plan, registry
+        given = spec.constraints.accuracy
+        self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
+        self.digest = model_digest(request.model)
+        self.planner = Planner(request, self.base, registry, machine)
+        self.grade = spec.constraints.determinism or policy.execution.determinism
+        self.cores = cpu_cores()
+        names = spec.space.engine or _engines(policy, registry)
+        missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
+        self.machine = full = here.with_engines({**here.engines, **missing})
+        declared = {
+            known.name: known.tunables(request.model, plan.device, full)
+            for known in (registry.get(name) for name in names)
+        }
+        self.space = build_space(
+            policy, spec.space, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None
+        )
+        self.stated_keys = _stated_keys(spec)
+
+    def facts(self, inputs: str) -> dict[str, Any]:
+        """Return what a journal must be of."""
+        what = self.spec.to_dict()
+        for name in ("budget", "isolation", "inputs", "base"):
+            what.pop(name, None)
+        return {
+            "version": version("xpuruntime"),
+            "model": self.digest,
+            "policy": self.base.to_dict(),
+            "spec": what,
+            "inputs": inputs,
+            "calibration": self.calibration,
+            "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
+            "cores": list(self.cores),
+        }
+
+    def write_samples(self, feeds: list[dict[str, Any]], room: Path) -> int:
+        """Write inputs, and what the reference answers to them."""
+        asked = self.request.on(self.plan.device, self.base)
+        engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
+        for index, one in enumerate(make_references(asked, engine, self.machine, feeds)):
+            write_arrays(room / f"inputs-{index}", one.feeds)
+            outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
+            if len(outputs) != len(one.outputs):
+                missing = next(name for name in one.outputs if name not in outputs)
+                raise UnsupportedOperationError(
+                    f"the output {missing!r} is no tensor, and candidates cannot be compared"
+                )
+            write_arrays(room / f"outputs-{index}", outputs)
+        return len(feeds)
+
+    def job(self, candidate: Candidate, samples: str, count: int) -> Job:
+        """Return what a runner is to do for a candidate."""
+        policy = Policy.coerce(candidate.policy)
+        planned = self.planner.plan(candidate.changes)
+        limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
+        load = self.spec.objective
+        return Job(
+            model=str(self.path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
+            samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
+            concurrency=load.concurrency,
+        )  # fmt: skip
+
+
+def _planned(
+    model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any
+) -> tuple[PlanRequest, Plan, Machine, Policy, Any]:
+    try:
+        return plan_asked(model, asked, registry, machine, calibration=calibration)
+    except PlanError as error:
+        raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
+
+
+def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:
+    """Return the engines that the policy leaves open: those it lists, or all that ``auto`` may choose."""
+    stated = policy.execution.engine
+    if not isinstance(stated, str):
+        return stated
+    return tuple(one.name for one in registry if one.automatic)
+
+
+def _stated_keys(spec: TuneSpec) -> list[str]:
+    space = spec.space
+    keys = [f"execution.{name}" for name in ("precision", "cuda_graph", "layout", "threads") if getattr(space, name)]
+    for engine, options in space.options.items():
+        keys += [f"execution.provider_options.{engine}.{name}" for name in options]
+    return keys
