@@ -13,6 +13,9 @@ from xpuruntime.errors import InputError
 
 __all__ = ["export"]
 
+#: Engines that are not listed one by one.
+_MANY = 4
+
 LockArgument = Annotated[
     str, typer.Argument(metavar="LOCK", help="A lock file that `xrt lock` wrote.", show_default=False)
 ]
@@ -62,7 +65,10 @@ def export(
     from xpuruntime.locks.export.exporting import export_lock, export_targets
 
     if to is None or output is None:
-        listed = ", ".join(f"{target} ({', '.join(engines)})" for target, engines in export_targets().items())
+        listed = ", ".join(
+            f"{target} ({', '.join(engines) if len(engines) < _MANY else 'every engine'})"
+            for target, engines in sorted(export_targets().items())
+        )
         raise InputError(f"state what to write and where: --to TARGET -o FOLDER. Targets: {listed}")
     if python is not None and not prove:
         raise InputError("--python names the interpreter of --prove. Fix: add --prove, or leave it out")

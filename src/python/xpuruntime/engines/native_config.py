@@ -81,6 +81,8 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
     engine : str
     name : str
         Of the model: a word for folders and servers.
+    lock_path : str
+        File of the lock.
     shapes : dict of str to tuple of int
         Of the locked inputs.
     """
@@ -94,6 +96,7 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     engine: str
     name: str
+    lock_path: str = ""
     shapes: dict[str, tuple[int, ...]] = {}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.native_config import ExportJob
+from xpuruntime.engines.native_config import ExportJob, NativeExporter
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
@@ -23,13 +23,16 @@ from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.validators import compare_validators
+from xpuruntime.locks.export.kserve import KServeExporter
+from xpuruntime.locks.export.oci_layout import OciLayoutExporter
 from xpuruntime.locks.export.result import ExportResult
+from xpuruntime.locks.export.triton_python import TritonPythonExporter
 from xpuruntime.policies import Policy
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.native_config import KeyOutcome, NativeExporter
+    from xpuruntime.engines.native_config import KeyOutcome
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.records import Lock
 
@@ -43,12 +46,14 @@ _MAX_RECORD = 1 << 24
 _OF_THE_MODEL = ("model", "external_data", "calibration")
 _NEW = "folder.part"
 _NAMED = 6
+#: What runs xpuruntime itself, for every engine.
+_PORTABLE: tuple[type[NativeExporter], ...] = (TritonPythonExporter, KServeExporter, OciLayoutExporter)
 
 
 def export_targets(registry: EngineRegistry | None = None) -> dict[str, tuple[str, ...]]:
     """Return what locks can be exported as, each with the engines whose sessions have such a form."""
     engines = default_registry() if registry is None else registry
-    found: dict[str, tuple[str, ...]] = {}
+    found = {target: tuple(engines.engines()) for one in _PORTABLE for target in one.targets}
     for engine in engines:
         exporter = engine.exporter()
         for target in () if exporter is None else exporter.targets:
@@ -142,6 +147,9 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
         raise UnsupportedOperationError(
             f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
         )
+    portable = next((one for one in _PORTABLE if target in one.targets), None)
+    if portable is not None:
+        return portable
     exporter = engines.get(plan.engine).exporter()
     if exporter is not None and target in exporter.targets:
         return exporter
@@ -185,6 +193,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
         digest=lock.digest,
         engine=identity.plan.engine,
         name=_word(Path(identity.model.name).stem),
+        lock_path=str(where),
         shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
     )
 
