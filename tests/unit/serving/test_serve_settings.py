@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 
 from xpuruntime.errors import PolicyError
+from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.serving.models.settings import BatchSettings, ModelSettings, ServeSettings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "serving" / "models.md"
 
 HEAD = "schema: xpuruntime.serve/1\n"
 WHOLE = """\
@@ -107,3 +108,32 @@ def test_contradictions(batching: dict, said: str) -> None:
         BatchSettings(**batching)
     with pytest.raises(PolicyError, match=said):
         ModelSettings(source="a.onnx", batching=batching)
+
+
+def keys(kinds: dict, prefix: str = "") -> list[str]:
+    """Return the dotted keys of a section, without those of the models."""
+    found = []
+    for name, kind in kinds.items():
+        if isinstance(kind, Nested) and name != "batching":
+            found += keys(kind.kinds, f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("title", "kinds"),
+    [("Sections", ServeSettings.KINDS), ("Model", ModelSettings.KINDS), ("Batching", BatchSettings.KINDS)],
+)
+def test_the_reference_has_every_key_and_no_other(title: str, kinds: dict) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    section = re.search(rf"^## {title}\n(.*?)^## ", text, re.M | re.S)
+    assert section is not None
+    rows = re.findall(r"^\| (`[^|]*) \|", section[1], re.M)
+    assert sorted(key for row in rows for key in re.findall(r"`([^`]+)`", row)) == sorted(keys(kinds))
+
+
+def test_the_file_of_the_reference_is_read() -> None:
+    block = re.search(r"```yaml\n(schema:.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert block is not None
+    assert ServeSettings.loads(block[1]).models["resnet"].batching.max_batch_size == 32

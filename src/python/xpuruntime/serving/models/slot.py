@@ -66,8 +66,8 @@ class ModelSlot:
         self.last_used = time.monotonic()
         self._budget, self._session, self._registry, self._log = budget, session, registry, log
         self._changing = threading.RLock()
-        self._state, self._reason = "UNAVAILABLE", "it is not loaded yet"
         self._asleep = settings.load == "on_demand"
+        self._state, self._reason = ("UNAVAILABLE" if self._asleep else "LOADING"), "it is not loaded yet"
         self._failed_at: float | None = None
         self._closed = False
         self._sizes: dict[int, int] = {}
