@@ -35,6 +35,7 @@ def test_every_exit_code_is_described() -> None:
         "doctor",
         "plan",
         "run",
+        "oip-check",
         "serve",
         "bench",
         "profile",

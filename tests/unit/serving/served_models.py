@@ -64,6 +64,8 @@ class Service:
             self.waiting.append(future)
             self.pool.submit(self._wait, future, request)
         elif request.model == "digits":
+            if any(one.name != "logits" for one in request.outputs):
+                raise ServingError(Status.INVALID_ARGUMENT, "there is one output, logits. Fix: ask for it")
             return self.pool.submit(self._run, request)
         else:
             future.set_result(self._echo(request))

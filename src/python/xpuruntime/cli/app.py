@@ -19,6 +19,7 @@ from xpuruntime.cli import (
     kernels,
     lock,
     machine,
+    oip_check,
     plan,
     policy,
     profile,
@@ -82,6 +83,7 @@ app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
 app.command("diff", epilog=EXIT_CODES)(diff.diff)
 app.command("bisect", epilog=EXIT_CODES)(bisect.bisect)
 app.command("export", epilog=EXIT_CODES)(export.export)
+app.command("oip-check", epilog=EXIT_CODES)(oip_check.oip_check)
 app.command("serve", epilog=EXIT_CODES)(serve.serve)
 app.command("tune", epilog=EXIT_CODES)(tune.tune)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)

@@ -173,7 +173,7 @@ def _tensor_parts(message: memoryview) -> _TensorParts:
             parts.datatype = text_of(value)
         elif number == 4:
             _put_parameter(parts.parameters, value)
-        else:
+        elif len(value):  # some servers and clients send contents without any beside raw ones
             parts.contents = [*(parts.contents or ()), value]
     return parts
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Checks over gRPC, with the codec of this package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
+from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
+from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
+from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.grpc_messages import METHODS
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
+from xpuruntime.serving.protocol.schema import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["GrpcChecks"]
+
+_SERVICE = "/inference.GRPCInferenceService/"
+#: What libraries of gRPC answer to bytes that are no message, before a server sees them.
+_MALFORMED = ("INVALID_ARGUMENT", "INTERNAL", "UNKNOWN")
+
+
+class GrpcChecks:
+    """Checks of one server over gRPC; `close` ends the connection. See `RestChecks` for the parameters."""
+
+    def __init__(self, address: str, token: str | None = None, seconds: float = 30.0) -> None:
+        import grpc
+
+        self._grpc, self._seconds = grpc, seconds
+        unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(address.removeprefix("grpc://"), unlimited)
+        self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+        self.checker = Checker("grpc")
+        self.server: Mapping[str, Any] = {}
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+    def call(self, method: str, message: bytes) -> bytes:
+        """Send one message, and return the answer; an error of the server is a failed check."""
+        try:
+            sent: bytes = self._channel.unary_unary(_SERVICE + method)(
+                message, timeout=self._seconds, metadata=self._metadata
+            )
+        except self._grpc.RpcError as error:
+            raise FailedCheck(f"{error.code().name}: {error.details()}") from None
+        return sent
+
+    def ask(self, method: str, **asked: Any) -> dict[str, Any]:
+        """Ask for facts."""
+        request, response = METHODS[method]
+        return decode(response, memoryview(self.call(method, encode(request, asked))))
+
+    def refused(self, method: str, message: bytes, *codes: str) -> str:
+        """Raise unless the server refuses a message with one of these codes."""
+        try:
+            self._channel.unary_unary(_SERVICE + method)(message, timeout=self._seconds, metadata=self._metadata)
+        except self._grpc.RpcError as error:
+            if error.code().name not in codes:
+                raise FailedCheck(f"{error.code().name}, and not {' or '.join(codes)}: {error.details()}") from None
+            return str(error.code().name)
+        raise FailedCheck("it was answered")
+
+    def run_server(self) -> None:
+        """Check what is there without a model."""
+        run = self.checker.run
+        run("health: live", lambda: _need(self.ask("ServerLive").get("live"), "live"))
+        run("health: ready", lambda: _need(self.ask("ServerReady").get("ready"), "ready"))
+        run("server metadata", self._server_metadata)
+        unknown = encode(METHODS["ModelMetadata"][0], {"name": "xrt-oip-check-no-such-model"})
+        run("unknown model", lambda: self.refused("ModelMetadata", unknown, "NOT_FOUND", "INVALID_ARGUMENT"))
+        run("malformed message", lambda: self.refused("ModelInfer", b"\xff\xff", *_MALFORMED))
+
+    def _server_metadata(self) -> str:
+        self.server = self.ask("ServerMetadata")
+        if "name" not in self.server:
+            raise FailedCheck("the server has no name")
+        return f"{self.server['name']} {self.server.get('version', '')}"
+
+    def run_model(
+        self, model: str, shapes: Mapping[str, Sequence[int]], of_rest: InferResponse | None
+    ) -> InferResponse | None:
+        """Check one model, also against the answer that REST gave; return the answer."""
+        run = self.checker.run
+        facts: dict[str, Any] = {}
+        answers: list[InferResponse] = []
+        inputs: list[Tensor] = []
+
+        def metadata() -> None:
+            facts.update(self.ask("ModelMetadata", name=model))
+            if facts.get("name") != model:
+                raise FailedCheck(f"name is {facts.get('name')!r}")
+            inputs.extend(probe_inputs(facts, shapes))
+            if not inputs:
+                raise UnobservableCheck("it states no inputs, so no request can be made")
+
+        def infer(raw: bool) -> str:
+            if not raw and any(DATATYPES[one.datatype].only_raw for one in inputs):
+                raise UnobservableCheck("an input has no form in typed contents")
+            try:
+                sent = self.call("ModelInfer", write_infer_request(InferRequest(model, inputs, id="7"), raw=raw))
+            except FailedCheck as error:
+                raise UnobservableCheck(f"for probe inputs: {error}") from None
+            response = read_infer_response(sent)
+            check_outputs(response, facts, model)
+            if response.id != "7":
+                raise FailedCheck(f"the id '7' came back as {response.id!r}")
+            for before in [*answers, *([of_rest] if of_rest is not None else [])]:
+                need_same(before, response, "the answer")
+            answers.append(response)
+            return "as over REST" if of_rest is not None else ""
+
+        if not run(f"{model}: metadata", metadata):
+            return None
+        run(f"{model}: ready", lambda: _need(self.ask("ModelReady", name=model).get("ready"), "ready"))
+        run(f"infer {model}: raw contents", lambda: infer(True))
+        run(f"infer {model}: typed contents", lambda: infer(False))
+        message = write_infer_request(InferRequest(model, inputs))
+        short = _with_short_contents(model, inputs)
+        run(f"infer {model}: short contents", lambda: self.refused("ModelInfer", short, "INVALID_ARGUMENT"))
+        extra = message + b"\x3a\x00"
+        run(f"infer {model}: more contents than inputs", lambda: self.refused("ModelInfer", extra, "INVALID_ARGUMENT"))
+        return answers[0] if answers else None
+
+
+def _with_short_contents(model: str, inputs: list[Tensor]) -> bytes:
+    """Return a request whose first input states a row more than its contents have."""
+    first, *rest = inputs
+    longer = (first.shape[0] + 1, *first.shape[1:]) if first.shape else (2,)
+    return write_infer_request(InferRequest(model, [Tensor(first.name, first.datatype, longer, first.data), *rest]))
+
+
+def _need(value: Any, what: str) -> str:
+    if value is not True:
+        raise FailedCheck(f"{what} is {value!r}")
+    return ""

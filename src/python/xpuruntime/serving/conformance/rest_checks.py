@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Checks over REST."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import ssl
+import urllib.parse
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
+from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
+from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput
+from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.rest_client import read_response, write_request
+from xpuruntime.serving.status import ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["RestChecks"]
+
+_UNKNOWN = "xrt-oip-check-no-such-model"
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        try:
+            return msgspec.json.decode(self.body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise FailedCheck(f"status {self.status} with a body that is no JSON: {error}") from None
+
+
+class RestChecks:
+    """Checks of one server over REST.
+
+    Parameters
+    ----------
+    url : str
+        ``http://HOST:PORT``, or ``https``, with a path where the server has one.
+    token : str, optional
+    seconds : float
+        Time within which an answer must come.
+    """
+
+    def __init__(self, url: str, token: str | None = None, seconds: float = 30.0) -> None:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"{url[:80]!r} is no URL of a server. Fix: write http://HOST:PORT")
+        self._parts, self._seconds = parts, seconds
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.checker = Checker("rest")
+        self.server: Mapping[str, Any] = {}
+        self.answers: dict[str, InferResponse] = {}
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> _Answer:
+        """Send one request on a connection of its own."""
+        kind: Any = http.client.HTTPConnection
+        more: dict[str, Any] = {}
+        if self._parts.scheme == "https":
+            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
+        connection = kind(self._parts.hostname, self._parts.port, timeout=self._seconds, **more)
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers})
+            answer = connection.getresponse()
+            return _Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def run_server(self) -> None:
+        """Check what is there without a model."""
+        run = self.checker.run
+        run("health: live", lambda: self._need("GET", "/v2/health/live"))
+        run("health: ready", lambda: self._need("GET", "/v2/health/ready"))
+        run("server metadata", self._metadata)
+        run("unknown path is refused", lambda: self._refused(self.ask("GET", "/v2/xrt-no-such-path"), body=False))
+        run("unknown model: error object", lambda: self._refused(self.ask("GET", f"/v2/models/{_UNKNOWN}")))
+        run(
+            "unknown model: infer",
+            lambda: self._refused(self.ask("POST", f"/v2/models/{_UNKNOWN}/infer", b'{"inputs":[]}')),
+        )
+
+    def models(self) -> list[str]:
+        """Return the models that the server tells of, by the extensions that list them."""
+        for method, path, key in (("POST", "/v2/repository/index", ""), ("GET", "/v2/models/stats", "model_stats")):
+            try:
+                answer = self.ask(method, path, b"{}" if method == "POST" else None)
+                found = answer.json() if answer.status == 200 else []
+            except (OSError, FailedCheck, http.client.HTTPException):
+                continue
+            listed = found.get(key, []) if isinstance(found, dict) else found
+            names = [one["name"] for one in listed if isinstance(one, dict) and one.get("state", "READY") == "READY"]
+            if names:
+                return sorted(set(names))
+        return []
+
+    def run_model(self, model: str, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Check one model."""
+        run, path = self.checker.run, f"/v2/models/{model}"
+        metadata: dict[str, Any] = {}
+        if not run(f"{model}: metadata", lambda: self._model_metadata(path, metadata, model)):
+            return
+        run(f"{model}: ready", lambda: self._need("GET", f"{path}/ready"))
+        versions = metadata.get("versions") or ()
+        if versions:
+            run(f"{model}: path of a version", lambda: self._need("GET", f"{path}/versions/{versions[0]}"))
+        inputs: list[Any] = []
+
+        def probe() -> None:
+            inputs.extend(probe_inputs(metadata, shapes))
+
+        if not run(f"{model}: inputs are of the protocol", probe):
+            return
+        request = InferRequest(model, inputs, id="xrt-oip-check")
+        binary = "binary_tensor_data" in self.server.get("extensions", ())
+        run(f"infer {model}: JSON", lambda: self._infer_json(path, request, metadata))
+        run(f"infer {model}: nested data", lambda: self._again(path, request, "nested data", nested=True))
+        run(f"infer {model}: one output", lambda: self._one_output(path, request))
+        run(f"infer {model}: binary tensors", lambda: self._binary(path, request, metadata, offered=binary))
+        if any(DATATYPES[one.datatype].only_raw for one in inputs):
+            return
+        self._run_errors(path, request)
+
+    def _run_errors(self, path: str, request: InferRequest) -> None:
+        run, model = self.checker.run, request.model
+        body, _ = write_request(request)
+        plain = msgspec.json.decode(body)
+
+        def changed(**change: Any) -> bytes:
+            first, *rest = plain["inputs"]
+            return msgspec.json.encode({**plain, "inputs": [{**first, **change}, *rest]})
+
+        wrong = {
+            "malformed JSON": body[:-1],
+            "no inputs": b"{}",
+            "unknown input": changed(name="xrt_no_such_input"),
+            "unknown datatype": changed(datatype="FP8"),
+            "fewer elements than the shape": changed(data=plain["inputs"][0]["data"][:-1]),
+            "negative shape": changed(shape=[-1]),
+            "unknown output": msgspec.json.encode({**plain, "outputs": [{"name": "xrt_no_such_output"}]}),
+        }
+        for name, sent in wrong.items() if plain["inputs"] else ():
+            run(f"infer {model}: {name} is refused", functools.partial(self._refuses, f"{path}/infer", sent))
+        run("health: live after wrong requests", lambda: self._need("GET", "/v2/health/live"))
+
+    def _need(self, method: str, path: str) -> str:
+        answer = self.ask(method, path)
+        if answer.status != 200:
+            raise FailedCheck(f"{path} has status {answer.status}")
+        return ""
+
+    def _refuses(self, path: str, body: bytes) -> str:
+        return self._refused(self.ask("POST", path, body))
+
+    def _refused(self, answer: _Answer, *, body: bool = True) -> str:
+        if not 400 <= answer.status < 500 and answer.status != 501:
+            raise FailedCheck(f"status {answer.status}, and not one of 400 to 499")
+        if body:
+            found = answer.json()
+            if not isinstance(found, dict) or not isinstance(found.get("error"), str):
+                raise FailedCheck(f"status {answer.status} without {{'error': text}}")
+        return f"status {answer.status}"
+
+    def _metadata(self) -> str:
+        answer = self.ask("GET", "/v2")
+        found = answer.json()
+        if answer.status != 200 or not isinstance(found, dict):
+            raise FailedCheck(f"status {answer.status}")
+        if not isinstance(found.get("name"), str) or not isinstance(found.get("version"), str):
+            raise FailedCheck("name and version are not text")
+        if not isinstance(found.get("extensions"), list):
+            raise FailedCheck("extensions is not a list")
+        self.server = found
+        return f"{found['name']} {found['version']}: {', '.join(map(str, found['extensions'])) or 'no extension'}"
+
+    def _model_metadata(self, path: str, into: dict[str, Any], model: str) -> str:
+        answer = self.ask("GET", path)
+        found = answer.json()
+        if answer.status != 200 or not isinstance(found, dict):
+            raise FailedCheck(f"status {answer.status}")
+        if found.get("name") != model:
+            raise FailedCheck(f"name is {found.get('name')!r}")
+        if not isinstance(found.get("platform"), str):
+            raise FailedCheck("platform is not text")
+        for side in ("inputs", "outputs"):
+            for one in found.get(side) or ():
+                if not isinstance(one.get("name"), str) or not isinstance(one.get("shape"), list):
+                    raise FailedCheck(f"{side} without name and shape")
+                if one.get("datatype") not in DATATYPES:
+                    raise FailedCheck(f"{one['name']!r} has the datatype {one.get('datatype')!r}")
+        if not found.get("inputs"):
+            raise UnobservableCheck("it states no inputs, so no request can be made")
+        into.update(found)
+        return ""
+
+    def _infer(self, path: str, request: InferRequest, **how: bool) -> tuple[InferResponse, _Answer]:
+        body, length = write_request(request, **how)
+        headers = {"Content-Type": "application/json"}
+        if length is not None:
+            headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)}
+        answer = self.ask("POST", f"{path}/infer", body, **headers)
+        if answer.status != 200:
+            raise UnobservableCheck(
+                f"status {answer.status} for probe inputs: {answer.body[:200].decode(errors='replace')}"
+            )
+        stated = answer.headers.get("inference-header-content-length")
+        return read_response(answer.body, None if stated is None else int(stated)), answer
+
+    def _infer_json(self, path: str, request: InferRequest, metadata: Mapping[str, Any]) -> str:
+        try:
+            response, answer = self._infer(path, request)
+        except ServingError as error:
+            raise UnobservableCheck(str(error)) if "no form for" in str(error) else error from None
+        check_outputs(response, metadata, request.model)
+        if response.id != request.id:
+            raise FailedCheck(f"the id {request.id!r} came back as {response.id!r}")
+        if not answer.headers.get("content-type", "").startswith("application/json"):
+            raise FailedCheck(f"Content-Type is {answer.headers.get('content-type')!r}")
+        self.answers[request.model] = response
+        return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in response.outputs)
+
+    def _first(self, model: str) -> InferResponse:
+        if model not in self.answers:
+            raise UnobservableCheck("there is no answer in JSON to compare with")
+        return self.answers[model]
+
+    def _again(self, path: str, request: InferRequest, what: str, **how: bool) -> None:
+        first = self._first(request.model)
+        need_same(first, self._infer(path, request, **how)[0], what)
+
+    def _one_output(self, path: str, request: InferRequest) -> str:
+        name = self._first(request.model).outputs[-1].name
+        asked = InferRequest(request.model, request.inputs, outputs=[RequestedOutput(name)])
+        found = [one.name for one in self._infer(path, asked)[0].outputs]
+        if found != [name]:
+            raise FailedCheck(f"{name!r} was asked for, and {found} came")
+        return name
+
+    def _binary(self, path: str, request: InferRequest, metadata: Mapping[str, Any], *, offered: bool) -> str:
+        if not offered:
+            raise UnobservableCheck("the server does not list binary_tensor_data")
+        response, answer = self._infer(path, request, binary=True)
+        check_outputs(response, metadata, request.model)
+        if "inference-header-content-length" not in answer.headers:
+            raise FailedCheck("binary_data_output was asked for, and the outputs came in JSON")
+        if request.model in self.answers:
+            need_same(self.answers[request.model], response, "the binary answer")
+        self.answers.setdefault(request.model, response)
+        body, length = write_request(request, binary=True)
+        lying = self.ask("POST", f"{path}/infer", body, **{"Inference-Header-Content-Length": str(len(body) + 1)})
+        self._refused(lying)
+        lying = self.ask("POST", f"{path}/infer", body[:-1], **{"Inference-Header-Content-Length": str(length)})
+        self._refused(lying)
+        return "and lengths that lie are refused"

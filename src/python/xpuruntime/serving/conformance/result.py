@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ConformanceResult`: what was checked of a server, and what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+__all__ = ["Check", "Checker", "ConformanceResult", "FailedCheck", "UnobservableCheck"]
+
+Outcome = Literal["pass", "fail", "unobservable"]
+
+
+class FailedCheck(Exception):  # noqa: N818 - an outcome, and no error of ours
+    """The server does something else than the protocol says."""
+
+
+class UnobservableCheck(Exception):  # noqa: N818 - an outcome, and no error of ours
+    """It could not be seen from outside."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One check.
+
+    Attributes
+    ----------
+    transport : {"rest", "grpc"}
+    name : str
+    outcome : {"pass", "fail", "unobservable"}
+    detail : str
+        What was seen, or why nothing was.
+    """
+
+    transport: str
+    name: str
+    outcome: Outcome
+    detail: str = ""
+
+
+class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was checked of one server.
+
+    Attributes
+    ----------
+    schema : str
+        ``"xpuruntime.oip-check/1"``.
+    url, grpc : str
+        Addresses; empty where a transport was not checked.
+    server : str
+        Name and version that the server states.
+    models : tuple of str
+        Models that inference was checked with.
+    checks : tuple of Check
+    """
+
+    schema: str = "xpuruntime.oip-check/1"
+    url: str
+    grpc: str
+    server: str
+    models: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(one for one in self.checks if one.outcome == "fail")
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a check failed, 4 where inference could not be checked, else 0."""
+        if self.failed:
+            return 1
+        return 0 if any(one.name.startswith("infer") and one.outcome == "pass" for one in self.checks) else 4
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON has them."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=f"{self.server or 'server'} at {self.url or self.grpc}", title_justify="left")
+        for column in ("transport", "check", "outcome", "detail"):
+            table.add_column(column, overflow="fold")
+        styles = {"pass": "green", "fail": "bold red", "unobservable": "yellow"}
+        for one in self.checks:
+            outcome = Text(one.outcome, style=styles[one.outcome])
+            table.add_row(one.transport, one.name, outcome, Text(one.detail))
+        counted = {word: sum(one.outcome == word for one in self.checks) for word in styles}
+        passed, failed, unseen = counted.values()
+        return Group(table, Text(f"{passed} passed, {failed} failed, {unseen} unobservable"))
+
+
+class Checker:
+    """Runs checks of one transport, and keeps what came of them."""
+
+    def __init__(self, transport: str) -> None:
+        self.transport = transport
+        self.checks: list[Check] = []
+
+    def run(self, name: str, check: Callable[[], str | None]) -> bool:
+        """Run a check, which returns what it saw or raises; return whether it passed."""
+        outcome: Outcome = "pass"
+        try:
+            detail = check() or ""
+        except FailedCheck as error:
+            outcome, detail = "fail", str(error)
+        except UnobservableCheck as error:
+            outcome, detail = "unobservable", str(error)
+        except Exception as error:  # whatever a server answers is no error of the client
+            outcome, detail = "fail", f"{type(error).__name__}: {error}"
+        self.checks.append(Check(transport=self.transport, name=name, outcome=outcome, detail=detail[:500]))
+        return outcome == "pass"
