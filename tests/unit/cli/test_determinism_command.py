@@ -49,3 +49,16 @@ def test_a_grade_that_passes(xrt: Any, tmp_path: Path) -> None:
 def test_bad_options(xrt: Any, tmp_path: Path, wrong: tuple[str, str], told: str) -> None:
     refused = xrt("determinism", str(models.save(models.mlp(), tmp_path)), *wrong, "--device", "cpu")
     assert (refused.code, told in refused.err) == (2, True), refused.err
+
+
+def test_a_report_shows_what_was_tested(xrt, digits, tmp_path):
+    saved = tmp_path / "report.json"
+    shown = xrt("explain", digits, "--device", "cpu", "--determinism", "concurrency", "-o", saved)
+    assert shown.code == 0
+    assert "determinism: concurrency" in shown.out
+    assert json.loads(saved.read_text())["determinism"]["observed"] == "concurrency"
+    wrong = xrt("explain", digits, "--device", "cpu", "--determinism", "always")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "'always' is not a grade of determinism" in wrong.err
+    again = xrt("explain", saved, "--determinism", "concurrency")
+    assert again.code == 2

@@ -62,6 +62,13 @@ NoiseUsOption = Annotated[
     ),
 ]
 
+DeterminismOption = Annotated[
+    str | None,
+    text_option(
+        "--determinism", metavar="GRADE", help="Test this grade of determinism first, and those below it; see there."
+    ),
+]
+
 
 @choosing
 def plan(
@@ -100,6 +107,7 @@ def explain(
     html: HtmlOption = None,
     noise: NoiseOption = None,
     noise_us: NoiseUsOption = None,
+    determinism: DeterminismOption = None,
     summary: SummaryOption = False,
     json: JsonOption = False,
 ) -> int:
@@ -114,6 +122,7 @@ def explain(
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
     from xpuruntime.cli.session_options import open_session, prepare
     from xpuruntime.evidence.render_text.terminal import render
+    from xpuruntime.locks.determinism import session_determinism
 
     check_target("--output", output)
     check_target("--html", html)
@@ -124,6 +133,7 @@ def explain(
             "--output": output,
             "--lock": lock,
             "--frozen": frozen,
+            "--determinism": determinism,
             **{f"--{name}": value for name, value in choice.arguments().items()},
         }
         return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
@@ -134,6 +144,9 @@ def explain(
     _, feeds = prepare(model, input, dim, trust=choice.trust)
     session, _ = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
     with session, working("running instrumented", as_json=json):
+        if determinism is not None:
+            given_feeds = None if feeds.probed and not dim else feeds.arrays
+            session_determinism(session, determinism, inputs=given_feeds, trust=choice.trust)  # type: ignore[arg-type]
         report = session.explain(feeds.arrays)
     shown = render(report, summary=True) if summary else None
     print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)

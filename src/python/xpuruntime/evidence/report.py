@@ -12,6 +12,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.kernels.decisions import KernelDecision
 from xpuruntime.evidence.latency_detail import check_detail
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
+from xpuruntime.evidence.sections.determinism import DeterminismTests
 from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
@@ -87,6 +88,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         looked into.
     shapes : ShapeCoverage or None
         Which input shapes the session takes, and of which of them this report speaks; ``None`` where that is not known.
+    determinism : DeterminismTests or None
+        The grades of determinism that were tested on the session, and the highest that passed; ``None`` where no test
+        ran.
     """
 
     schema: str = SCHEMA
@@ -109,6 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[LiveBytes, ...] = ()
     cuda_graph: GraphStatus | None = None
     shapes: ShapeCoverage | None = None
+    determinism: DeterminismTests | None = None
 
     @property
     def deviations(self) -> tuple[Observation, ...]:

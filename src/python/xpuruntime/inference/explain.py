@@ -19,6 +19,7 @@ from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
 from xpuruntime.evidence.records import KeySeen
 from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, watching_note
 from xpuruntime.evidence.report_builder.environment import environment_facts, machine_facts
+from xpuruntime.evidence.sections.determinism import determinism_seen
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
 from xpuruntime.inference.embedded_policy import compare_kernels
@@ -84,7 +85,9 @@ def explain_session(
         from xpuruntime.inference.locked import lock_seen
 
         checked["execution.lock"] = lock_seen(session._lock, observed.units, observed.decisions)
-    observed = msgspec.structs.replace(observed, keys={**checked, **observed.keys})
+    tested = session.determinism_tests
+    seen = {} if tested is None else determinism_seen(tested, session.policy.execution.determinism)
+    observed = msgspec.structs.replace(observed, keys={**checked, **observed.keys, **seen})
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")
     device = session.plan.device
@@ -108,6 +111,7 @@ def explain_session(
         memory_over_time=watch.samples,
         cuda_graph=_graph_status(session, loaded, observed, graph),
         shapes=_shapes(session, feeds, observed),
+        determinism=tested,
     )
 
 

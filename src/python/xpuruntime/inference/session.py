@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
+    from xpuruntime.evidence.sections.determinism import DeterminismTests
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
     from xpuruntime.lockfile.records import Lock
@@ -93,6 +94,8 @@ class InferenceSession:
         ``run(inputs, stream=None) -> dict of str to array``. `inputs` maps names to arrays: NumPy, or anything that
         speaks DLPack. Results are of the caller's own kind; CUDA arrays stay on the device and in the order of the
         caller's stream (`stream`, else the framework's current one). Safe to call from many threads.
+    determinism_tests : DeterminismTests or None
+        What the last test of this session's determinism found, see `xpuruntime.locks.determinism.session_determinism`.
 
     Raises
     ------
@@ -169,6 +172,7 @@ class InferenceSession:
         warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
         self.plan, self._artifact = ready.plan, ready.artifact
         self._proof, self._checks = ready.proof, ready.conversions
+        self.determinism_tests: DeterminismTests | None = None
         self._loaded = ready.loaded
         self.run = self._loaded.runner()
         if self._lock is not None:

@@ -16,6 +16,7 @@ from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
 from xpuruntime.evidence.render_text.decision_tables import why_text
 from xpuruntime.evidence.render_text.section_tables import graph_rows, shape_rows
 from xpuruntime.evidence.render_text.tables import outside_text
+from xpuruntime.evidence.sections.determinism import determinism_rows
 from xpuruntime.evidence.sections.graph_status import status_text
 from xpuruntime.evidence.sections.memory_over_time import most_by_owner
 
@@ -86,6 +87,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "live": _live(report),
         "cuda_graph": _cuda_graph(report),
         "shapes": _shapes(report),
+        "determinism": _determinism(report),
         "environment": report.environment,
         "libraries": [msgspec.to_builtins(one) for one in report.libraries],
         "notes": list(report.notes),
@@ -266,6 +268,19 @@ def _shapes(report: Report) -> dict[str, Any] | None:
     if coverage is None:
         return None
     return {"inputs": [list(row) for row in shape_rows(coverage)], "by_shape": list(coverage.by_shape)}
+
+
+def _determinism(report: Report) -> dict[str, Any] | None:
+    tests = report.determinism
+    if tests is None:
+        return None
+    marks = {"passed": "honoured", "failed": "substituted"}
+    return {
+        "headline": tests.headline,
+        "inputs": tests.inputs,
+        "marks": [marks.get(one.verdict, "unobservable") for one in tests.tests],
+        "tests": [list(row) for row in determinism_rows(tests)],
+    }
 
 
 def _boundary(boundary: Boundary) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.page.data import model_name, ordered
 from xpuruntime.evidence.render_text.section_tables import graph_rows, live_text, memory_rows, shape_rows
+from xpuruntime.evidence.sections.determinism import determinism_rows
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
@@ -95,4 +96,7 @@ def _sections(report: Report) -> list[str]:
     if report.shapes is not None and report.shapes.inputs:
         columns = ("input", "in the model", "allowed", "observed", "all of them", "why")
         parts.append(fragment_table("Shapes that this report speaks of", columns, shape_rows(report.shapes)[:_TOP]))
+    if report.determinism is not None:
+        tested = ("grade", "verdict", "trials", "why")
+        parts.append(fragment_table(report.determinism.headline, tested, determinism_rows(report.determinism)))
     return parts

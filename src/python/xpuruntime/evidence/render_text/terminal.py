@@ -80,6 +80,8 @@ def render(report: Report, *, summary: bool = False) -> RenderableType:
         parts.append(table)
     parts += memory_tables(report)
     parts += shape_tables(report.shapes)
+    if report.determinism is not None:
+        parts.append(report.determinism.__rich__())
     if report.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in report.notes]

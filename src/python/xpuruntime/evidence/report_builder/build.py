@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from xpuruntime.evidence.records import Boundary, Control, Conversion, Latency, SourceNode, Unit
+    from xpuruntime.evidence.sections.determinism import DeterminismTests
     from xpuruntime.evidence.sections.graph_status import GraphStatus
     from xpuruntime.evidence.sections.memory_over_time import MemorySample
     from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
@@ -63,6 +64,7 @@ def build_report(
     memory_over_time: Iterable[MemorySample] = (),
     cuda_graph: GraphStatus | None = None,
     shapes: ShapeCoverage | None = None,
+    determinism: DeterminismTests | None = None,
 ) -> Report:
     """Compare the plan with what was observed, and gather the rest.
 
@@ -96,6 +98,7 @@ def build_report(
         In the order in which they were taken.
     cuda_graph : GraphStatus, optional
     shapes : ShapeCoverage, optional
+    determinism : DeterminismTests, optional
 
     Returns
     -------
@@ -135,6 +138,7 @@ def build_report(
         live=getattr(observed, "live", ()),
         cuda_graph=cuda_graph,
         shapes=shapes,
+        determinism=determinism,
     )
 
 

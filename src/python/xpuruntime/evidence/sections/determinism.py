@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from xpuruntime.evidence.records import KeySeen
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["DeterminismTests", "FirstDifference", "GradeTest", "GradeVerdict"]
+__all__ = ["DeterminismTests", "FirstDifference", "GradeTest", "GradeVerdict", "determinism_rows", "determinism_seen"]
 
 SCHEMA = "xpuruntime.determinism/1"
 
@@ -124,6 +125,10 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
         asked = [test.grade for test in self.tests]
         return self.requested in asked and passed.issuperset(asked[: asked.index(self.requested) + 1])
 
+    def failed(self) -> GradeTest | None:
+        """Return the test that failed, if any."""
+        return next((test for test in self.tests if test.verdict == "failed"), None)
+
     @property
     def headline(self) -> str:
         """The verdict in a few words."""
@@ -162,10 +167,30 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
         made = Table(box=SIMPLE_HEAD, title=f"determinism, tested: {self.observed}", title_justify="left")
         for column in ("grade", "verdict", "trials", "why"):
             made.add_column(column, overflow="fold", justify="right" if column == "trials" else "left")
-        for one in self.tests:
-            verdict = Text(_verdict_text(one), _STYLE[one.verdict])
-            made.add_row(Text(one.grade), verdict, str(one.trials), Text(_story(one)))
+        for one, (grade, word, trials, why) in zip(self.tests, determinism_rows(self), strict=True):
+            made.add_row(Text(grade), Text(word, _STYLE[one.verdict]), trials, Text(why))
         return Group(Text(head, style="green" if self.reached else "bold red"), made)
+
+
+def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]:
+    """Return grade, verdict, number of trials and reason of each test."""
+    return [(one.grade, _verdict_text(one), str(one.trials), _story(one)) for one in tests.tests]
+
+
+def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySeen]:
+    """Return what tests say of ``execution.determinism``: nothing where the grade asked for was not tested."""
+    key = "execution.determinism"
+    asked = [test.grade for test in tests.tests]
+    if requested not in asked:
+        return {}
+    if (failed := tests.failed()) is not None and asked.index(failed.grade) <= asked.index(requested):
+        reason = f"tested: {failed.grade} failed: {_story(failed)}"
+        return {key: KeySeen(observed=tests.observed, status="substituted", reason=reason)}
+    wanted = tests.tests[: asked.index(requested) + 1]
+    if any(test.verdict != "passed" for test in wanted):
+        return {}
+    reason = f"tested: {wanted[-1].trials} results were compared bit for bit; {tests.inputs}"
+    return {key: KeySeen(observed=tests.observed, status="honoured", reason=reason)}
 
 
 def _verdict_text(test: GradeTest) -> str:

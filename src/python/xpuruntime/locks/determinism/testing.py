@@ -134,7 +134,10 @@ def session_determinism(
     batch_dimension: str | None = None,
     trust: bool = False,
 ) -> DeterminismTests:
-    """Test an open session; parameters, result and errors are those of `determinism`."""
+    """Test an open session; parameters, result and errors are those of `determinism`.
+
+    The session keeps the result as `InferenceSession.determinism_tests`, and its reports show it from then on.
+    """
     if trials < 1:
         raise InputError(f"trials must be at least 1, got {trials}")
     if processes < 1:
@@ -143,7 +146,9 @@ def session_determinism(
     if asked not in DETERMINISM_GRADES:
         raise InputError(f"{asked!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
     last = _GRADES[-1] if asked == "none" else asked
-    return _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust).run(asked, last)
+    testing = _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust)
+    session.determinism_tests = testing.run(asked, last)
+    return session.determinism_tests
 
 
 class _Testing:

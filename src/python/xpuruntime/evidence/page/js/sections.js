@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// Whether the session is a CUDA graph and what stands in the way, and of which shapes the report speaks.
+// Whether the session is a CUDA graph and what stands in the way, of which shapes the report speaks, and how far results
+// repeated in a test.
 
 function showCudaGraph() {
   const body = bodyOf("cuda-graph");
@@ -39,4 +40,18 @@ function showShapes() {
     ({ cells: [name, model, allowed, observed, covered, make("span", { class: "dim", text: reason })] }));
   body.append(table("Shapes", ["input", "in the model", "allowed", "observed", "all of them", "why"], rows, { class: "policy" }));
   if (found.by_shape.length) body.append(make("ul", {}, found.by_shape.map((text) => make("li", { text: sentence(text) }))));
+}
+
+function showDeterminism() {
+  const body = bodyOf("determinism");
+  const found = DATA.determinism;
+  if (!found) {
+    body.append(nothing("Not tested: xrt explain --determinism GRADE tests it."));
+    return;
+  }
+  const rows = found.tests.map(([grade, verdict, trials, why], at) => ({
+    cells: [grade, make("span", { class: `badge ${found.marks[at]}` }, verdict), trials, make("span", { class: "dim", text: why })],
+  }));
+  body.append(make("p", { text: `${sentence(found.headline)} Inputs: ${found.inputs}.` }));
+  body.append(table("Determinism", ["grade", "verdict", "trials", "why"], rows, { class: "policy" }));
 }

@@ -13,6 +13,7 @@ function showTables() {
   showCudaGraph();
   showMemory();
   showShapes();
+  showDeterminism();
   showEnvironment();
   const notes = bodyOf("notes");
   if (DATA.notes.length) notes.append(make("ul", {}, DATA.notes.map((text) => make("li", { text }))));
