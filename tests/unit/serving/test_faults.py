@@ -226,3 +226,66 @@ def test_no_answer_is_lost_or_doubled_over_20000_requests(mlp: Path, serve: Serv
     assert runs["failed"] > 0
     state = version.batcher.state()
     assert (state.waiting, state.running, version.batcher.unanswered) == (0, 0, 0)
+
+
+def test_answers_that_were_held_for_their_order_are_given_at_the_end(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
+    """Two instances, of which the one with the first request hangs."""
+    gate = Gate()
+
+    def before(feeds: dict[str, Any]) -> None:
+        if (feeds["x"] == 13).all():
+            gate(feeds)
+
+    engine = FaultyEngine(before)
+    batching = {"max_batch_size": 1, "preserve_ordering": True}
+    service = serve({"m": {"source": str(mlp), "instances": 2, "batching": batching}}, registry=engine.registry())
+    first = service.infer(ask("m", {"x": BAD}))
+    assert gate.come.wait(WAIT)
+    later = [service.infer(ask("m", {"x": X})) for _ in range(3)]
+    version = service.slots["m"].version()
+    eventually(lambda: version.statistics.snapshot().executions == 3)
+    assert not any(one.done() for one in later)
+    assert not version.batcher.close(timeout=0.05)
+    with pytest.raises(ServingError, match="being unloaded"):
+        first.result(WAIT)
+    assert [one.result(WAIT).outputs[0].shape for one in later] == [(1, 64)] * 3
+    gate.open.set()
+
+
+def test_answers_come_in_the_order_of_arrival_where_asked(mlp: Path, serve: Serve) -> None:
+    def before(feeds: dict[str, Any]) -> None:
+        time.sleep(float(feeds["x"][0, 0]) / 1000)
+
+    engine = FaultyEngine(before)
+    batching = {"max_batch_size": 1, "preserve_ordering": True}
+    service = serve({"m": {"source": str(mlp), "instances": 3, "batching": batching}}, registry=engine.registry())
+    order: list[int] = []
+    futures = []
+    for i in range(30):
+        futures.append(service.infer(ask("m", {"x": rows_of(5 if i % 3 == 0 else 0)})))
+        futures[-1].add_done_callback(lambda _, i=i: order.append(i))
+    for one in futures:
+        one.result(WAIT)
+    assert order == list(range(30))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_batcher_itself_is_told_and_answered(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]
+    assert gate.come.wait(WAIT)
+    version = service.slots["m"].version()
+    monkeypatch.setattr(version.statistics, "executed", lambda execution: 1 / 0)
+    gate.open.set()
+    for one in futures:
+        with pytest.raises(ServingError, match="its batcher has ended: ZeroDivisionError"):
+            one.result(WAIT)
+    assert service.ready()[1] == "model 'm': its batcher has ended: ZeroDivisionError: division by zero"
+    with pytest.raises(ServingError):
+        service.infer(ask("m", {"x": X}))
+    service.load("m", {})
+    assert service.infer(ask("m", {"x": X})).result(WAIT)

@@ -138,7 +138,7 @@ def test_a_log_that_cannot_be_opened_or_written(tmp_path: Path) -> None:
     log = AccessLog("/dev/full")
     with pytest.warns(XpuRuntimeWarning, match="requests are served on"):
         log(ask("m", {"x": X}), None, 0.1)
-    log(ask("m", {"x": X}), None, 0.1)
+    log(ask("m", {"x": X}, id="\ud800"), None, 0.1)
     assert log.lost == 2
     log.close()
     log.close()

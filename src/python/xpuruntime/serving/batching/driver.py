@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,7 @@ from xpuruntime.errors import InputError, OutOfMemoryError
 from xpuruntime.printable import printable
 from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
 from xpuruntime.serving.batching.entries import Entry, QueueFull
-from xpuruntime.serving.batching.jobs import Execution, Job
+from xpuruntime.serving.batching.jobs import Execution, Job, fail
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.scheduler import Scheduler
 from xpuruntime.serving.status import ServingError, Status
@@ -94,10 +95,12 @@ class Batcher:
         self._closed = False
         self._watching = False
         self._busy: dict[int, float] = {}
+        #: Why a thread has ended although the batcher is open; empty where none has.
+        self.broken = ""
         #: Answers that are on the way out of the threads.
         self._answering = 0
         self._threads = [
-            threading.Thread(target=self._serve, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
+            threading.Thread(target=self._guarded, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
             for index in range(instances)
         ]
         for thread in self._threads:
@@ -189,23 +192,47 @@ class Batcher:
         Drain before, so that nothing has to fail.
         """
         with self._lock:
-            self._closed = True
-            self._scheduler.drain()
-            left = self._scheduler.unsettled()
-            for entry in left:
-                self._scheduler.cancel(entry)
-            self._scheduler.take_ready()
-            self._work.notify_all()
-            self._timer.notify_all()
-            self._empty.notify_all()
+            left = self._give_up()
         for entry in left:
-            entry.outcome, entry.error = "failed", self._unloading()
-            self._observer.answered(entry.payload, self._clock())
+            if entry.outcome == "cancelled":
+                entry.outcome, entry.error = "failed", self._unloading()
+        self._answer(left)
         end = time.monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
+
+    def _give_up(self) -> list[Entry]:
+        """Close the queue, and return what has no answer. With the lock; answers of it must follow without it."""
+        self._closed = True
+        self._scheduler.drain()
+        left = self._scheduler.unsettled()
+        for entry in left:
+            self._scheduler.cancel(entry)
+        freed = [one for one in self._scheduler.take_ready() if one.outcome != "cancelled"]
+        self._answering += len(left) + len(freed)
+        self._work.notify_all()
+        self._timer.notify_all()
+        return left + freed
+
+    def _guarded(self, index: int) -> None:
+        """Serve; an error of the batcher itself fails what has no answer, since nobody would give one."""
+        try:
+            self._serve(index)
+        except BaseException as error:
+            with self._lock:
+                self.broken = f"{type(error).__name__}: {error}"
+                left = self._give_up()
+            failure = ServingError(Status.INTERNAL, f"model {self._name!r}: its batcher has ended: {self.broken}")
+            for entry in left:
+                if entry.outcome == "cancelled":
+                    entry.outcome, entry.error = "failed", failure
+            with contextlib.suppress(Exception):
+                self._answer(left)
+            for entry in left:
+                fail(entry.payload.future, failure)
+            raise
 
     def _level(self, priority: int) -> int:
         levels = self._settings.priority_levels

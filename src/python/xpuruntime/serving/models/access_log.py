@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import threading
@@ -14,6 +15,7 @@ import msgspec
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.paths import reason_of
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from xpuruntime.serving.batching.jobs import Job
@@ -82,19 +84,19 @@ class AccessLog:
                 line["batch"] = max(one.batch.rows for one in job.executions)
         if error is not None:
             line["error"] = str(error)
-        data = msgspec.json.encode(line) + b"\n"
+        data = msgspec.json.encode({key: printable(v) if isinstance(v, str) else v for key, v in line.items()}) + b"\n"
         with self._lock:
             try:
                 if self._file >= 0:
                     os.write(self._file, data)
+                return
             except OSError as failure:
                 self.lost += 1
-                if self.lost == 1:
-                    warnings.warn(
-                        f"access_log: {self._path} cannot be written: {reason_of(failure)}; requests are served on",
-                        XpuRuntimeWarning,
-                        stacklevel=2,
-                    )
+                if self.lost > 1:
+                    return
+                text = f"access_log: {self._path} cannot be written: {reason_of(failure)}; requests are served on"
+        with contextlib.suppress(XpuRuntimeWarning):  # where warnings are errors, the request still gets its answer
+            warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

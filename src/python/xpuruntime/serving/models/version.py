@@ -126,6 +126,8 @@ class ServedVersion:
 
     def progress(self) -> tuple[bool, str]:
         """Return whether the model makes progress, else why not."""
+        if self.batcher.broken:
+            return False, f"model {self.name!r}: its batcher has ended: {self.batcher.broken}"
         state = self.batcher.state()
         bound = self.settings.max_execution
         if state.executing > bound:
@@ -185,10 +187,10 @@ class ServedVersion:
                 "Fix: allow more time, or send less",
             )
         if response is not None:
+            for watcher in self._watchers:  # before the caller can write into what it gets
+                watcher.offer(job, response)
             self._succeeded(job, seconds)
             answer(job.future, response)
-            for watcher in self._watchers:
-                watcher.offer(job, response)
         if error is not None:
             self.statistics.failed(_failure_of(error), seconds)
             fail(job.future, error)

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.precision import compare_within
@@ -65,8 +66,12 @@ class _Watcher(ABC):
         if self._most and job.feed.rows > self._most:
             self.dropped += 1  # it was split, so that it cannot run as one
             return
+        if self._samples.full():
+            self.dropped += 1
+            return
+        feed = replace(job.feed, arrays={name: array.copy() for name, array in job.feed.arrays.items()})
         try:
-            self._samples.put_nowait((job.feed, {one.name: one.data for one in response.outputs}))
+            self._samples.put_nowait((feed, {one.name: one.data.copy() for one in response.outputs}))
         except queue.Full:
             self.dropped += 1
             return
@@ -400,6 +405,4 @@ def _bits(array: Any) -> Any:
 
 def _unpadded(feed: Feed) -> Feed:
     """Return a request as it came, for a session that takes any shape."""
-    from dataclasses import replace
-
     return replace(feed, targets=dict(feed.lengths))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Batches of any requests: each gets what it would get alone, and no element is sent twice or lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving_models import ask
+
+from xpuruntime.engines.model.facts import TensorInfo
+from xpuruntime.errors import PolicyError, UnsupportedOperationError
+from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_apart
+from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.batching.requests import check_request
+from xpuruntime.serving.batching.settings import BatchSettings
+
+INPUTS = (
+    TensorInfo(name="ids", dtype="int64", shape=("N", "L")),
+    TensorInfo(name="mask", dtype="bool", shape=("N", "L")),
+    TensorInfo(name="side", dtype="float32", shape=(3, "N")),
+)
+OUTPUTS = (
+    TensorInfo(name="kept", dtype="int64", shape=("N", "L")),
+    TensorInfo(name="total", dtype="float32", shape=("N",)),
+    TensorInfo(name="turned", dtype="float32", shape=(3, "N")),
+)
+
+
+def model(feeds: dict[str, Any]) -> dict[str, Any]:
+    """Compute each row of the other rows' values in no way."""
+    kept = feeds["ids"] * feeds["mask"]
+    return {"kept": kept, "total": kept.sum(axis=1).astype(np.float32), "turned": feeds["side"] * 2}
+
+
+def request(draw: Any, rows: int, length: int) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(draw)
+    made = {
+        "ids": values.integers(1, 100, (rows, length)),
+        "mask": np.ones((rows, length), bool),
+        "side": values.random((3, rows), np.float32),
+    }
+    if draw % 3 == 0:
+        made["ids"] = np.asfortranarray(made["ids"])
+    elif draw % 3 == 1:
+        body = b"\1" + made["ids"].tobytes()
+        made["ids"] = np.frombuffer(memoryview(body)[1:], np.int64).reshape(rows, length)
+    return dict(sorted(made.items(), reverse=bool(draw % 2)))
+
+
+SHAPES = st.sampled_from(["pad", "bucket", "fixed"])
+REQUESTS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 12)), min_size=1, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES, REQUESTS)
+def test_each_request_gets_what_it_would_get_alone(shapes: str, drawn: list[tuple[int, int, int]]) -> None:
+    sizes = [] if shapes == "pad" else [4, 8, 12]
+    rule = {"value": 0, "to": sizes}
+    batching = BatchSettings(max_batch_size=16, shapes=shapes, pad={"ids": rule, "mask": rule})
+    layout = Layout.of(INPUTS, OUTPUTS, batching)
+    fixed = shapes == "fixed"
+    asked = [request(*one) for one in drawn]
+    feeds = [check_request(ask("m", one), layout, fixed=fixed) for one in asked]
+    groups: dict[Any, list[int]] = {}
+    for index, feed in enumerate(feeds):
+        groups.setdefault(feed.group, []).append(index)
+    if shapes in ("pad", "fixed"):
+        assert len(groups) == 1, "all run together"
+    for members in groups.values():
+        slices = [Slice(feeds[index], 0, feeds[index].rows) for index in members]
+        made = assemble(layout, slices, 16 if fixed else 0)
+        assert made.rows == (16 if fixed else sum(feeds[index].rows for index in members))
+        assert made.elements == sum(array.size for index in members for array in asked[index].values())
+        assert made.elements + made.padding == sum(array.size for array in made.feeds.values())
+        assert all(array.flags.aligned and array.flags.c_contiguous for array in made.feeds.values())
+        pieces = take_apart(layout, model(made.feeds), made.rows, slices)
+        for index, outputs in zip(members, pieces, strict=True):
+            want = model(asked[index])
+            for tensor in joined(layout, feeds[index], {0: outputs}):
+                assert tensor.shape == want[tensor.name].shape
+                np.testing.assert_array_equal(tensor.data, want[tensor.name])
+                assert tensor.data.flags.c_contiguous
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(1, 6))
+def test_a_request_that_is_split_is_put_together_again(draw: int, rows: int, most: int) -> None:
+    layout = Layout.of(INPUTS, OUTPUTS, BatchSettings(max_batch_size=most))
+    asked = request(draw, rows, 5)
+    feed = check_request(ask("m", asked), layout)
+    pieces = {}
+    for start in reversed(range(0, rows, most)):
+        part = Slice(feed, start, min(start + most, rows))
+        made = assemble(layout, [part])
+        (pieces[start],) = take_apart(layout, model(made.feeds), made.rows, [part])
+    want = model(asked)
+    for tensor in joined(layout, feed, pieces):
+        np.testing.assert_array_equal(tensor.data, want[tensor.name])
+
+
+def test_inputs_without_a_batch_run_together_only_where_they_are_equal() -> None:
+    inputs = (
+        TensorInfo(name="x", dtype="float32", shape=("N", 2)),
+        TensorInfo(name="scale", dtype="float32", shape=(1,)),
+    )
+    outputs = (TensorInfo(name="y", dtype="float32", shape=("N", 2)),)
+    layout = Layout.of(inputs, outputs, BatchSettings(max_batch_size=4))
+    x = np.ones((1, 2), np.float32)
+
+    def group(value: float) -> Any:
+        return check_request(ask("m", {"x": x, "scale": np.array([value], np.float32)}), layout).group
+
+    assert group(1) == group(1)
+    assert group(1) != group(2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "said"),
+    [
+        ([("x", "float32", (4, 2))], [("y", "float32", (4, 2))], "no input of the model begins with an open dimension"),
+        ([("x", "float32", ("N", 2))], [("y", "float32", (2,))], "the output 'y' has no batch dimension"),
+    ],
+)
+def test_models_that_have_no_batches(inputs: list, outputs: list, said: str) -> None:
+    made = [[TensorInfo(name=n, dtype=d, shape=s) for n, d, s in some] for some in (inputs, outputs)]
+    with pytest.raises(PolicyError, match=said):
+        Layout.of(*made, BatchSettings(max_batch_size=4))
+    assert not Layout.of(*made, BatchSettings()).batched
+
+
+def test_types_that_the_protocol_lacks_are_refused() -> None:
+    info = TensorInfo(name="x", dtype="float8e4m3fn", shape=(1,))
+    with pytest.raises(UnsupportedOperationError, match=r"'x' is float8e4m3fn, for which .* has no datatype"):
+        Layout.of((info,), (), BatchSettings())
+    info = TensorInfo(name="x", dtype="float32", shape=None, kind="sequence")
+    with pytest.raises(UnsupportedOperationError, match="a sequence of float32"):
+        Layout.of((info,), (), BatchSettings())
