@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the JSON Schemas of reports and verifications, and the page with their keys, into ``docs/reference``.
+"""Write the JSON Schemas of reports, verifications and searches, and the page with their keys, into ``docs/reference``.
 
 ``python tools/report_schema.py`` writes; ``--check`` only says whether they are up to date (``make lint``).
 """
@@ -15,6 +15,7 @@ from typing import Any
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
 from xpuruntime.lockfile.schema import lock_schema
 from xpuruntime.locks.verification.schema import verification_schema
+from xpuruntime.tuning.schema import tune_result_schema, tune_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGE = FOLDER / "report-keys.md"
@@ -70,6 +71,8 @@ def main() -> int:
         FOLDER / "report_comparison.schema.json": json.dumps(comparison_schema(), indent=2) + "\n",
         FOLDER / "lock.schema.json": json.dumps(lock_schema(), indent=2) + "\n",
         FOLDER / "verification.schema.json": json.dumps(verification_schema(), indent=2) + "\n",
+        FOLDER / "tune.schema.json": json.dumps(tune_schema(), indent=2) + "\n",
+        FOLDER / "tune_result.schema.json": json.dumps(tune_result_schema(), indent=2) + "\n",
     }
     stale = 0
     for path, text in fresh.items():

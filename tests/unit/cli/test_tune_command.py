@@ -11,12 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 import xpuruntime
 from xpuruntime.cli.tune import _table
 from xpuruntime.evidence.render_text.tables import plain
 from xpuruntime.tuning.result import CandidateResult
+from xpuruntime.tuning.schema import tune_result_schema
 from xpuruntime.tuning.search import TuneProgress
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def test_a_tie_writes_policy_page_and_lock(xrt: Xrt, digits: str, spec: Path, tm
     options = ("-t", spec, "--input", "random", "-d", "cpu", "-o", "tuned.yaml", "--html", "t.html", "--lock", "d.lock")
     found = xrt("tune", digits, *options, "--json")
     result = found.json()
+    jsonschema.Draft202012Validator(tune_result_schema()).validate(result)
     assert (found.code, result["verdict"], result["exit_code"]) == (0, "tied", 0), result["reason"]
     assert result["headline"] == "tied: nothing is better by 90%"
     assert {one["code"] for one in result["candidates"]} <= {"control", "duplicate", "not_faster", "slower"}

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import jsonschema
 import pytest
+import yaml
 
 from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
+from xpuruntime.tuning.schema import tune_schema
 from xpuruntime.tuning.space import apply_changes, build_space
-from xpuruntime.tuning.spec import OBJECTIVES, Objective, SearchSpace, TuneSpec, tune_schema
+from xpuruntime.tuning.spec import OBJECTIVES, Objective, SearchSpace, TuneSpec
 
 FULL = """
 schema: xpuruntime.tune/1
@@ -88,6 +91,7 @@ def test_objectives_have_names(name):
 def test_the_schema_names_the_keys_of_a_file():
     constraints = tune_schema()["properties"]["constraints"]["properties"]
     assert {"memory.peak", "latency.p99"} <= constraints.keys()
+    jsonschema.Draft202012Validator(tune_schema()).validate(yaml.safe_load(FULL.replace("off,", "'off',")))
 
 
 def test_cores_are_those_that_this_process_may_use():

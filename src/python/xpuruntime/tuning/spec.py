@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "OBJECTIVES", "SCHEMA", "Budget", "Constraints", "Decide", "Objective", "SearchSpace", "TuneSpec", "tune_schema",
+    "OBJECTIVES", "SCHEMA", "Budget", "Constraints", "Decide", "Objective", "SearchSpace", "TuneSpec",
 ]  # fmt: skip
 
 #: The version of the file format.
@@ -369,15 +369,3 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return what a file says, without what is at its default."""
         return {"schema": SCHEMA, **self.to_plain()}
-
-
-def tune_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a file, for editors."""
-    from xpuruntime.policies.compound_kinds import object_schema
-
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:xpuruntime:tune:1",
-        "title": "xpuruntime tuning specification",
-        **object_schema(TuneSpec.DOCUMENT),
-    }
