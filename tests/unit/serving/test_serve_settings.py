@@ -74,6 +74,8 @@ def test_what_is_written_reads_back() -> None:
         ("models: {r: {source: a, slo: {p99: 20ms}, batching: {max_queue_delay_us: 5}}}", "chooses the delay itself"),
         ("models: {r: {source: a, shadow: {share: 1%}}}", "models.r.shadow: needs 'policy'"),
         ("models: [a]", "models: expected a mapping of name to model"),
+        ("memory: {budget: {cuda: 8GiB}}", "memory.budget: 'cuda' names no single device; write 'cuda:0'"),
+        ("memory: {budget: {cpuu: 8GiB}}", "memory.budget: 'cpuu' is not a device"),
         ("metrics: {path: metrics}", "is not a path of a URL"),
     ],
 )

@@ -360,3 +360,49 @@ def test_an_open_session_is_served_and_not_closed(mlp: Path) -> None:
         assert session.run({"x": X})["y"].shape == (1, 64)
         with pytest.raises(ServingError, match="the server is being stopped"):
             service.infer(ask("mlp", {"x": X}))
+
+
+@pytest.mark.parametrize(
+    "engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))]
+)
+def test_instances_of_each_engine_side_by_side(mlp: Path, serve: Serve, tmp_path: Path, engine: str) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"execution: {{engine: {engine}, device: cpu}}\n")
+    batching = {"max_batch_size": 4}
+    service = serve({"m": {"source": str(mlp), "policy": str(policy), "instances": 3, "batching": batching}})
+    sent = [np.random.default_rng(i).standard_normal((1 + i % 2, 64)).astype(np.float32) for i in range(120)]
+    futures = [service.infer(ask("m", {"x": x})) for x in sent]
+    with xrt.InferenceSession(mlp, device="cpu", engine="onnxruntime") as session:
+        for x, future in zip(sent, futures, strict=True):
+            got = future.result(WAIT).outputs[0].data
+            np.testing.assert_allclose(got, session.run({"x": x})["y"], rtol=1e-4, atol=1e-5)
+    assert service.model_metadata("m")["platform"] == f"xpuruntime_{engine}"
+
+
+@pytest.mark.needs_module("torch")
+def test_programs_of_pytorch_and_two_that_cannot_be_in_one_process(tmp_path: Path, serve: Serve) -> None:
+    import torch
+
+    program = torch.export.export(
+        torch.nn.Linear(8, 3).eval(), (torch.zeros(2, 8),), dynamic_shapes=({0: torch.export.Dim("n", min=1)},)
+    )
+    torch.export.save(program, tmp_path / "linear.pt2")
+    for threads in (1, 2):
+        (tmp_path / f"{threads}.yaml").write_text(f"execution: {{engine: torch, device: cpu, threads: {threads}}}\n")
+    given = {"source": str(tmp_path / "linear.pt2"), "trust": True, "batching": {"max_batch_size": 4}}
+    service = serve(
+        {
+            "one": {**given, "policy": str(tmp_path / "1.yaml")},
+            "two": {**given, "policy": str(tmp_path / "2.yaml")},
+        }
+    )
+    (info,) = service.model_metadata("one")["inputs"]
+    (output,) = service.model_metadata("one")["outputs"]
+    assert info["shape"] == [-1, 8]
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    found = {one.name: one.data for one in service.infer(ask("one", {info["name"]: x})).result(WAIT).outputs}
+    want = program.module()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(found[output["name"]], want, rtol=1e-5, atol=1e-6)
+    assert service.model_ready("one") == (True, "")
+    assert "num_threads is one for the whole process" in service.model_ready("two")[1]
+    assert "use a process of its own" in service.model_ready("two")[1]

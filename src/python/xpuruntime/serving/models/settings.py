@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.device_spec import check_device
 from xpuruntime.policies.document import Node, Scalar, describe, describe_value, from_python
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
@@ -60,6 +61,15 @@ def _check_listen(text: str) -> str:
     if _LISTEN.fullmatch(text) is None or int(text.rpartition(":")[2]) > 65535:
         raise Refused(f"{quote(text)} is not an address; expected host:port, such as '127.0.0.1:8000' or '[::1]:0'")
     return text
+
+
+def _check_budget_device(text: str) -> str:
+    found = check_device(text)
+    if found in ("auto", "cuda"):
+        raise Refused(f"{quote(text)} names no single device; write '{'cuda:0' if found == 'cuda' else 'cpu'}'")
+    if found != text:
+        raise Refused(f"{quote(text)} is written {quote(found)}")
+    return found
 
 
 def _check_path(text: str) -> str:
@@ -144,7 +154,12 @@ class MemorySettings(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "budget": NamedOf(ByteSize(), "device to size, such as {cpu: 8GiB}", "Memory of all models of a device."),
+        "budget": NamedOf(
+            ByteSize(),
+            "device to size, such as {cpu: 8GiB}",
+            "Memory of all models of a device.",
+            name=Text(what="a device", parse=_check_budget_device),
+        ),
         "evict": Choice(("lru", "none"), "Which model goes first.", what="orders"),
         "keep": OneOrMore(Text(what="a model", parse=check_model_name), "Models that are never evicted.", empty=True),
     }

@@ -111,11 +111,15 @@ def _canary(found: dict[str, Any]) -> str:
     said = (
         f"{found['runs']} runs, {found['out_of_tolerance']} out of tolerance, largest drift {found['worst_drift']:.3g}"
     )
-    return f"{said}, {found['errors']} errors" if found["errors"] else said
+    return said + _left_out(found)
 
 
 def _shadow(found: dict[str, Any]) -> str:
     time = found["time"]
     verdict = f"{time['verdict']} ({time['ratio']:.3f} x)" if time is not None else f"{found['rounds']} rounds so far"
     said = f"{found['engine']}: {verdict}, {found['out_of_tolerance']} of {found['runs']} out of tolerance"
-    return f"{said}, {found['errors']} errors" if found["errors"] else said
+    return said + _left_out(found)
+
+
+def _left_out(found: dict[str, Any]) -> str:
+    return "".join(f", {found[what]} {what}" for what in ("dropped", "errors") if found[what])

@@ -4,9 +4,10 @@
 
 const EVERY = 5;
 
-function stateBadge(state) {
-  const status = state === "READY" ? "honoured" : state === "UNAVAILABLE" ? "substituted" : "inconclusive";
-  return make("span", { class: `badge ${status}` }, make("i", { "aria-hidden": "true", text: STATUSES[status] }), state);
+/** A model that makes no progress is bad, and one that waits for its first request is not. */
+function stateBadge(one) {
+  const status = !one.good ? "substituted" : one.state === "READY" ? "honoured" : "inconclusive";
+  return make("span", { class: `badge ${status}` }, make("i", { "aria-hidden": "true", text: STATUSES[status] }), one.state);
 }
 
 function milliseconds(seconds) {
@@ -32,7 +33,7 @@ function showState() {
 function showModels() {
   const rows = DATA.models.map((one) => ({
     cells: [
-      one.name, one.version || "-", stateBadge(one.state), one.engine || one.reason, milliseconds(one.p50), milliseconds(one.p99),
+      one.name, one.version || "-", stateBadge(one), one.reason || one.engine, milliseconds(one.p50), milliseconds(one.p99),
       whole.format(one.requests), whole.format(one.failed), `${one.waiting} waiting, ${one.running} running`,
     ],
     mark: one.good ? null : "off",
