@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Ray: `deployment`, a server of the Open Inference Protocol in replicas of Ray Serve, and `Predictor` for Ray Data.
+
+Ray is imported when `deployment` is called, and not by this package.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
+from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ray.serve import Deployment
+
+__all__ = ["Predictor", "ServedModels", "deployment"]
+
+_SETTINGS = (".yaml", ".yml", ".json")
+#: Ray hands a replica 5 requests at a time unless it is told otherwise, which no batch would come to.
+_LEAST_ONGOING = 16
+
+
+def deployment(
+    source: str | os.PathLike[str],
+    policy: str | os.PathLike[str] | None = None,
+    *,
+    lock: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    batching: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Deployment:
+    """Return a deployment of Ray Serve: each replica serves the models over REST, with its own batches.
+
+    Parameters
+    ----------
+    source : str or path
+        A model file or artifact, or a ``serve.yaml``. Every node must have it at this path.
+    policy, lock : str or path, optional
+        Of the model; a ``serve.yaml`` has its own.
+    name : str, optional
+        Of the model in paths; default: that of its file.
+    batching : mapping, optional
+        As in ``serve.yaml``, such as ``{"max_batch_size": 32, "max_queue_delay_us": 500}``.
+    **options
+        Of ``ray.serve.deployment``, such as ``num_replicas`` and ``ray_actor_options``. ``max_ongoing_requests`` is
+        twice the largest batch unless it is stated.
+
+    Returns
+    -------
+    ray.serve.Deployment
+
+    Raises
+    ------
+    EngineUnavailable
+        Ray Serve is not installed.
+    InputError
+        Options of one model are given beside a ``serve.yaml``.
+    PolicyError
+        A setting is wrong.
+
+    Examples
+    --------
+    Not run here, since it starts a cluster::
+
+        from ray import serve
+        from xpuruntime.serving.ray import deployment
+
+        serve.run(deployment("digits.onnx", batching={"max_batch_size": 32}, num_replicas=2).bind())
+    """
+    try:
+        from ray import serve
+    except ImportError:
+        raise EngineUnavailable("Ray Serve is not installed. Fix: pip install 'ray[serve]'") from None
+    document = _document(source, policy, lock, name, batching)
+    settings = ServeSettings.coerce(document)
+    largest = max(one.batching.max_batch_size for one in settings.models.values())
+    options.setdefault("max_ongoing_requests", max(2 * largest, _LEAST_ONGOING))
+
+    class Served(ServedModels):
+        def __init__(self) -> None:
+            super().__init__(document)
+
+    Served.__name__ = Served.__qualname__ = options.get("name") or next(iter(settings.models))
+    return serve.deployment(**options)(serve.ingress(_forwarding)(Served))
+
+
+class ServedModels:
+    """The models of one replica, behind `asgi_app`.
+
+    Parameters
+    ----------
+    document : mapping
+        What ``serve.yaml`` would say.
+
+    Raises
+    ------
+    XpuRuntimeError
+        A required model did not load; Ray then reports that the replica failed to start, with this reason.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        from xpuruntime.serving.http.application import asgi_app
+        from xpuruntime.serving.models.service import Models
+
+        self.models = Models(ServeSettings.coerce(document))
+        self.models.start()
+        ready, reason = self.models.ready()
+        if not ready:
+            self.models.close(drain=0.0)
+            raise XpuRuntimeError(reason)
+        self.application = asgi_app(self.models)
+
+    def check_health(self) -> None:
+        """Raise where a model makes no progress, so that Ray replaces the replica."""
+        ready, reason = self.models.ready()
+        if not ready:
+            raise XpuRuntimeError(reason)
+
+    def __del__(self) -> None:
+        """Answer what was accepted, and release the models."""
+        models = getattr(self, "models", None)
+        if models is not None:
+            models.close()
+
+
+class Predictor:
+    """A session as a class for ``ray.data.Dataset.map_batches``, opened once in each actor.
+
+    Parameters
+    ----------
+    model : str or path
+    policy : Policy, path or mapping, optional
+    lock : str or path, optional
+    columns : mapping of str to str, optional
+        Input of the model to the column that it is read from; default: the column of its name.
+    keep : sequence of str
+        Columns that are passed on beside the outputs.
+    **options
+        As `InferenceSession` takes them.
+
+    Notes
+    -----
+    Use ``batch_format="numpy"``. Arrays of Ray are read-only views of shared memory, which a session takes as they are.
+
+    Examples
+    --------
+    >>> import numpy as np, xpuruntime as xrt
+    >>> from xpuruntime.serving.ray import Predictor
+    >>> predict = Predictor(xrt.demo_model_path(), {"execution": {"device": "cpu"}}, keep=["id"])
+    >>> batch = {"id": np.arange(2), "image": np.zeros((2, 1, 8, 8), np.float32)}
+    >>> {name: array.shape for name, array in predict(batch).items()}
+    {'id': (2,), 'logits': (2, 10)}
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        policy: Any = None,
+        *,
+        lock: str | os.PathLike[str] | None = None,
+        columns: Mapping[str, str] | None = None,
+        keep: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        from xpuruntime.inference import InferenceSession
+
+        self.session = InferenceSession(model, policy=policy, lock=lock, **options)
+        known = [tensor.name for tensor in self.session.inputs]
+        for name in columns or ():
+            if name not in known:
+                raise InputError(f"columns: the model has no input {name!r}; its inputs are {', '.join(known)}")
+        self._columns = {name: (columns or {}).get(name, name) for name in known}
+        outputs = {tensor.name for tensor in self.session.outputs}
+        if both := outputs.intersection(keep):
+            raise InputError(f"keep: the column {min(both)!r} is an output of the model. Fix: leave it out")
+        self._keep = tuple(keep)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a batch by name, with the columns that are kept.
+
+        Raises
+        ------
+        InputError
+            A column is missing, or does not fit the model.
+        """
+        missing = [name for name in (*self._columns.values(), *self._keep) if name not in batch]
+        if missing:
+            raise InputError(
+                f"the batch has no column {missing[0]!r}; it has {', '.join(batch)}. Fix: name the columns with "
+                "columns={input: column}"
+            )
+        outputs = self.session.run({name: batch[column] for name, column in self._columns.items()})
+        return {**{name: batch[name] for name in self._keep}, **outputs}
+
+
+def _document(
+    source: str | os.PathLike[str],
+    policy: str | os.PathLike[str] | None,
+    lock: str | os.PathLike[str] | None,
+    name: str | None,
+    batching: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what ``serve.yaml`` would say, with absolute paths: a replica has another folder."""
+    given = {"policy": policy, "lock": lock, "name": name, "batching": batching}
+    path = Path(source).absolute()
+    if path.name.endswith(_SETTINGS):
+        stated = [option for option, value in given.items() if value is not None]
+        if stated:
+            raise InputError(f"{stated[0]} describes one model, and {source} has its own. Fix: state it in the file")
+        return {**ServeSettings.load(path).to_plain(), "schema": SCHEMA}
+    model: dict[str, Any] = {"source": str(path)}
+    model |= {key: str(Path(given[key]).absolute()) for key in ("policy", "lock") if given[key] is not None}  # type: ignore[arg-type]
+    if batching is not None:
+        model["batching"] = dict(batching)
+    return {"schema": SCHEMA, "models": {name or path.stem: model}}
+
+
+def _forwarding() -> Callable[..., Any]:
+    """Return what Ray runs in a replica: it hands requests to the application of the replica's own models."""
+    return _Forwarding()
+
+
+class _Forwarding:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":  # before the replica tells of itself; the models are loaded by then
+            for word in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{word}.complete"})
+            return
+        from ray import serve
+
+        prefix = scope.get("root_path", "")
+        path = scope["path"]
+        if prefix and path.startswith(prefix):
+            scope = {**scope, "path": path[len(prefix) :] or "/"}
+        await serve.get_replica_context().servable_object.application(scope, receive, send)

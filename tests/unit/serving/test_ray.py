@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Ray: replicas of Ray Serve on a local cluster, and batches of Ray Data.
+
+What needs a cluster is skipped where there is no Ray.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import json
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.demo import demo_images, demo_model_path
+from xpuruntime.serving.ray import Predictor, deployment
+
+CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+IMAGES = demo_images()[0]
+#: Ray's own use of other packages warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray[serve,data]")
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
+        return np.concatenate([np.asarray(session.run({"image": one[None]})["logits"]) for one in IMAGES[:16]])
+
+
+def test_a_batch_of_read_only_views() -> None:
+    """Ray Data hands out views of shared memory."""
+    predict = Predictor(demo_model_path(), CPU, columns={"image": "pixels"}, keep=["id"])
+    pixels = IMAGES[:4].copy()
+    pixels.setflags(write=False)
+    found = predict({"pixels": pixels, "id": np.arange(4), "other": np.zeros(4)})
+    assert set(found) == {"id", "logits"}
+    with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
+        assert np.array_equal(found["logits"], session.run({"image": IMAGES[:4]})["logits"])
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "match"),
+    [
+        ({}, {"pixels": IMAGES[:1]}, r"no column 'image'; it has pixels\. Fix: .*columns="),
+        ({"keep": ["id"]}, {"image": IMAGES[:1]}, "no column 'id'"),
+        ({"columns": {"imagee": "image"}}, None, "columns: the model has no input 'imagee'; its inputs are image"),
+        ({"keep": ["logits"]}, None, "'logits' is an output of the model"),
+        ({}, {"image": IMAGES[:1].astype(np.float16)}, "image"),
+    ],
+)
+def test_columns_that_do_not_fit(options: dict[str, Any], batch: Any, match: str) -> None:
+    with pytest.raises(xrt.InputError, match=match):
+        Predictor(demo_model_path(), {"mode": "strict", **CPU}, **options)(batch)
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(xrt.EngineUnavailable, match=r"pip install 'ray\[serve\]'"):
+        deployment("model.onnx")
+
+
+@needs_ray
+def test_settings_are_checked_before_anything_is_deployed(tmp_path: Path) -> None:
+    with pytest.raises(xrt.PolicyError, match="max_batch_sizes"):
+        deployment("model.onnx", batching={"max_batch_sizes": 8})
+    (tmp_path / "serve.yaml").write_text("schema: xpuruntime.serve/1\nmodels: {digits: {source: digits.onnx}}\n")
+    with pytest.raises(xrt.InputError, match="lock describes one model"):
+        deployment(tmp_path / "serve.yaml", lock="model.lock")
+    made = deployment(tmp_path / "serve.yaml")
+    assert (made.name, made.max_ongoing_requests) == ("digits", 16)
+    assert deployment("m.onnx", batching={"max_batch_size": 64}).max_ongoing_requests == 128
+    assert deployment("m.onnx", max_ongoing_requests=3, name="mine").max_ongoing_requests == 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[int]:
+    """A cluster of this machine, with the port of Ray Serve."""
+    ray = pytest.importorskip("ray")
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    yield port
+    serve.shutdown()
+    ray.shutdown()
+
+
+def call(port: int, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data), timeout=60
+        ) as r:
+            return r.status, json.loads(r.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def image(index: int) -> dict[str, Any]:
+    tensor = {"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8], "data": IMAGES[index].ravel().tolist()}
+    return {"inputs": [tensor]}
+
+
+@needs_ray
+@pytest.mark.parametrize("prefix", ["/", "/under"])
+def test_replicas_answer_in_batches(
+    cluster: int, expected: np.ndarray, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import serve
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray sets it in its workers
+    xrt.lock(demo_model_path(), CPU, tmp_path / "digits.lock")
+    made = deployment(
+        demo_model_path(),
+        lock=tmp_path / "digits.lock",
+        batching={"max_batch_size": 8, "max_queue_delay_us": 20000},
+        ray_actor_options={"num_cpus": 0.5},
+    )
+    serve.run(made.bind(), route_prefix=prefix, name="digits")
+    root = prefix.rstrip("/")
+    assert call(cluster, f"{root}/v2/health/ready")[0] == 200
+    assert call(cluster, f"{root}/v2/models/digits")[1]["inputs"][0]["shape"] == [-1, 1, 8, 8]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda index: call(cluster, f"{root}/v2/models/digits/infer", image(index)), range(16)))
+    assert [status for status, _ in answers] == [200] * 16
+    found = np.array([body["outputs"][0]["data"] for _, body in answers], np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    (stats,) = call(cluster, f"{root}/v2/models/digits/stats")[1]["model_stats"]
+    assert stats["inference_count"] == 16
+    assert stats["execution_count"] < 16
+    status, body = call(cluster, f"{root}/v2/models/nope/infer", image(0))
+    assert (status, "nope" in body["error"]) == (404, True)
+    assert call(cluster, f"{root}/v2/models/digits/infer", {"inputs": []})[0] == 400
+    serve.delete("digits")
+
+
+@needs_ray
+def test_a_replica_whose_model_does_not_load(cluster: int, tmp_path: Path) -> None:
+    from ray import serve
+
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    made = deployment(tmp_path / "bad.onnx", ray_actor_options={"num_cpus": 0.5}, max_constructor_retry_count=1)
+    with pytest.raises(RuntimeError, match="Deploying application bad failed"):
+        serve.run(made.bind(), name="bad", route_prefix="/bad")
+    assert "bad.onnx" in serve.status().applications["bad"].deployments["bad"].message
+    serve.delete("bad")
+
+
+@needs_ray
+def test_map_batches(cluster: int) -> None:
+    ray = pytest.importorskip("ray")
+    rows = [{"id": index, "image": IMAGES[index]} for index in range(20)]
+    found = ray.data.from_items(rows).map_batches(
+        Predictor,
+        fn_constructor_kwargs={"model": str(demo_model_path()), "policy": CPU, "keep": ["id"]},
+        compute=ray.data.ActorPoolStrategy(size=1),
+        batch_size=8,
+        batch_format="numpy",
+        num_cpus=0.5,
+    )
+    by_id = {row["id"]: row["logits"] for row in found.take_all()}
+    with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
+        expected = session.run({"image": IMAGES[:20]})["logits"]
+    np.testing.assert_allclose(np.stack([by_id[index] for index in range(20)]), expected, rtol=1e-4, atol=1e-5)
