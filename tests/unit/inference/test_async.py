@@ -9,15 +9,17 @@ import gc
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from serving_models import FaultyEngine, Gate
 
 import xpuruntime as xrt
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("openvino")
@@ -182,45 +184,56 @@ def test_torch_arrays_go_back_as_torch(quick: Path, engine: str) -> None:
         np.testing.assert_array_equal(y.numpy(), session.run({"x": x_of(1)})["y"])
 
 
-def busy(session: xrt.InferenceSession, rows: int = 512) -> list[concurrent.futures.Future]:
-    """Start more runs than there are threads."""
-    return [session.run_async({"x": x_of(1, rows=rows, width=1024)}) for _ in range(10)]
+@pytest.fixture
+def held(quick: Path) -> Iterator[tuple[xrt.InferenceSession, Gate, list[concurrent.futures.Future]]]:
+    """Return a session whose runs wait at a gate, and ten of them: as many as run side by side, others waiting."""
+    gate = Gate()
+    with xrt.InferenceSession(quick, device="cpu", registry=FaultyEngine(gate).registry()) as session:
+        futures = [session.run_async({"x": x_of(i)}) for i in range(10)]
+        assert gate.come.wait(WAIT)
+        yield session, gate, futures
+        gate.open.set()
 
 
-def test_a_full_queue_refuses_and_says_so(slow: Path, engine: str) -> None:
-    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
-        running = busy(session)
-        with pytest.raises(xrt.QueueFullError, match=r"2 asynchronous runs of this session wait already\. Fix:"):
-            session.run_async({"x": x_of(1, width=1024)}, queue=2)
-        for future in running:
-            future.result(WAIT)
-        for _ in range(10):
-            assert session.run_async({"x": x_of(1, width=1024)}, queue=1).result(WAIT)["y"].shape == (4, 1024)
+def test_a_full_queue_refuses_and_says_so(held: Any) -> None:
+    session, gate, futures = held
+    with pytest.raises(xrt.QueueFullError, match=r"2 asynchronous runs of this session wait already\. Fix:"):
+        session.run_async({"x": x_of(1)}, queue=2)
+    more = session.run_async({"x": x_of(1)}, queue=20)
+    gate.open.set()
+    for future in (*futures, more):
+        assert future.result(WAIT)["y"].shape == (4, 64)
 
 
-def test_cancelled_runs_make_room(slow: Path, engine: str) -> None:
-    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
-        running = busy(session)
-        cancelled = [future for future in running if future.cancel()]
-        assert cancelled
-        assert session.run_async({"x": x_of(1, width=1024)}, queue=3).result(WAIT)["y"].shape == (4, 1024)
-        done, left = concurrent.futures.wait(running, WAIT)
-        assert not left
-        assert sum(future.cancelled() for future in done) == len(cancelled)
+def test_cancelled_runs_make_room(held: Any) -> None:
+    session, gate, futures = held
+    cancelled = [future for future in futures if future.cancel()]
+    assert cancelled
+    more = session.run_async({"x": x_of(1)}, queue=1)
+    gate.open.set()
+    assert more.result(WAIT)["y"].shape == (4, 64)
+    done, left = concurrent.futures.wait(futures, WAIT)
+    assert not left
+    assert sum(future.cancelled() for future in done) == len(cancelled)
 
 
-def test_a_run_that_does_not_begin_in_time_does_not_run(slow: Path, engine: str) -> None:
-    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
-        running = busy(session, rows=1024)
-        late = session.run_async({"x": x_of(1, width=1024)}, timeout=1e-4)
-        with pytest.raises(TimeoutError, match="did not begin within its timeout") as caught:
-            late.result(WAIT)
-        assert isinstance(caught.value, xrt.DeadlineError)
-        assert not running[-1].done(), "the others are still on the way"
-        for future in running[1:]:
-            future.cancel()
-        in_time = [session.run_async({"x": x_of(1, width=1024)}, timeout=WAIT) for _ in range(4)]
-        assert all(future.result(WAIT)["y"].shape == (4, 1024) for future in in_time)
+def test_a_run_that_does_not_begin_in_time_does_not_run(held: Any) -> None:
+    session, gate, futures = held
+    late = session.run_async({"x": x_of(1)}, timeout=0.01)
+    in_time = session.run_async({"x": x_of(1)}, timeout=WAIT)
+    with pytest.raises(TimeoutError, match="did not begin within its timeout") as caught:
+        late.result(WAIT)
+    assert isinstance(caught.value, xrt.DeadlineError)
+    assert not any(future.done() for future in futures), "the others are still on the way"
+    gate.open.set()
+    for future in (*futures, in_time):
+        assert future.result(WAIT)["y"].shape == (4, 64)
+
+
+def test_limits_of_each_engine(quick: Path, engine: str) -> None:
+    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
+        futures = [session.run_async({"x": x_of(i)}, queue=100, timeout=WAIT) for i in range(20)]
+        assert all(future.result(WAIT)["y"].shape == (4, 64) for future in futures)
 
 
 @pytest.mark.parametrize("bad", [{"queue": 0}, {"queue": True}, {"queue": 1.5}, {"timeout": 0}, {"timeout": "1"}])

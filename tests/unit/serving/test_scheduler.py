@@ -225,6 +225,11 @@ class World:
         assert len({part.entry for part in batch.parts}) == len(batch.parts)
         if batch.reason == "preferred":
             assert batch.rows in self.wanted.preferred_batch_size
+        if batch.reason != "retry":
+            last = max((part.entry.level, part.entry.number) for part in batch.parts)
+            (group,) = {part.entry.group for part in batch.parts}
+            left = [one for one in self.accepted if one.group == group and self.waits(one)]
+            assert all((one.level, one.number) >= last for one in left), "one that goes first was left behind"
         for part in batch.parts:
             assert part.entry.outcome == "waiting", "an answered request is not run"
             assert 0 <= part.start < part.stop <= part.entry.rows
@@ -232,6 +237,9 @@ class World:
                 for start, stop in self.covered.setdefault(part.entry, []):
                     assert part.stop <= start or part.start >= stop, "rows are sent once"
                 self.covered[part.entry].append((part.start, part.stop))
+
+    def waits(self, one: Entry) -> bool:
+        return one.outcome == "waiting" and one.sent < one.rows
 
     def step(self) -> None:
         self.scheduler.expire(self.now)

@@ -279,9 +279,9 @@ def test_a_deadline_fires_while_the_model_is_busy(mlp: Path, serve: Serve) -> No
     engine.armed = False
     service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
     engine.armed = True
-    running = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.2))
+    running = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 1.0))
     assert gate.come.wait(WAIT)
-    waiting = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.1))
+    waiting = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.3))
     for future, where in ((waiting, "in the queue"), (running, "while it ran")):
         with pytest.raises(ServingError, match=where) as caught:
             future.result(WAIT)
