@@ -55,7 +55,8 @@ class TestJUnit:
             cases = list(suite.iter("testcase"))
             assert int(suite.get("tests")) == len(cases)
             assert int(suite.get("failures")) == sum(case.find("failure") is not None for case in cases)
-            assert int(suite.get("skipped")) == sum(case.find("skipped") is not None for case in cases)
+            if suite is not root:
+                assert int(suite.get("skipped")) == sum(case.find("skipped") is not None for case in cases)
             assert suite.get("errors") == "0"
 
     def test_the_order_and_attributes_that_the_format_requires(self, mixed):
@@ -67,8 +68,8 @@ class TestJUnit:
                 assert set(case.keys()) == {"classname", "name", "time"}
                 assert sum(child.tag in ("failure", "skipped") for child in case) <= 1
                 for child in case:
-                    assert child.tag in ("properties", "failure", "skipped")
-                    assert child.tag == "properties" or child.get("message")
+                    assert child.tag in ("failure", "skipped")
+                    assert child.get("message")
 
     def test_verdicts(self, mixed):
         cases = {one.get("name"): one for one in ET.fromstring(to_junit(mixed)).iter("testcase")}
@@ -79,8 +80,10 @@ class TestJUnit:
         assert cases["kernels.matmul"].find("skipped").get("message") == "unobservable: a reason"
         assert cases["logits"].find("skipped").get("message") == "inconclusive: a reason"
         assert len(cases["execution.engine"]) == 0
-        figures = {one.get("name"): float(one.get("value")) for one in cases["execution.precision"].iter("property")}
-        assert figures == {"units": 4.0, "share": 0.1}
+        suite = ET.fromstring(to_junit(mixed))[0]
+        figures = {one.get("name"): one.get("value") for one in suite.find("properties")}
+        assert float(figures["execution.precision: units"]) == 4.0
+        assert float(figures["execution.precision: share"]) == 0.1
 
     def test_inconclusive_that_fails_is_a_failure(self):
         text = to_junit(result(claim("speed.latency.p50", "inconclusive"), inconclusive="fail"))
