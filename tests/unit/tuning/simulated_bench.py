@@ -44,6 +44,9 @@ class SimulatedBench:
     def clock(self) -> float:
         return self.now
 
+    def pace(self, run: float | None) -> None:
+        pass
+
     def trial(self, candidate: Candidate) -> Trial:
         self.now += OPEN
         self.measured.append(f"trial {candidate.id}")

@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime")
 
 DEMO = str(xrt.demo_model_path())
 CPU = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
-QUICK = {"min_effect": "20%", "confidence": 0.8, "rounds": [3, 6]}
+QUICK = {"min_effect": "20%", "confidence": 0.6, "rounds": [3, 5]}
 
 
 def samples(count: int):
@@ -37,7 +37,7 @@ def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, tm
         inputs=samples(50),
         spec={
             "space": {"options": {"planted": {"fault": faults}}, "kernels": "off", "threads": ["engine"]},
-            "constraints": {"start": "<=4s", "memory.peak": "<=400MiB"},
+            "constraints": {"start": "<=3s", "memory.peak": "<=400MiB"},
             "decide": QUICK,
             "budget": {"time": "5m"},
         },

@@ -31,6 +31,8 @@ FRESH = ("memory", "cold_start")
 _RUNNER = "xpuruntime.tuning.runner"
 #: Seconds that opening, a turn, and other calls may take at most.
 _OPEN, _TURN, _CALL = 300.0, 120.0, 600.0
+#: Inputs that a turn goes through at most, and seconds beyond which it has fewer of them.
+_MOST_TIMED, _LONG_TURN = 8, 0.1
 #: Share of the memory that is free which one candidate may take.
 _SHARE = 0.8
 _CODES: dict[FailureKind, Code] = {
@@ -44,6 +46,9 @@ _CODES: dict[FailureKind, Code] = {
 
 class Bench(Protocol):
     """Measures candidates. Each method but `close` and `trial` raises `CandidateFailed`."""
+
+    def pace(self, run: float | None) -> None:
+        """Settle how many inputs a turn goes through, from the seconds of a run of the control: before any turn."""
 
     def trial(self, candidate: Candidate) -> Trial:
         """Open a candidate and compare its outputs; it may stay open."""
@@ -67,7 +72,22 @@ class Bench(Protocol):
         """Close a candidate, or all."""
 
 
-class ProcessBench:
+class _Pace:
+    """How many inputs a turn goes through: the same for all candidates, since inputs may differ in cost."""
+
+    _job_of: Callable[[Candidate], Job]
+    _timed = _MOST_TIMED
+
+    def pace(self, run: float | None) -> None:
+        """Settle it from the seconds of a run of the control."""
+        if run:
+            self._timed = max(1, min(_MOST_TIMED, math.ceil(_LONG_TURN / run)))
+
+    def _job(self, candidate: Candidate) -> Job:
+        return msgspec.structs.replace(self._job_of(candidate), timed=self._timed)
+
+
+class ProcessBench(_Pace):
     """Gives every candidate a worker process of its own.
 
     Parameters
@@ -152,7 +172,7 @@ class ProcessBench:
     def _started(self, candidate: Candidate) -> tuple[Worker, float]:
         """Start a worker and open the candidate in it. Return it, and the seconds until the first result."""
         self.close(candidate)
-        job = msgspec.to_builtins(self._job_of(candidate))
+        job = msgspec.to_builtins(self._job(candidate))
         worker = self._workers[candidate.id] = Worker(memory_limit=self._limit, timeout=_CALL)
         return worker, float(_called(worker, None, self._open, job=job)["start"])
 
@@ -178,7 +198,7 @@ class ProcessBench:
             self.close(candidate)
 
 
-class LocalBench:
+class LocalBench(_Pace):
     """Opens candidates in this process, where a crash or a hang ends all."""
 
     def __init__(
@@ -232,7 +252,7 @@ class LocalBench:
         try:
             runner = self._runners.get(candidate.id)
             if runner is None:
-                runner = self._runners[candidate.id] = Runner(self._job_of(candidate), self._registry)
+                runner = self._runners[candidate.id] = Runner(self._job(candidate), self._registry)
             found: dict[str, Any] = getattr(runner, method)(**arguments)
         except Exception as error:  # an engine of someone else's may raise anything
             code: Code = "inaccurate" if isinstance(error, AccuracyError) else "open_failed"
@@ -256,7 +276,7 @@ def judged(found: dict[str, Any], constraints: Constraints, seconds: float) -> T
         code, reason = "memory", f"it held {memory:,} bytes, over the {constraints.memory_peak:,} allowed"
     return Trial(
         code=code, reason=reason, start=start, memory=memory, error=found["error"], cosine=found["cosine"],
-        seconds=seconds,
+        run=found["run"], seconds=seconds,
     )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         Largest difference of all outputs for all inputs, as a share of the largest magnitude of the reference.
     cosine : float or None
         Least cosine.
+    run : float or None
+        Seconds of its quickest run.
     seconds : float
         What the trial took.
     """
@@ -70,6 +72,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     error: float | None = None
     cosine: float | None = None
+    run: float | None = None
     seconds: float = 0.0
 
 

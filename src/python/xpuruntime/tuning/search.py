@@ -150,6 +150,7 @@ class Search:
         row.code = "control"
         row.reason = "the policy that was given"
         if row.trial.code is None and self._try(row):
+            self._bench.pace(row.trial.run)
             self._incumbent, row.estimate = row.candidate.id, 1.0
             looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
             pair = 2.5 * row.trial.seconds + 0.2
