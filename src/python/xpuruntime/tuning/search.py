@@ -162,8 +162,9 @@ class Search:
         points = list(self._space.wave(size, self._barred() if size > 1 else frozenset()))
         points = [one for one in points if size == 0 or self._default[one.engine].code != "infeasible"]
         if size > 1:
-            known = self._promising(points)
-            points = sorted(known, key=self._promise)
+            points = self._promising(points)
+        if size > 0:
+            points.sort(key=self._promise)
         heat: list[str] = []
         for point in points:
             row = self._point(point, size) if len(self._rows) < _MOST_ROWS else None
