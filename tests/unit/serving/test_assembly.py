@@ -15,9 +15,11 @@ from serving_models import ask
 from xpuruntime.engines.model.facts import TensorInfo
 from xpuruntime.errors import PolicyError, UnsupportedOperationError
 from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_apart
-from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings
+from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.status import ServingError, Status
 
 INPUTS = (
     TensorInfo(name="ids", dtype="int64", shape=("N", "L")),
@@ -140,3 +142,37 @@ def test_types_that_the_protocol_lacks_are_refused() -> None:
     info = TensorInfo(name="x", dtype="float32", shape=None, kind="sequence")
     with pytest.raises(UnsupportedOperationError, match="a sequence of float32"):
         Layout.of((info,), (), BatchSettings())
+
+
+TENSORS = st.lists(
+    st.tuples(
+        st.sampled_from(["ids", "mask", "side", "other", ""]),
+        st.lists(st.integers(0, 3), max_size=3).map(tuple),
+        st.sampled_from(["int64", "bool", "float32", "float64"]),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHAPES, TENSORS, st.sampled_from([[], ["kept"], ["kept", "kept"], ["none"]]))
+def test_any_request_is_accepted_whole_or_refused_as_wrong(shapes: str, drawn: list, outputs: list[str]) -> None:
+    rule = {"value": 0, "to": [] if shapes == "pad" else [2]}
+    batching = BatchSettings(max_batch_size=4, shapes=shapes, pad={"ids": rule, "mask": rule})
+    layout = Layout.of(INPUTS, OUTPUTS, batching)
+    tensors = [Tensor(name, DATATYPE_OF[dtype], shape, np.zeros(shape, dtype)) for name, shape, dtype in drawn]
+    asked = InferRequest("m", tensors, outputs=[RequestedOutput(name) for name in outputs])
+    feed, refused = None, None
+    try:
+        feed = check_request(asked, layout, fixed=shapes == "fixed")
+    except ServingError as error:
+        refused = error
+    if feed is None:
+        assert refused is not None
+        assert refused.code is Status.INVALID_ARGUMENT
+        assert len(str(refused)) < 400
+        return
+    assert sorted(feed.arrays) == ["ids", "mask", "side"]
+    made = assemble(layout, [Slice(feed, 0, feed.rows)], 4 if shapes == "fixed" else 0)
+    (found,) = take_apart(layout, model(made.feeds), made.rows, [Slice(feed, 0, feed.rows)])
+    assert set(found) == set(outputs or ["kept", "total", "turned"])
