@@ -10,22 +10,24 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
 from xpuruntime.pytorch.capture.capturable import make_capturable as change
 from xpuruntime.pytorch.capture.capturable import obstacles, scaler_obstacle
-from xpuruntime.pytorch.capture.captured_state import captured_state_of
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.capture.scoped_capture import GraphBlock
 from xpuruntime.pytorch.capture.step import CapturedStep
 from xpuruntime.pytorch.capture.step_program import StepProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
 __all__ = ["capture_graph"]
 
 _BLOCK_WARMUP = 3
+#: Modes of torch.compile that capture CUDA graphs.
+_CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 
 
 @overload
@@ -46,6 +48,7 @@ def capture_graph(
     clone_outputs: bool = False,
     capture_optimizer: bool = True,
     make_capturable: bool = False,
+    compile: bool | Mapping[str, Any] = False,
 ) -> CapturedStep: ...
 
 
@@ -64,6 +67,7 @@ def capture_graph(
     clone_outputs: bool = False,
     capture_optimizer: bool = True,
     make_capturable: bool = False,
+    compile: bool | Mapping[str, Any] = False,
     warmup_iters: int = _BLOCK_WARMUP,
 ) -> GraphBlock | CapturedStep:
     """Capture a whole training step, or a ``with`` block, into a CUDA graph, so that the host launches it at once.
@@ -111,6 +115,9 @@ def capture_graph(
     make_capturable : bool
         Consent to change `optimizer` where its step could not be captured: ``capturable`` (SGD: ``fused``), ``lr``
         as a float32 tensor, state moved to the device.
+    compile : bool or mapping
+        Have ``torch.compile`` compile `fn` first, with these options: its kernels are captured. Not with a mode that
+        captures by itself, such as ``"reduce-overhead"``.
     warmup_iters : int
         Of a block, which may also be written ``capture_graph(warmup_iters, pool)``. It runs once, so only the default
         is taken.
@@ -161,13 +168,13 @@ def capture_graph(
         msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"
         raise InputError(msg)
     _check(optimizer, scaler, before_step, warmup, max_graphs, capture_optimizer, make_capturable, warmup_iters)
-    used = _state(fn, optimizer, scaler, modules)
-    samples = _samples(sample_inputs)
-    device, why_eager = _device(used, samples)
+    used = state_of(fn, optimizer, scaler, modules)
+    samples = samples_of(sample_inputs)
+    device, why_eager = device_of(used, samples)
     if why_eager and strict:
         msg = f"capture_graph: {why_eager}, and strict=True asks for a graph; leave it out to have the step run eagerly"
         raise UnsupportedOperationError(msg)
-    work = StepProgram(fn, optimizer, scaler, before_step, used.parameters())
+    work = StepProgram(_compiled(fn, compile), optimizer, scaler, before_step, used.parameters())
     reasons, notes = [], _notes(used)
     if optimizer is not None and not why_eager:
         reasons = _settle(work, device, capture_optimizer=capture_optimizer, make_capturable=make_capturable)
@@ -237,46 +244,18 @@ def _check(
         raise InputError(f"capture_graph: {problem}")
 
 
-def _state(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Sequence[Any] | None) -> CapturedState:
-    used = captured_state_of(fn)
-    for value in (*(modules or ()), optimizer, scaler):
-        if value is not None and not used.add(value):
-            msg = f"capture_graph: modules holds a {type(value).__name__}, which is no torch.nn.Module"
-            raise InputError(msg)
-    missing = used.unexplained()
-    if missing and modules is None:
+def _compiled(fn: Callable[..., Any], compile: bool | Mapping[str, Any]) -> Callable[..., Any]:
+    if compile is False:
+        return fn
+    options = {} if compile is True else dict(compile)
+    if options.get("mode") in _CAPTURING_MODES:
         msg = (
-            f"capture_graph: {missing} parameters of the optimizer belong to no module that fn closes over, names or "
-            f"is bound to, so train or eval mode and buffers of their modules are not known; pass modules=[model]"
+            f"capture_graph: compile has the mode {options['mode']!r}, in which torch.compile captures CUDA graphs by "
+            "itself. Fix: leave mode out, or use max-autotune-no-cudagraphs"
         )
         raise InputError(msg)
-    return used
-
-
-def _samples(sample_inputs: Any) -> tuple[Any, ...]:
-    if sample_inputs is None:
-        return ()
-    return tuple(sample_inputs) if isinstance(sample_inputs, (tuple, list)) else (sample_inputs,)
-
-
-def _device(used: CapturedState, samples: tuple[Any, ...]) -> tuple[torch.device, str]:
-    """Return where the step runs, and why it runs eagerly there, or nothing."""
-    tensors = used.tensors() or [leaf for leaf in samples if isinstance(leaf, torch.Tensor)]
-    devices = list(dict.fromkeys(tensor.device for tensor in tensors))
-    if not devices:
-        devices = [torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU]
-    if len(devices) > 1:
-        names = " and ".join(map(str, devices))
-        return devices[0], f"parameters and buffers are on {names}, and a graph belongs to one device"
-    device = devices[0]
-    if device.type == "cuda":
-        return device, ""
-    if torch.cuda.is_available():
-        return device, f"parameters are on {device}, which has no CUDA graphs; move the model to a CUDA device"
-    return device, f"the {device.type.upper()} has no CUDA graphs"
-
-
-_CPU = torch.device("cpu")
+    compiled: Callable[..., Any] = torch.compile(fn, **options)
+    return compiled
 
 
 def _settle(work: StepProgram, device: torch.device, *, capture_optimizer: bool, make_capturable: bool) -> list[str]:

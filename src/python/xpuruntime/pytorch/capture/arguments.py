@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Arguments of a step that is captured or tuned: what it works on, its sample inputs and its device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError
+from xpuruntime.pytorch.capture.captured_state import captured_state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.pytorch.capture.captured_state import CapturedState
+
+__all__ = ["device_of", "samples_of", "state_of"]
+
+_CPU = torch.device("cpu")
+
+
+def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Sequence[Any] | None) -> CapturedState:
+    """Return what a step works on. Raises InputError where modules of the optimizer's parameters cannot be found."""
+    used = captured_state_of(fn)
+    for value in (*(modules or ()), optimizer, scaler):
+        if value is not None and not used.add(value):
+            msg = f"capture_graph: modules holds a {type(value).__name__}, which is no torch.nn.Module"
+            raise InputError(msg)
+    missing = used.unexplained()
+    if missing and modules is None:
+        msg = (
+            f"capture_graph: {missing} parameters of the optimizer belong to no module that fn closes over, names or "
+            f"is bound to, so train or eval mode and buffers of their modules are not known; pass modules=[model]"
+        )
+        raise InputError(msg)
+    return used
+
+
+def samples_of(sample_inputs: Any) -> tuple[Any, ...]:
+    """Return sample inputs as the arguments of a call."""
+    if sample_inputs is None:
+        return ()
+    return tuple(sample_inputs) if isinstance(sample_inputs, (tuple, list)) else (sample_inputs,)
+
+
+def device_of(used: CapturedState, samples: tuple[Any, ...]) -> tuple[torch.device, str]:
+    """Return where the step runs, and why it runs eagerly there, or nothing."""
+    tensors = used.tensors() or [leaf for leaf in samples if isinstance(leaf, torch.Tensor)]
+    devices = list(dict.fromkeys(tensor.device for tensor in tensors))
+    if not devices:
+        devices = [torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU]
+    if len(devices) > 1:
+        names = " and ".join(map(str, devices))
+        return devices[0], f"parameters and buffers are on {names}, and a graph belongs to one device"
+    device = devices[0]
+    if device.type == "cuda":
+        return device, ""
+    if torch.cuda.is_available():
+        return device, f"parameters are on {device}, which has no CUDA graphs; move the model to a CUDA device"
+    return device, f"the {device.type.upper()} has no CUDA graphs"
