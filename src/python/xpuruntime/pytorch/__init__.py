@@ -55,6 +55,9 @@ _LAZY = {
     "reset_allocator": "allocator.api",
     "set_allocator": "allocator.api",
     "set_kernel_policy": "dispatch.policy_scope",
+    "StepCandidate": "step_tuning",
+    "tune": "step_tuning",
+    "TunedStep": "step_tuning",
 }
 
 __all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY, and the packages

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TunedStep`: the variant of a training step that won, with what all variants took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from xpuruntime.errors import InputError
+from xpuruntime.printable import printable
+from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
+from xpuruntime.pytorch.explanation.explain import explain
+from xpuruntime.pytorch.training_lock import lock as lock_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from xpuruntime.lockfile.records import Lock
+    from xpuruntime.policies import KernelPolicy
+
+__all__ = ["Code", "StepCandidate", "TunedStep"]
+
+Code = Literal["winner", "control", "not_faster", "slower", "beaten", "undecided", "infeasible", "failed", "inaccurate"]
+
+
+@dataclass(frozen=True)
+class StepCandidate:
+    """One variant and what became of it.
+
+    Attributes
+    ----------
+    name : str
+        How the step is launched, and the name of the policy where there is one: ``"capture:compile+auto"``.
+    code : str
+        ``"winner"``, ``"control"`` (the eager step), ``"not_faster"``, ``"slower"``, ``"beaten"`` by the winner,
+        ``"undecided"``, ``"infeasible"``, ``"failed"`` or ``"inaccurate"``.
+    reason : str
+        One sentence.
+    seconds : float or None
+        Median of one step.
+    ratio : tuple of float or None
+        Time over that of the eager step, with the ends of its interval.
+    memory : int or None
+        Most bytes that the device's allocator held; ``None`` where it was not observed.
+    loss_difference : float or None
+        Largest relative difference to the losses of the eager steps.
+    """
+
+    name: str
+    code: Code
+    reason: str
+    seconds: float | None = None
+    ratio: tuple[float, float, float] | None = None
+    memory: int | None = None
+    loss_difference: float | None = None
+
+
+class TunedStep:
+    """The variant of a step that won. Made by `tune`; call it as the step: ``loss = tuned(*batch)``.
+
+    Where `policy` is not ``None``, it is called inside of ``with tuned:``, which activates the policy.
+
+    Attributes
+    ----------
+    name : str
+        Of the variant.
+    policy : KernelPolicy or None
+    candidates : tuple of StepCandidate
+        All of them, the eager step first.
+    verdict : {"winner", "tied", "undecided"}
+        ``"tied"``: nothing is faster than the eager step by the smallest gain that counts.
+    tolerance : float
+        Relative difference of losses that was allowed.
+    notes : tuple of str
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        name: str,
+        policy: KernelPolicy | None,
+        candidates: Sequence[StepCandidate],
+        verdict: Literal["winner", "tied", "undecided"],
+        tolerance: float,
+        notes: Sequence[str],
+    ) -> None:
+        self._step = step
+        self.name, self.policy, self.verdict = name, policy, verdict
+        self.candidates = tuple(candidates)
+        self.tolerance, self.notes = tolerance, tuple(notes)
+        self._scope: kernel_policy | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Do one step on a batch.
+
+        Raises
+        ------
+        InputError
+            The variant has a policy, and the call is outside of ``with tuned:``.
+        """
+        if self.policy is not None and self._scope is None:
+            msg = (
+                f"the step {self.name} runs under a kernel policy that is not active. "
+                "Fix: write `with tuned:` around the training loop"
+            )
+            raise InputError(msg)
+        return self._step(*args)
+
+    def __enter__(self) -> Self:
+        if self.policy is not None:
+            scope = kernel_policy(self.policy)
+            scope.__enter__()
+            self._scope = scope
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.__exit__(kind, error, trace)
+
+    def lock(self, path: str | os.PathLike[str], *args: Any, note: str = "") -> Lock:
+        """Do one step on a batch, and lock the kernels that it ran; see `xpuruntime.pytorch.lock`.
+
+        Raises
+        ------
+        InputError
+            The variant has no policy: PyTorch chooses its kernels, and there is none to lock.
+        """
+        if self.policy is None:
+            msg = f"the step {self.name} runs PyTorch's own kernels, of which there are none to lock"
+            raise InputError(msg)
+        with explain() as found:
+            self(*args)
+        return lock_of(found, path, note=note)
+
+    @property
+    def headline(self) -> str:
+        """One line: the winner with its ratio, or that nothing is faster."""
+        row = next(one for one in self.candidates if one.name == self.name)
+        if self.verdict == "winner" and row.ratio is not None:
+            ratio, low, high = row.ratio
+            return f"{self.name}: {1 / ratio:.2f}x [{1 / high:.2f}, {1 / low:.2f}] faster than eager"
+        return f"{self.verdict}: the step stays eager"
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for row in self.candidates:
+            time = "" if row.seconds is None else f"{row.seconds * 1e3:9.3f} ms"
+            memory = "" if row.memory is None else f"{row.memory / 2**20:8.0f} MiB"
+            lines.append(f"  {row.name:<40} {row.code:<11} {time:>12} {memory:>12}  {row.reason}")
+        return printable("\n".join([*lines, *(f"  note: {note}" for note in self.notes)]))

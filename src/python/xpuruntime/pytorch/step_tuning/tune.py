@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`tune`: find the fastest way to run a training step whose losses stay those of the eager one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.measuring.rounds import measure, timed
+from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.policies import KernelPolicy
+from xpuruntime.printable import printable
+from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
+from xpuruntime.pytorch.capture.capturable import make_capturable as change
+from xpuruntime.pytorch.capture.inputs import on_device
+from xpuruntime.pytorch.capture.snapshot import Snapshot
+from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
+from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
+from xpuruntime.pytorch.step_tuning.ranks import Ranks
+from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
+from xpuruntime.pytorch.step_tuning.variants import EAGER, LAUNCHES, StepParts, Variant, build, obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from xpuruntime.measuring.rounds import Measured, Progress, Sampler
+    from xpuruntime.pytorch.capture.captured_state import CapturedState
+    from xpuruntime.pytorch.step_tuning.losses import Reference
+
+__all__ = ["tune"]
+
+#: The policies that are tried where none are given.
+_KERNELS: dict[str, KernelPolicy | None] = {
+    "native": None,
+    "auto": KernelPolicy(matmul="auto", auto_strategy="best_performance"),
+}
+
+
+def tune(
+    fn: Callable[..., Any],
+    sample_inputs: Any,
+    *,
+    optimizer: Any = None,
+    scaler: Any = None,
+    before_step: Callable[[], Any] | None = None,
+    modules: Sequence[Any] | None = None,
+    launches: Sequence[str] = LAUNCHES,
+    kernels: Mapping[str, KernelPolicy | None] | None = None,
+    make_capturable: bool = False,
+    rtol: float | None = None,
+    min_effect: float = 0.02,
+    confidence: float = 0.99,
+    rounds: tuple[int, int] = (7, 61),
+    budget: float = 300.0,
+    cancel: Callable[[], bool] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 0,
+) -> TunedStep:
+    """Race ways to run a training step, and return the fastest whose losses are those of the eager step.
+
+    A step can run eagerly, compiled by ``torch.compile``, captured into a CUDA graph, or compiled and captured, each
+    with PyTorch's kernels and under kernel policies. Each variant first does some steps from the same state; where its
+    losses differ from the eager ones, it is out. Then all are timed in interleaved rounds against the eager step.
+    Afterwards parameters, buffers, state of optimizer and scaler, and random numbers are as before.
+
+    Parameters
+    ----------
+    fn, sample_inputs, optimizer, scaler, before_step, modules, make_capturable
+        As of `capture_graph`. The sample inputs are those of every step that is timed.
+    launches : sequence of str
+        Of ``"eager"``, which is always there, ``"compile"``, ``"compile:reduce-overhead"``,
+        ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``.
+    kernels : dict of str to KernelPolicy or None, optional
+        Names to policies. Default: PyTorch's kernels, and the fastest measured ones of products.
+    rtol : float, optional
+        Relative difference of losses that is allowed. Default: by the type that is computed in, 1e-3 for float32 and
+        2e-2 for bfloat16; and twice the spread of eager losses over seeds, where a step draws random numbers.
+    min_effect : float
+        The smallest gain that counts, as a share of the time of the eager step.
+    confidence : float
+        One minus the chance that any variant is falsely called faster.
+    rounds : tuple of int
+        The fewest and the most.
+    budget : float
+        Seconds after which no round is begun. Compiling and capturing come before, and are not in it.
+    cancel : callable, optional
+        Asked before every turn; where it says yes, what was decided so far counts. Only in a single process.
+    progress : callable, optional
+        Called after every look at the data.
+
+    Returns
+    -------
+    TunedStep
+        The step to call, its policy, and a row for every variant.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, a policy is active, or ranks of a distributed step differ.
+
+    Notes
+    -----
+    In a distributed process group all ranks call this together: the first one decides for all, so that they do the
+    same steps. A variant that fails on one rank is out on all; one that hangs there hangs all.
+
+    Examples
+    --------
+    >>> import torch, xpuruntime.pytorch as xrt_torch
+    >>> model, (x, y) = torch.nn.Linear(8, 1), (torch.ones(4, 8), torch.ones(4, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), 0.01)
+    >>> tuned = xrt_torch.tune(
+    ...     lambda x, y: (model(x) - y).square().mean(), (x, y), optimizer=sgd, launches=["eager", "capture"]
+    ... )
+    >>> {row.name: row.code for row in tuned.candidates}["capture"]
+    'infeasible'
+    >>> with tuned:
+    ...     loss = tuned(x, y)
+    """
+    used = state_of(fn, optimizer, scaler, modules)
+    samples = samples_of(sample_inputs)
+    device, _ = device_of(used, samples)
+    variants = _variants(launches, _KERNELS if kernels is None else kernels)
+    if active_policy() is not None:
+        msg = "tune: a kernel policy is active, and every variant would run under it. Fix: clear it, and pass kernels="
+        raise InputError(msg)
+    ranks = Ranks()
+    ranks.check_same(device, [one.name for one in variants])
+    if make_capturable and optimizer is not None and device.type == "cuda":
+        change(optimizer, device)
+    args = tuple(on_device(samples, device))
+    parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
+    snapshot = Snapshot(used, device)
+    try:
+        trials = _Trials(parts, args, used, snapshot, device, ranks, rtol)
+        rows = [trials.run(variant) for variant in variants]
+        margin = Margin(relative=min_effect, absolute=0.0)
+        measured = _race(
+            trials, ranks, margin=margin, confidence=confidence, rounds=rounds, budget=budget,
+            cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
+        )  # fmt: skip
+    finally:
+        snapshot.restore()
+        for parameter in parts.parameters:
+            parameter.grad = None
+    rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
+    chosen = next(one for one in variants if one.name == winner)
+    return TunedStep(
+        trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes
+    )
+
+
+class _Trials:
+    """Builds variants and checks their losses; the first one is the eager step."""
+
+    reference: Reference
+
+    def __init__(
+        self,
+        parts: StepParts,
+        args: tuple[Any, ...],
+        used: CapturedState,
+        snapshot: Snapshot,
+        device: torch.device,
+        ranks: Ranks,
+        rtol: float | None,
+    ) -> None:
+        self._parts, self._args, self._used, self._snapshot = parts, args, used, snapshot
+        self._device, self._ranks, self._rtol = device, ranks, rtol
+        self.steps: dict[str, Callable[..., Any]] = {}
+        self.samplers: dict[str, Sampler] = {}
+        self.notes: list[str] = []
+
+    def run(self, variant: Variant) -> StepCandidate:
+        """Return the row of a variant, which is ``"undecided"`` where it may be raced."""
+        why = obstacle(variant, self._device)
+        if why:
+            return StepCandidate(variant.name, "infeasible", why)
+        row, failure = StepCandidate(variant.name, "undecided", ""), None
+        try:
+            row = self._try(variant)
+        except Exception as error:
+            if variant.launch == EAGER and variant.policy is None:
+                raise
+            failure = f"{type(error).__name__}: {printable(str(error)).splitlines()[0]}"
+            row = replace(row, code="infeasible" if isinstance(error, XpuRuntimeError) else "failed", reason=failure)
+        finally:
+            self._snapshot.restore()
+        others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != "undecided"]
+        if others and row.code == "undecided":
+            row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")
+        if row.code != "undecided":
+            self.samplers.pop(variant.name, None)
+            self.steps.pop(variant.name, None)
+        return row
+
+    def _try(self, variant: Variant) -> StepCandidate:
+        cuda = self._device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        with _under(variant.policy):
+            step = build(variant, self._parts, self._args)
+            if variant.name == EAGER:
+                self.reference = reference_losses(step, self._args, self._used, self._snapshot, self._rtol)
+                losses = self.reference.losses
+                if self.reference.random:
+                    self.notes.append(
+                        "a step draws random numbers, so losses were compared within their spread over seeds, "
+                        f"{self.reference.tolerance:.2g}"
+                    )
+            else:
+                losses = losses_of(step, self._args)
+        apart = difference(losses, self.reference.losses)
+        memory = torch.cuda.max_memory_allocated(self._device) if cuda else None
+        row = StepCandidate(variant.name, "undecided", "", memory=memory, loss_difference=apart)
+        if apart > self.reference.tolerance:
+            reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
+            return replace(row, code="inaccurate", reason=reason)
+        self.steps[variant.name] = step
+        self.samplers[variant.name] = self._sampler(step, variant.policy)
+        return row
+
+    def _sampler(self, step: Callable[..., Any], policy: KernelPolicy | None) -> Sampler:
+        finish = (lambda: torch.cuda.synchronize(self._device)) if self._device.type == "cuda" else None
+        inner = timed(lambda: step(*self._args), finish)
+
+        def turn(calls: int, samples: int) -> Sequence[float]:
+            with _under(policy):
+                return inner(calls, samples)
+
+        return turn
+
+
+def _race(trials: _Trials, ranks: Ranks, **options: Any) -> Measured | None:
+    """Time the variants against the eager step; on other ranks than the first, do what that one asks for."""
+    if len(trials.samplers) < 2:
+        return None
+    if ranks.rank != 0:
+        ranks.follow(trials.samplers)
+        return None
+    try:
+        return measure(ranks.leading(trials.samplers), control=EAGER, statistic="mean", **options)
+    finally:
+        if ranks.count > 1:
+            ranks.share(None)
+
+
+def _decide(
+    rows: Sequence[StepCandidate], measured: Measured | None, min_effect: float
+) -> tuple[list[StepCandidate], str, Any]:
+    """Return the rows with their figures and codes, the winner's name, and the verdict."""
+    found = list(rows)
+    found[0] = replace(found[0], code="control", reason="the step as it is")
+    if measured is None:
+        return found, EAGER, "tied"
+    seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items()}
+    faster = {n: one for n, one in measured.comparisons.items() if one.verdict is Verdict.FASTER}
+    winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
+    for place, row in enumerate(found):
+        if row.name not in seconds:
+            continue
+        row = replace(row, seconds=seconds[row.name])
+        comparison = measured.comparisons.get(row.name)
+        if comparison is not None:
+            ratio = (comparison.ratio, comparison.low, comparison.high)
+            row = replace(row, ratio=ratio)
+            if row.name == winner:
+                row = replace(row, code="winner", reason=f"the fastest of {len(seconds)}")
+            elif comparison.verdict is Verdict.FASTER:
+                row = replace(row, code="beaten", reason=f"faster than eager, and {winner} is faster still")
+            elif comparison.verdict is Verdict.SLOWER:
+                row = replace(row, code="slower", reason="slower than the eager step")
+            elif comparison.within_limit and comparison.low > 1 - min_effect:
+                row = replace(row, code="not_faster", reason=f"not faster by a share of {min_effect:g}")
+            else:
+                noise = "; the machine is too noisy" if comparison.too_noisy else ""
+                row = replace(row, reason=f"undecided after {comparison.rounds} rounds{noise}")
+        found[place] = row
+    if winner != EAGER:
+        return found, winner, "winner"
+    open_ = any(row.code == "undecided" for row in found)
+    return found, EAGER, "undecided" if open_ else "tied"
+
+
+def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None]) -> list[Variant]:
+    unknown = [one for one in launches if one not in LAUNCHES]
+    if isinstance(launches, str) or unknown:
+        msg = f"tune: launches has {unknown[:1] or launches!r}. Fix: give a list of {', '.join(LAUNCHES)}"
+        raise InputError(msg)
+    for name, policy in kernels.items():
+        if policy is not None and not isinstance(policy, KernelPolicy):
+            msg = f"tune: kernels[{name!r}] is a {type(policy).__name__}. Fix: give a KernelPolicy, or None"
+            raise InputError(msg)
+    found = [Variant(EAGER, "native", None)]
+    for name, policy in kernels.items():
+        found += [Variant(launch, name, policy) for launch in LAUNCHES if launch in launches or launch == EAGER]
+    return list({one.name: one for one in found}.values())
+
+
+def _under(policy: KernelPolicy | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if policy is None else kernel_policy(policy)

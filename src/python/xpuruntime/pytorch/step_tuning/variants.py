@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Variants of a training step: how its work is launched, and under which kernel policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.pytorch.capture import capture_graph
+from xpuruntime.pytorch.capture.step_program import StepProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.policies import KernelPolicy
+
+__all__ = ["EAGER", "LAUNCHES", "StepParts", "Variant", "build", "obstacle"]
+
+EAGER = "eager"
+#: How a step is launched, to the mode of torch.compile.
+_MODES: dict[str, str | None] = {
+    "compile": None,
+    "compile:reduce-overhead": "reduce-overhead",
+    "compile:max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+}
+_CAPTURED = {"capture": False, "capture:compile": True}
+LAUNCHES = (EAGER, *_MODES, *_CAPTURED)
+#: Those that launch CUDA graphs.
+_GRAPHS = ("compile:reduce-overhead", *_CAPTURED)
+#: Kernels that compiled code calls, so that another policy of them needs no new compilation.
+_CALLED = frozenset({"matmul"})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One candidate.
+
+    Attributes
+    ----------
+    launch : str
+        One of `LAUNCHES`.
+    kernels : str
+        Name of the policy.
+    policy : KernelPolicy or None
+    """
+
+    launch: str
+    kernels: str
+    policy: KernelPolicy | None
+
+    @property
+    def name(self) -> str:
+        """The launch, and the policy where there is one."""
+        return self.launch if self.policy is None else f"{self.launch}+{self.kernels}"
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step consists of; see `capture_graph`."""
+
+    fn: Callable[..., Any]
+    optimizer: Any
+    scaler: Any
+    before_step: Callable[[], Any] | None
+    modules: Sequence[Any] | None
+    parameters: list[Any]
+
+
+def obstacle(variant: Variant, device: torch.device) -> str:
+    """Return why a variant cannot run on a device, or nothing."""
+    if variant.launch in _GRAPHS and device.type != "cuda":
+        return f"the {device.type.upper()} has no CUDA graphs"
+    if variant.launch in _MODES and variant.policy is not None:
+        others = [op for op in OPS if op not in _CALLED and getattr(variant.policy, op) is not None]
+        if any(rule.match.op not in _CALLED for rule in variant.policy.rules):
+            others.append("rules")
+        if others:
+            return f"compiled code is compiled anew whenever a policy of {', '.join(others)} comes or goes"
+    return ""
+
+
+def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> Callable[[], Any]:
+    """Return a function that does one step on `args`.
+
+    Raises
+    ------
+    InputError
+        The step cannot be captured as it is.
+    """
+    if variant.launch in _CAPTURED:
+        step = capture_graph(
+            parts.fn,
+            args,
+            optimizer=parts.optimizer,
+            scaler=parts.scaler,
+            before_step=parts.before_step,
+            modules=parts.modules,
+            compile=_CAPTURED[variant.launch],
+        )
+        if not step.report.captured:
+            raise InputError("; ".join(step.report.reasons) or "the first step runs eagerly")
+        return Step(step, None)
+    fn = parts.fn
+    if variant.launch in _MODES:
+        fn = torch.compile(fn, mode=_MODES[variant.launch])
+    program = StepProgram(fn, parts.optimizer, parts.scaler, parts.before_step, parts.parameters)
+    return Step(lambda *inputs: program.whole(inputs, {}), _MODES.get(variant.launch))
+
+
+class Step:
+    """A step of one variant; called like the function that computes the loss."""
+
+    def __init__(self, call: Callable[..., Any], mode: str | None) -> None:
+        self._call = call
+        self._marks = mode == "reduce-overhead"
+
+    def __call__(self, *args: Any) -> Any:
+        """Do one step."""
+        if self._marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        return self._call(*args)

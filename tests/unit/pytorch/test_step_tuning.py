@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`tune` of training steps: every variant keeps the losses, or is out with a reason; the state is as before."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime.pytorch as xrt_torch  # noqa: E402
+from xpuruntime.errors import InputError  # noqa: E402
+from xpuruntime.policies import KernelPolicy  # noqa: E402
+from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
+from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
+
+QUICK: dict[str, Any] = {"rounds": (7, 7), "budget": 2.0}
+NATIVE = {"native": None}
+
+
+class Work:
+    """A small model, its optimizer, one batch, and the function that computes the loss."""
+
+    def __init__(self, dropout: float = 0.0, optimizer: Any = torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(32, 1)
+        )
+        self.optimizer = optimizer(self.model.parameters(), 0.01)
+        self.batch = (torch.randn(8, 16), torch.randn(8, 1))
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.model(x) - y).square().mean()
+
+    def tune(self, **options: Any) -> TunedStep:
+        return xrt_torch.tune(self.loss, self.batch, optimizer=self.optimizer, **{**QUICK, **options})
+
+    def train(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            loss = self.loss(*self.batch)
+            loss.backward()
+            self.optimizer.step()
+            found.append(float(loss.detach()))
+        return found
+
+
+def rows_of(tuned: TunedStep) -> dict[str, StepCandidate]:
+    return {row.name: row for row in tuned.candidates}
+
+
+def test_state_is_as_before_and_the_winner_trains_as_the_eager_step() -> None:
+    work = Work()
+    before = copy.deepcopy(work.model.state_dict())
+    random = torch.get_rng_state()
+    tuned = work.tune(
+        launches=["eager", "compile", "capture", "capture:compile", "compile:reduce-overhead"], kernels=NATIVE
+    )
+    assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in work.model.parameters())
+    rows = rows_of(tuned)
+    assert rows["eager"].seconds is not None
+    assert rows["compile"].ratio is not None
+    assert rows["compile"].loss_difference is not None
+    assert rows["compile"].loss_difference <= tuned.tolerance
+    for name in ("capture", "capture:compile", "compile:reduce-overhead"):
+        assert rows[name].code == "infeasible"
+        assert "no CUDA graphs" in rows[name].reason
+    with tuned:
+        got = [float(tuned(*work.batch)) for _ in range(5)]
+    assert got == pytest.approx(Work().train(5), rel=1e-4)
+
+
+def test_a_variant_with_other_losses_never_wins() -> None:
+    work = Work()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = work.loss(x, y)
+        return found * 1.05 if torch.compiler.is_compiling() else found
+
+    tuned = xrt_torch.tune(loss, work.batch, optimizer=work.optimizer, launches=["compile"], kernels=NATIVE, **QUICK)
+    assert rows_of(tuned)["compile"].code == "inaccurate"
+    assert "losses differ" in rows_of(tuned)["compile"].reason
+    assert tuned.name == "eager"
+    assert tuned.verdict == "tied"
+
+
+def test_a_variant_that_fails_is_out_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch._inductor.config as config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    work = Work()
+    before = copy.deepcopy(work.model.state_dict())
+    tuned = xrt_torch.tune(
+        lambda x, y: work.loss(x.cos().tanh(), y), work.batch, optimizer=work.optimizer, launches=["compile"],
+        kernels=NATIVE, **QUICK,
+    )  # fmt: skip
+    assert rows_of(tuned)["compile"].code == "failed"
+    assert "no-such-compiler" in rows_of(tuned)["compile"].reason
+    assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
+
+
+def test_random_numbers_widen_the_tolerance_and_are_noted() -> None:
+    tuned = Work(dropout=0.5).tune(launches=["eager"], kernels=NATIVE)
+    assert tuned.tolerance > 1e-3
+    assert "random numbers" in tuned.notes[0]
+    assert Work().tune(launches=["eager"], kernels=NATIVE).notes == ()
+
+
+def test_policies_are_raced_and_the_winner_is_called_inside_its_own() -> None:
+    work = Work()
+    tuned = work.tune(
+        launches=["eager", "compile"], kernels={"reference": KernelPolicy(matmul="cpu.reference", layer_norm="auto")}
+    )
+    rows = rows_of(tuned)
+    assert list(rows) == ["eager", "eager+reference", "compile+reference"]
+    assert rows["eager+reference"].code in ("slower", "not_faster", "undecided", "winner")
+    assert rows["compile+reference"].code == "infeasible"
+    assert "compiled anew" in rows["compile+reference"].reason
+
+
+def test_a_step_with_a_policy_is_refused_outside_of_its_block(tmp_path: Path) -> None:
+    seen = []
+    policy = KernelPolicy(matmul="cpu.reference")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        seen.append(xrt_torch.get_kernel_policy())
+        return x @ x
+
+    tuned = TunedStep(
+        step, "eager+reference", policy, [StepCandidate("eager+reference", "winner", "")], "winner", 0, ()
+    )
+    with pytest.raises(InputError, match="with tuned:"):
+        tuned(torch.ones(2, 2))
+    with tuned:
+        made = tuned.lock(tmp_path / "step.lock", torch.ones(2, 2))
+    assert seen[0].matmul == "cpu.reference"
+    assert [one.kernel for one in made.identity.calls] == ["cpu.reference"]
+    assert xrt_torch.get_kernel_policy() is None
+    plain = TunedStep(step, "eager", None, [StepCandidate("eager", "control", "")], "tied", 0, ())
+    with pytest.raises(InputError, match="PyTorch's own kernels"):
+        plain.lock(tmp_path / "other.lock", torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"launches": ["captured"]}, "launches has"),
+        ({"launches": "eager"}, "give a list"),
+        ({"kernels": {"fast": "auto"}}, "give a KernelPolicy"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        Work().tune(**options)
+
+
+def test_an_active_policy_is_refused() -> None:
+    with xrt_torch.kernel_policy(matmul="cpu.blas"), pytest.raises(InputError, match="a kernel policy is active"):
+        Work().tune()
+
+
+def test_an_eager_step_that_fails_raises_and_gives_the_state_back() -> None:
+    work = Work()
+    before = copy.deepcopy(work.model.state_dict())
+    with pytest.raises(RuntimeError, match="shapes"):
+        xrt_torch.tune(work.loss, (torch.ones(8, 3), work.batch[1]), optimizer=work.optimizer, **QUICK)
+    assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_capturing_modes_are_refused_inside_of_a_capture(mode: str) -> None:
+    work = Work()
+    with pytest.raises(InputError, match="captures CUDA graphs by itself"):
+        xrt_torch.capture_graph(work.loss, optimizer=work.optimizer, compile={"mode": mode})
+
+
+def test_differences_of_losses() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert difference([1.0, 2.0], [1.0, 2.2]) == pytest.approx(0.2 / 2.2)
+    assert difference([nan], [1.0]) == inf
+    assert difference([nan], [nan]) == 0
+    assert difference([inf], [inf]) == 0
+
+
+RANKS = """
+    import sys
+    import torch
+    import xpuruntime.pytorch as xrt_torch
+    from xpuruntime.errors import InputError
+    from xpuruntime.policies import KernelPolicy
+
+    rank, where, differ = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "differ"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    sgd = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.full((4, 8), float(rank + 1)), torch.ones(4, 1)
+    kernels = {"reference": KernelPolicy(matmul="cpu.reference")}
+    launches = ["eager", "capture"] if differ and rank else ["eager"]
+    try:
+        tuned = xrt_torch.tune(lambda x, y: (model(x) - y).square().mean(), (x, y), optimizer=sgd, kernels=kernels,
+                               launches=launches, rounds=(7, 7), budget=2.0)
+    except InputError as error:
+        print("refused", error)
+    else:
+        with tuned:
+            for _ in range(3):
+                tuned(x, y)
+        print(tuned.name, [row.code for row in tuned.candidates], [float(p.detach().sum()) for p in model.parameters()])
+    torch.distributed.destroy_process_group()
+"""
+
+
+def _ranks(tmp_path: Path, word: str) -> list[str]:
+    where = f"file://{tmp_path}/meeting"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANKS), str(rank), where, word],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [one.communicate(timeout=120) for one in processes]
+    assert [one.returncode for one in processes] == [0, 0], ended
+    return [out for out, _ in ended]
+
+
+def test_ranks_decide_the_same(tmp_path: Path) -> None:
+    first, second = _ranks(tmp_path, "same")
+    assert first == second
+    assert first.startswith("eager")
+
+
+def test_ranks_that_differ_are_refused_on_all(tmp_path: Path) -> None:
+    for out in _ranks(tmp_path, "differ"):
+        assert out.startswith("refused")
+        assert "variants" in out
