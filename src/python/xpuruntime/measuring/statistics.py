@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "Comparison", "Interval", "Margin", "Verdict", "compare", "growing_rounds", "holm", "look_rounds", "paired_ratio",
+    "LEAST_GAIN", "Comparison", "Interval", "Margin", "Verdict",
+    "compare", "growing_rounds", "holm", "look_rounds", "paired_ratio",
     "require_runs", "runs_required", "sign_test",
 ]  # fmt: skip
 
+#: Share by which something must be faster to be taken in place of what would run without a search.
+LEAST_GAIN = 0.02
 #: Resamples of one interval, and how much later each look is than the one before.
 _RESAMPLES, _GROWTH = 2000, 4 / 3
 

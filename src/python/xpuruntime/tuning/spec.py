@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
+from xpuruntime.measuring.statistics import LEAST_GAIN
 from xpuruntime.policies import AccuracyPolicy, files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.document import Node, describe_value, from_python
@@ -246,7 +247,7 @@ class Decide(PolicyValue, frozen=True, kw_only=True):
         "rounds": Rounds("Fewest and most rounds of a race."),
     }
 
-    min_effect: float = 0.02
+    min_effect: float = LEAST_GAIN
     confidence: float = 0.99
     rounds: tuple[int, int] = (7, 61)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, scopes
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.measuring.rounds import rotated
+from xpuruntime.measuring.statistics import LEAST_GAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,10 +21,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite
 
-__all__ = ["GAIN", "Timed", "measure_free"]
+__all__ = ["Timed", "measure_free"]
 
-#: A rewrite must make a node faster by more than this share.
-GAIN = 0.02
 _ROUNDS = 9
 _ROUND_SECONDS = 0.01
 
@@ -37,8 +37,8 @@ class Timed(NamedTuple):
 
     @property
     def wins(self) -> bool:
-        """Whether ours is faster by more than `GAIN`."""
-        return not self.reason and self.ours < self.stock * (1.0 - GAIN)
+        """Whether ours is faster by more than `LEAST_GAIN`."""
+        return not self.reason and self.ours < self.stock * (1.0 - LEAST_GAIN)
 
     def __str__(self) -> str:
         """Return what was measured in one line."""
@@ -106,7 +106,7 @@ def _measure(
     repeats = [_repeats(run) for run in runs]
     times: list[list[float]] = [[], []]
     for turn in range(_ROUNDS):
-        for which in (0, 1) if turn % 2 else (1, 0):
+        for which in rotated((0, 1), turn):
             start = time.perf_counter()
             for _ in range(repeats[which]):
                 runs[which]()
