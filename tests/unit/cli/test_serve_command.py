@@ -101,6 +101,15 @@ def test_options_become_settings(start, digits, tmp_path):
     assert end(process)[0] == 0
 
 
+def test_an_open_address_without_a_token_is_warned_of(start, digits):
+    process, line = start(digits, "--http", "0.0.0.0:0", "--grpc", "off")
+    assert line.startswith("serving digits at http://0.0.0.0:")
+    code, err = end(process)
+    assert code == 0
+    assert err.startswith("warning: 0.0.0.0:")
+    assert "no token is asked for" in err
+
+
 def test_a_file_of_settings_is_served(start, digits, tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(

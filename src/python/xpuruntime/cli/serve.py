@@ -118,6 +118,8 @@ def serve(
                 server.start()
                 _check_loaded(server, single=not source.endswith(_SETTINGS))
             _say(server, as_json=json)
+            if token_file is None and tls_clients is None:
+                _warn_of_open_addresses(server)
             stopped.wait()
         finally:
             server.close()
@@ -213,6 +215,24 @@ def _say(server: Server, *, as_json: bool) -> None:
         where = " and ".join([server.url] * bool(server.url) + [f"grpc://{grpc}"] * bool(grpc))
         print_plain(f"serving {', '.join(names)} at {where}")
     results().flush()
+
+
+def _warn_of_open_addresses(server: Server) -> None:
+    from xpuruntime.cli.output import error_line
+
+    for address in filter(None, (server.http_address, server.grpc_address)):
+        if not _is_loopback(address.rpartition(":")[0].strip("[]")):
+            text = f"{address} can be reached from other machines, and no token is asked for; --token-file sets one"
+            error_line(text, label="warning")
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _say_unanswered(server: Server) -> None:

@@ -38,6 +38,7 @@ _CLOSE = (b"connection", b"close")
 #: Longer bodies are decoded, and longer responses compressed, in a thread: others are answered meanwhile.
 _LONG = 1 << 20
 _SHORT_COMPRESSED = 64 << 10
+_PAUSE = 0.05
 #: Chunks of a response that is not longer are joined into one write.
 _ONE_WRITE = 256 << 10
 
@@ -177,7 +178,7 @@ class Application:
 
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
-                pass
+                await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
         response = await response_of(self._service.infer(asked.request), gone)
         written = write_response(response, asked)
