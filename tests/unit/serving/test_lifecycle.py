@@ -296,6 +296,8 @@ def test_closing_answers_what_was_accepted(mlp: Path, serve: Serve) -> None:
     futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]
     service.close(drain=WAIT)
     assert all(future.result(0).outputs[0].shape == (1, 64) for future in futures)
+    with pytest.raises(ServingError, match="loads no model any more"):
+        service.load("m", {})
     assert not any(thread.name.startswith("xpuruntime-serve") for thread in threading.enumerate())
 
 

@@ -76,6 +76,8 @@ def test_what_is_written_reads_back() -> None:
         ("models: [a]", "models: expected a mapping of name to model"),
         ("memory: {budget: {cuda: 8GiB}}", "memory.budget: 'cuda' names no single device; write 'cuda:0'"),
         ("memory: {budget: {cpuu: 8GiB}}", "memory.budget: 'cpuu' is not a device"),
+        ("admin: {shared_memory: true}", "admin.shared_memory: true, but memory shared with clients is not served"),
+        ("metrics: {path: /v2/metrics}", "'/v2/metrics' is a path of the server itself"),
         ("metrics: {path: metrics}", "is not a path of a URL"),
     ],
 )

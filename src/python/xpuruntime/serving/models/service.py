@@ -213,6 +213,8 @@ class Models:
             model does not load; the one that was served before is served on.
         """
         _refuse_parameters(parameters, ())
+        if self._closed:
+            raise ServingError(Status.UNAVAILABLE, "the server is being stopped, and loads no model any more")
         self._slot(model).load()
 
     def unload(self, model: str, parameters: Mapping[str, Parameter]) -> None:

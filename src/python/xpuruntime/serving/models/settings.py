@@ -75,6 +75,8 @@ def _check_budget_device(text: str) -> str:
 def _check_path(text: str) -> str:
     if not text.startswith("/") or text != text.strip() or "?" in text or "#" in text:
         raise Refused(f"{quote(text)} is not a path of a URL, such as '/metrics'")
+    if text in ("/", "/status") or text == "/v2" or text.startswith("/v2/"):
+        raise Refused(f"{quote(text)} is a path of the server itself; state another, such as '/metrics'")
     return text
 
 
@@ -128,16 +130,21 @@ class MetricsSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 class AdminSettings(PolicyValue, frozen=True, kw_only=True):
-    """What clients may change: loading and unloading of models, and registering shared memory."""
+    """What clients may change: loading and unloading of models. Shared memory is not served, and true is refused."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "repository": Flag("Serve the model repository extension."),
-        "shared_memory": Flag("Serve the shared memory extensions."),
+        "shared_memory": Flag("Serve the shared memory extensions: false, since they are not served."),
         "key_file": Text("File with the key that admin routes ask for.", what="a path", optional=True),
     }
     repository: bool = False
     shared_memory: bool = False
     key_file: str | None = None
+
+    def check_together(self) -> None:
+        """Refuse what is not served."""
+        if self.shared_memory:
+            raise Refused("true, but memory shared with clients is not served; leave it out", "shared_memory")
 
 
 class MemorySettings(PolicyValue, frozen=True, kw_only=True):
