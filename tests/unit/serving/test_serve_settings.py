@@ -11,7 +11,9 @@ import pytest
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.compound_kinds import Nested
-from xpuruntime.serving.models.settings import BatchSettings, ModelSettings, ServeSettings
+from xpuruntime.serving.batching.settings import BatchSettings
+from xpuruntime.serving.models.model_settings import ModelSettings
+from xpuruntime.serving.models.settings import ServeSettings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "serving" / "models.md"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.serving.batching.layout import Layout
-    from xpuruntime.serving.models.settings import ModelSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
 
 __all__ = ["batch_feeds", "batch_sizes", "open_session", "warmup_sizes"]
 

@@ -13,7 +13,8 @@ from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.describing import config_of, metadata_of
 from xpuruntime.serving.models.memory import MemoryBudget
-from xpuruntime.serving.models.settings import ModelSettings, ServeSettings
+from xpuruntime.serving.models.model_settings import ModelSettings
+from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot
 from xpuruntime.serving.status import ServingError, Status
 

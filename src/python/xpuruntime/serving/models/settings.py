@@ -10,34 +10,36 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
-from xpuruntime.policies.document import Node, Scalar, describe, describe_value, from_python
+from xpuruntime.policies.document import Node, Scalar, from_python
 from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
+from xpuruntime.policies.kinds import Choice, Flag, Kind, Text
 from xpuruntime.policies.memory_policy import ByteSize
-from xpuruntime.policies.quantities import Duration, Share
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
-from xpuruntime.serving.batching.settings import BatchSettings, NamedOf
+from xpuruntime.serving.batching.settings import NamedOf
+from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from typing_extensions import Self
 
 __all__ = [
-    "SCHEMA", "AdminSettings", "CanarySettings", "GrpcSettings", "HttpSettings", "MemorySettings", "MetricsSettings",
-    "ModelSettings", "ServeSettings", "ShadowSettings", "SloSettings", "check_model_name",
-]  # fmt: skip
+    "SCHEMA",
+    "AdminSettings",
+    "GrpcSettings",
+    "HttpSettings",
+    "MemorySettings",
+    "MetricsSettings",
+    "ServeSettings",
+]
 
 #: The version of the file format that this release reads.
 SCHEMA = "xpuruntime.serve/1"
 
 Dialect = Literal["xrt", "triton"]
-Warmup = Literal["auto", "lock", "probe", "none"]
-Against = Literal["reference", "self"]
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.*_-]+):[0-9]{1,5}")
 
 
@@ -45,15 +47,6 @@ def _check_schema(text: str) -> str:
     if text != SCHEMA:
         near = "; upgrade xpuruntime to read it" if text.startswith("xpuruntime.serve/") else ""
         raise Refused(f"{quote(text)} is not a version that this release reads; it reads {SCHEMA}{near}")
-    return text
-
-
-def check_model_name(text: str) -> str:
-    """Return the name of a model. Raises `Refused` for one that could not stand in a URL as it is."""
-    if _NAME.fullmatch(text) is None or text in (".", ".."):
-        raise Refused(
-            f"{quote(text)} cannot name a model: use 1 to 128 letters, digits, '.', '_' and '-', and not '.' or '..'"
-        )
     return text
 
 
@@ -173,192 +166,6 @@ class MemorySettings(PolicyValue, frozen=True, kw_only=True):
     budget: dict[str, int] = FrozenDict()
     evict: Literal["lru", "none"] = "lru"
     keep: tuple[str, ...] = ()
-
-
-class CanarySettings(PolicyValue, frozen=True, kw_only=True):
-    """Sampled requests that run once more, apart from the answers.
-
-    Attributes
-    ----------
-    every : int
-        One request of so many.
-    against : {"reference", "self"}
-        ``reference``: the same model on ONNX Runtime's CPU provider in its own precision. ``self``: the same session,
-        with the request alone, which shows dependence on the batch.
-    rtol, atol : float or None
-        Tolerance; left out, that of the precision.
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "every": Integer(1, 10**9, "One request of so many."),
-        "against": Choice(get_args(Against), "What sampled requests are compared with.", what="references"),
-        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
-        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
-    }
-    every: int = 1000
-    against: Against = "reference"
-    rtol: float | None = None
-    atol: float | None = None
-
-
-class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
-    """A share of requests that a second policy runs as well, for a comparison of outputs and times."""
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "policy": Text("Policy file of the other session.", what="a path"),
-        "share": Share("Share of requests.", most=1.0),
-        "margin": Share("Smallest difference in time that counts.", most=10.0),
-        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
-        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("policy",)
-    policy: str = ""
-    share: float = 0.01
-    margin: float = 0.05
-    rtol: float | None = None
-    atol: float | None = None
-
-
-class SloSettings(PolicyValue, frozen=True, kw_only=True):
-    """The 99th percentile of the latency that batch size and delay are chosen for, in seconds."""
-
-    KINDS: ClassVar[dict[str, Kind]] = {"p99": Duration("Latency that 99 % of requests stay within.")}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
-    p99: float = 0.0
-
-
-class _Versions(Kind):
-    """``latest``, ``all``, or a list of numbers."""
-
-    def expects(self) -> str:
-        """Say what is accepted."""
-        return "'latest', 'all', or a list of version numbers such as [1, 3]"
-
-    def _check(self, value: Any) -> Any:
-        if value in ("latest", "all"):
-            return value
-        if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
-            return tuple(sorted(set(value)))
-        raise self.wrong_type(describe_value(value))
-
-    def _read(self, node: Node) -> Any:
-        from xpuruntime.policies.document import to_python
-
-        value = to_python(node)
-        return self._check(value) if not isinstance(value, dict) else self._refuse(node)
-
-    def _refuse(self, node: Node) -> Any:
-        raise self.wrong_type(describe(node))
-
-    def plain(self, value: Any) -> Any:
-        """Return the value as it is written to a file."""
-        return list(value) if isinstance(value, tuple) else value
-
-    def _schema(self) -> dict[str, Any]:
-        numbers = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}
-        return {"anyOf": [{"enum": ["latest", "all"]}, numbers]}
-
-
-class ModelSettings(PolicyValue, frozen=True, kw_only=True):
-    """One model of ``serve.yaml``.
-
-    Attributes
-    ----------
-    source : str
-        A model file, a compiled artifact, or a folder with one of these in each of the folders ``1``, ``2``, ...
-    policy, lock : str or None
-        Files. Where the lock does not hold, the model is not served.
-    trust : bool
-        Load a ``.pt2`` file although that can run code of the file.
-    versions : {"latest", "all"} or tuple of int
-        Which versions of a folder are served.
-    batching : BatchSettings
-    slo : SloSettings or None
-        Chooses batch size and delay from measured times; `batching` then bounds the size.
-    instances : int
-        Executions of the model side by side; they share one session.
-    warmup : {"auto", "lock", "probe", "none"}
-        What runs before the model is ready: every shape of the lock, or one probe input; ``auto``: those of the lock
-        where there is one.
-    load : {"startup", "on_demand"}
-        ``on_demand``: with the first request.
-    required : bool
-        Whether the server is ready only while this model is.
-    max_execution : float
-        Seconds after which a running batch makes the model not ready.
-    evidence : bool
-        Take a report of an instrumented copy before the model is ready. Slow.
-    canary : CanarySettings or None
-    shadow : ShadowSettings or None
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "source": Text("Model file, artifact, or folder of versions.", what="a path"),
-        "policy": Text("Policy file.", what="a path", optional=True),
-        "lock": Text("Lock file.", what="a path", optional=True),
-        "trust": Flag("Load a .pt2 file although that can run code of the file."),
-        "versions": _Versions("Which versions of a folder are served."),
-        "batching": Nested(BatchSettings, "How requests are put together."),
-        "slo": Nested(SloSettings, "Latency that batch size and delay are chosen for.", optional=True),
-        "instances": Integer(1, 256, "Executions of the model side by side."),
-        "warmup": Choice(get_args(Warmup), "What runs before the model is ready."),
-        "load": Choice(("startup", "on_demand"), "When the model is loaded."),
-        "required": Flag("Whether the server is ready only while this model is."),
-        "max_execution": Duration("How long a batch may run."),
-        "evidence": Flag("Take a report before the model is ready."),
-        "canary": Nested(CanarySettings, "Sampled requests that run once more.", optional=True),
-        "shadow": Nested(ShadowSettings, "A second policy on a share of the requests.", optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("source",)
-
-    source: str = ""
-    policy: str | None = None
-    lock: str | None = None
-    trust: bool = False
-    versions: str | tuple[int, ...] = "latest"
-    batching: BatchSettings = BatchSettings()
-    slo: SloSettings | None = None
-    instances: int = 1
-    warmup: Warmup = "auto"
-    load: Literal["startup", "on_demand"] = "startup"
-    required: bool = True
-    max_execution: float = 60.0
-    evidence: bool = False
-    canary: CanarySettings | None = None
-    shadow: ShadowSettings | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            source: str,
-            policy: str | None = None,
-            lock: str | None = None,
-            trust: bool = False,
-            versions: str | Sequence[int] = "latest",
-            batching: BatchSettings | Mapping[str, Any] = ...,
-            slo: SloSettings | Mapping[str, Any] | None = None,
-            instances: int = 1,
-            warmup: Warmup = "auto",
-            load: Literal["startup", "on_demand"] = "startup",
-            required: bool = True,
-            max_execution: float | str = 60.0,
-            evidence: bool = False,
-            canary: CanarySettings | Mapping[str, Any] | None = None,
-            shadow: ShadowSettings | Mapping[str, Any] | None = None,
-        ) -> None: ...
-
-    def check_together(self) -> None:
-        """Refuse fields that contradict each other."""
-        if self.warmup == "lock" and self.lock is None:
-            raise Refused("'lock' needs the key 'lock'; state probe, or a lock", "warmup")
-        if self.slo is not None and self.batching.max_queue_delay_us:
-            raise Refused("chooses the delay itself; leave out batching.max_queue_delay_us", "slo")
-        if self.slo is not None and self.batching.preferred_batch_size:
-            raise Refused("chooses the batch size itself; leave out batching.preferred_batch_size", "slo")
-        if self.slo is not None and self.warmup == "none":
-            raise Refused("measures batches at warm-up; leave out warmup: none", "slo")
 
 
 class ServeSettings(PolicyValue, frozen=True, kw_only=True):

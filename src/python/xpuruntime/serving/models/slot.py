@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferRequest, InferResponse
     from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.memory import MemoryBudget
-    from xpuruntime.serving.models.settings import ModelSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
 
 __all__ = ["ModelSlot"]
 

@@ -18,6 +18,7 @@ from xpuruntime.serving.models.opening import batch_feeds, open_session, warmup_
 from xpuruntime.serving.models.repository import size_on_disk
 from xpuruntime.serving.models.slo import choose_limits, measure_curve
 from xpuruntime.serving.models.statistics import Failure, ModelStatistics
+from xpuruntime.serving.models.watching import make_watchers
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.jobs import Execution, Job
     from xpuruntime.serving.messages import InferRequest, Parameter
     from xpuruntime.serving.models.access_log import RequestLog
-    from xpuruntime.serving.models.settings import ModelSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.models.slo import Limits
+    from xpuruntime.serving.models.watcher import Watcher
 
 __all__ = ["ServedVersion"]
 
@@ -77,7 +79,7 @@ class ServedVersion:
         self._log, self._own = log, session is None
         before = process_memory().resident
         self.session = open_session(path, settings, registry) if session is None else session
-        self._watchers: list[Any] = []
+        self._watchers: list[Watcher] = []
         try:
             self.layout = Layout.of(
                 self.session.inputs,
@@ -277,8 +279,6 @@ class ServedVersion:
         return {"bytes": size, "source": source, "device": self.device}
 
     def _watch(self, registry: EngineRegistry | None) -> None:
-        from xpuruntime.serving.models.watching import make_watchers
-
         self._watchers = make_watchers(self.path, self.settings, self.session, self.layout, registry)
 
     def _release(self) -> None:

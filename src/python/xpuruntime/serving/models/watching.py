@@ -1,340 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Canary and shadow: sampled requests that run once more in a thread of their own, after their answer."""
+"""`make_watchers`: the canary and the shadow that the settings of a model ask for."""
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xpuruntime.engines.precision import compare_within
-from xpuruntime.engines.precision.compare import TOLERANCES, Tolerance
 from xpuruntime.errors import PolicyError
 from xpuruntime.inference.artifacts import find_artifact
 from xpuruntime.inference.session import InferenceSession
-from xpuruntime.measuring.statistics import Comparison, Margin, Verdict, compare, look_rounds
 from xpuruntime.policies import Policy
-from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
-from xpuruntime.serving.batching.requests import check_request
-from xpuruntime.serving.messages import InferRequest, Tensor
-from xpuruntime.serving.models.opening import batch_feeds
+from xpuruntime.serving.models.canary import Canary
+from xpuruntime.serving.models.shadow import Shadow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.serving.batching.jobs import Job
     from xpuruntime.serving.batching.layout import Layout
-    from xpuruntime.serving.batching.requests import Feed
-    from xpuruntime.serving.messages import InferResponse
-    from xpuruntime.serving.models.settings import CanarySettings, ModelSettings, ShadowSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
+    from xpuruntime.serving.models.watcher import Watcher
 
-__all__ = ["Canary", "Shadow", "make_watchers"]
-
-#: Samples that may wait; more are dropped and counted.
-_WAITING = 4
-#: Rounds of a shadow at which its times are looked at: from the first to the last.
-_ROUNDS = (9, 1000)
-
-
-class _Watcher(ABC):
-    """Takes samples and runs them in a thread of its own."""
-
-    name: str
-
-    def __init__(self, session: InferenceSession, layout: Layout, settings: ModelSettings) -> None:
-        self._session, self._layout = session, layout
-        batching = settings.batching
-        self._fixed = batching.max_batch_size if batching.shapes == "fixed" else 0
-        self._most = batching.max_batch_size
-        self._samples: queue.Queue[tuple[Feed, dict[str, Any]] | None] = queue.Queue(_WAITING)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self.runs = self.dropped = self.errors = 0
-        self.last_error = ""
-
-    def offer(self, job: Job, response: InferResponse) -> None:
-        """Take a request that was answered, if it is to be sampled. Returns at once."""
-        if self._closed or not self._sampled():
-            return
-        if self._most and job.feed.rows > self._most:
-            self.dropped += 1  # it was split, so that it cannot run as one
-            return
-        if self._samples.full():
-            self.dropped += 1
-            return
-        feed = replace(job.feed, arrays={name: array.copy() for name, array in job.feed.arrays.items()})
-        try:
-            self._samples.put_nowait((feed, {one.name: one.data.copy() for one in response.outputs}))
-        except queue.Full:
-            self.dropped += 1
-            return
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._closed:
-                    self._thread = threading.Thread(target=self._work, name=f"xpuruntime-{self.name}", daemon=True)
-                    self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, and close the other session."""
-        self._closed = True
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            while not self._samples.empty():
-                try:
-                    self._samples.get_nowait()
-                except queue.Empty:
-                    break
-            self._samples.put(None)
-            thread.join(10.0)
-            if thread.is_alive():
-                return
-        self._close()
-
-    def settle(self, timeout: float = 10.0) -> bool:
-        """Wait until all samples were run; return whether they were."""
-        end = time.monotonic() + timeout
-        while self._samples.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.002)
-        return not self._samples.unfinished_tasks
-
-    def verdict(self) -> tuple[bool, str]:
-        """Return whether the model may stay ready, else why not."""
-        return True, ""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was found so far, as plain values."""
-
-    @abstractmethod
-    def _sampled(self) -> bool:
-        """Return whether the next request is sampled."""
-
-    @abstractmethod
-    def _check(self, feed: Feed, outputs: Mapping[str, Any]) -> None:
-        """Run one sample."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what this has opened."""
-
-    def _run(self, session: InferenceSession, feed: Feed, fixed: int = 0) -> tuple[dict[str, Any], float]:
-        """Run a request alone, and return its outputs and seconds."""
-        one = Slice(feed, 0, feed.rows)
-        made = assemble(self._layout, [one], fixed)
-        begin = time.perf_counter()
-        results = session.run(made.feeds)
-        took = time.perf_counter() - begin
-        return take_apart(self._layout, results, made.rows, [one])[0], took
-
-    def _work(self) -> None:
-        while (sample := self._samples.get()) is not None:
-            try:
-                self._check(*sample)
-            except Exception as error:  # of the sample alone: the model has answered
-                self.errors += 1
-                self.last_error = f"{type(error).__name__}: {error}"
-            else:
-                self.runs += 1
-            self._samples.task_done()
-        self._samples.task_done()
-
-
-class Canary(_Watcher):
-    """Compares sampled answers with those of a reference.
-
-    Parameters
-    ----------
-    session : InferenceSession
-    layout : Layout
-    settings : ModelSettings
-    canary : CanarySettings
-    reference : InferenceSession or None
-        ``None``: the session itself, with the request alone.
-    """
-
-    name = "canary"
-
-    def __init__(
-        self,
-        session: InferenceSession,
-        layout: Layout,
-        settings: ModelSettings,
-        canary: CanarySettings,
-        reference: InferenceSession | None,
-    ) -> None:
-        super().__init__(session, layout, settings)
-        self._canary, self._reference, self._seen = canary, reference, 0
-        self.tolerance = _tolerance(session, canary.rtol, canary.atol)
-        self.last: ProbeResult | None = None
-        self.bitwise = self.outside = 0
-        self.drift = self.worst_drift = 0.0
-        self._first_probe()
-
-    def _sampled(self) -> bool:
-        with self._lock:
-            self._seen += 1
-            return self._seen % self._canary.every == 0
-
-    def _first_probe(self) -> None:
-        """Answer the canary once with a probe input, so that a model that is wrong from the start is never ready."""
-        feeds = batch_feeds(self._session, self._layout, 1)
-        tensors = [
-            Tensor(name, self._layout.inputs[name].datatype, tuple(array.shape), _bits(array))
-            for name, array in feeds.items()
-        ]
-        feed = check_request(InferRequest("", tensors), self._layout, fixed=bool(self._fixed))
-        self._check(feed, self._run(self._session, feed, self._fixed)[0])
-        self.runs += 1
-
-    def _check(self, feed: Feed, outputs: Mapping[str, Any]) -> None:
-        if self._reference is None:
-            want, _ = self._run(self._session, feed, self._fixed)
-        else:
-            want, _ = self._run(self._reference, _unpadded(feed))
-        result = compare_within({name: want[name] for name in outputs}, outputs, self.tolerance)
-        same = all(want[name].tobytes() == outputs[name].tobytes() for name in outputs)
-        with self._lock:
-            self.last = result
-            self.bitwise += same
-            self.outside += not result.passed
-            self.drift = max((one.max_rel for one in result.outputs), default=0.0)
-            self.worst_drift = max(self.worst_drift, self.drift)
-
-    def verdict(self) -> tuple[bool, str]:
-        """Return whether the last sample was in tolerance."""
-        last = self.last
-        if last is None or last.passed:
-            return True, ""
-        return False, f"the last canary is out of tolerance: {last.figures}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was found so far, as plain values."""
-        with self._lock:
-            return {
-                "every": self._canary.every,
-                "against": self._canary.against,
-                "runs": self.runs,
-                "dropped": self.dropped,
-                "errors": self.errors,
-                "last_error": self.last_error,
-                "out_of_tolerance": self.outside,
-                "bitwise_equal": self.bitwise,
-                "drift": self.drift,
-                "worst_drift": self.worst_drift,
-                "tolerance": {"rtol": self.tolerance.rtol, "atol": self.tolerance.atol},
-                "last": None if self.last is None else str(self.last),
-            }
-
-    def _close(self) -> None:
-        if self._reference is not None:
-            self._reference.close()
-
-
-class Shadow(_Watcher):
-    """Runs a share of the requests under a second policy, beside the first, and compares outputs and times.
-
-    Each sample runs on both sessions, and on the first one twice, in changing order; the answer that the client got
-    had other requests in its batch, so its time says nothing here.
-    """
-
-    name = "shadow"
-
-    def __init__(
-        self,
-        session: InferenceSession,
-        layout: Layout,
-        settings: ModelSettings,
-        shadow: ShadowSettings,
-        other: InferenceSession,
-    ) -> None:
-        super().__init__(session, layout, settings)
-        self._shadow, self._other = shadow, other
-        self.tolerance = _tolerance(other, shadow.rtol, shadow.atol)
-        self._due = 0.0
-        self._times: dict[str, list[float]] = {"shadow": [], "control": [], "twin": []}
-        self._looks = look_rounds(*_ROUNDS)
-        self.comparison: Comparison | None = None
-        self.outside = 0
-        self.worst = 0.0
-        self.last = ""
-
-    def _sampled(self) -> bool:
-        with self._lock:
-            self._due += self._shadow.share
-            if self._due < 1:
-                return False
-            self._due -= 1
-            return True
-
-    def _check(self, feed: Feed, outputs: Mapping[str, Any]) -> None:
-        del outputs
-        order = ["control", "shadow", "twin"]
-        taken: dict[str, tuple[dict[str, Any], float]] = {}
-        for which in order if self.runs % 2 else reversed(order):
-            session = self._other if which == "shadow" else self._session
-            taken[which] = self._run(session, feed, self._fixed)
-        result = compare_within(taken["control"][0], taken["shadow"][0], self.tolerance)
-        with self._lock:
-            self.outside += not result.passed
-            self.worst = max(self.worst, *(one.max_rel for one in result.outputs), 0.0)
-            self.last = result.figures
-            if len(self._times["shadow"]) < self._looks[-1] and not self._decided():
-                for which, (_, seconds) in taken.items():
-                    self._times[which].append(max(seconds, 1e-9))
-                if len(self._times["shadow"]) in self._looks:
-                    self.comparison = compare(
-                        self._times["shadow"],
-                        self._times["control"],
-                        twin=self._times["twin"],
-                        margin=Margin(relative=self._shadow.margin),
-                        looks=len(self._looks),
-                    )
-
-    def _decided(self) -> bool:
-        return self.comparison is not None and self.comparison.verdict is not Verdict.INCONCLUSIVE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was found so far, as plain values."""
-        with self._lock:
-            found = self.comparison
-            return {
-                "policy": self._shadow.policy,
-                "share": self._shadow.share,
-                "engine": f"{self._other.plan.engine}@{self._other.plan.device}",
-                "precision": self._other.plan.precision,
-                "runs": self.runs,
-                "dropped": self.dropped,
-                "errors": self.errors,
-                "last_error": self.last_error,
-                "out_of_tolerance": self.outside,
-                "worst_drift": self.worst,
-                "last": self.last,
-                "time": None
-                if found is None
-                else {
-                    "verdict": found.verdict.value,
-                    "ratio": found.ratio,
-                    "low": found.low,
-                    "high": found.high,
-                    "confidence": found.confidence,
-                    "margin": found.margin,
-                    "rounds": found.rounds,
-                    "too_noisy": found.too_noisy,
-                },
-                "rounds": len(self._times["shadow"]),
-                "next_look": next((one for one in self._looks if one > len(self._times["shadow"])), None),
-            }
-
-    def _close(self) -> None:
-        self._other.close()
+__all__ = ["make_watchers"]
 
 
 def make_watchers(
@@ -343,7 +28,7 @@ def make_watchers(
     session: InferenceSession,
     layout: Layout,
     registry: EngineRegistry | None = None,
-) -> list[_Watcher]:
+) -> list[Watcher]:
     """Return the canary and the shadow that the settings ask for.
 
     Raises
@@ -353,7 +38,7 @@ def make_watchers(
     XpuRuntimeError
         The other session does not open.
     """
-    made: list[_Watcher] = []
+    made: list[Watcher] = []
     try:
         if settings.canary is not None:
             reference = None
@@ -380,29 +65,3 @@ def _reference(path: str, settings: ModelSettings) -> InferenceSession:
         )
     engine = "torch" if path.endswith(".pt2") else "onnxruntime"
     return InferenceSession(path, policy=Policy(), engine=engine, device="cpu", trust=settings.trust)
-
-
-def _tolerance(session: InferenceSession, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return the tolerance that is stated, or that of the precision that a session computes in."""
-    precision, model = session.plan.precision, session.model
-    if precision == "model":
-        stored = {"float16": "fp16", "bfloat16": "bf16"}
-        precision = next((stored[dtype] for dtype in model.weights if dtype in stored), "fp32")
-        precision = "int8" if model.quantisation.scheme != "none" else precision
-    default = TOLERANCES.get(precision, TOLERANCES["fp32"])
-    return Tolerance(
-        rtol=default.rtol if rtol is None else rtol,
-        atol=default.atol if atol is None else atol,
-        cosine=default.cosine,
-    )
-
-
-def _bits(array: Any) -> Any:
-    import numpy as np
-
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def _unpadded(feed: Feed) -> Feed:
-    """Return a request as it came, for a session that takes any shape."""
-    return replace(feed, targets=dict(feed.lengths))
