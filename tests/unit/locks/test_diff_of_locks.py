@@ -182,8 +182,11 @@ def test_another_interpreter_locks_the_model_anew(tmp_path):
     placement = found.level("placement")
     assert placement.verdict == "differs"
     assert {one.what for one in placement.rows} <= {"fusion", "gone", "new"}
+    assert "what they depend on differs" in found.level("kernels").reason
     assert all(one.causes == ("environment.onnxruntime",) for one in placement.rows)
-    assert not differing(diff(str(path), f"py:{sys.executable}", model))
+    same = diff(str(path), f"py:{sys.executable}", model)
+    assert not differing(same)
+    assert same.level("kernels").verdict == "unobservable", "ONNX Runtime reports the kernel of no unit that ran"
 
 
 def test_locks_of_training_are_compared_by_their_calls(tmp_path):

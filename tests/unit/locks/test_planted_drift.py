@@ -62,7 +62,7 @@ def test_an_instrumented_run_is_as_locked(case: Case) -> None:
     assert f"{len(case.lock.identity.entries)} units ran as locked" in seen.reason
 
 
-ISA = pytest.param("cpu_isa", lambda expect: [*expect, "amx_tile"], "amx_tile", "same instruction sets", id="isa")
+ISA = pytest.param("cpu_isa", lambda expect: [*expect, "avx4096"], "avx4096", "same instruction sets", id="isa")
 VALIDATORS = [
     pytest.param("library", lambda e: {**e, "build_id": "0" * 40}, "build_id 0000", "pip install", id="library build"),
     pytest.param("library", lambda e: {**e, "size": 1}, "size 1", "pip install", id="library size"),
@@ -146,6 +146,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "placement": {"on": "onnxruntime cuda:0 CUDAExecutionProvider"},
     "precision": {"precision": "fp64"},
     "layout": {"layout": "nchw44"},
+    "accumulate": {"accumulate": "fp16"},
     "kernel": {"kernel": "cuda_raw.skinny@64x128"},
 }
 
@@ -163,6 +164,55 @@ def test_an_entry(case: Case, tmp_path: Path, code: str) -> None:
     assert seen.status == "substituted"
     assert f"{code} {entry.unit}: expected {ENTRIES[code][{'placement': 'on'}.get(code, code)]}" in seen.reason
     assert not report.honoured
+
+
+def test_units_that_are_gone_and_new(case: Case, tmp_path: Path) -> None:
+    """The lock has a unit that does not run any more, and lacks one that runs."""
+    entry = next(one for one in case.lock.identity.entries if one.sources and one.relation != "folded")
+
+    def without(identity: Identity) -> Identity:
+        other = msgspec.structs.replace(entry, unit="another", sources=("another",))
+        kept = tuple(one for one in identity.entries if one.unit != entry.unit)
+        return msgspec.structs.replace(identity, entries=tuple(sorted((*kept, other), key=lambda one: one.unit)))
+
+    with case.open(case.edited(without, tmp_path)) as session:
+        report = session.explain(runs=1)
+    seen = {one.key: one for one in report.observations}["execution.lock"]
+    assert seen.status == "substituted"
+    assert f"gone another: expected {entry.op} on" in seen.reason
+    assert f"new {entry.unit}: expected no such unit" in seen.reason
+
+
+def test_a_library_that_is_not_here(case: Case, tmp_path: Path) -> None:
+    def renamed(identity: Identity) -> Identity:
+        first = validator_of(identity, "library")
+        gone = msgspec.structs.replace(first, key="libgone.so.1", expect={**first.expect, "place": "gone/libgone.so.1"})
+        return msgspec.structs.replace(
+            identity, validators=tuple(gone if one is first else one for one in identity.validators)
+        )
+
+    with pytest.raises(
+        xrt.LockError, match=r"library libgone\.so\.1: expected build_id .*, found nothing.*pip install"
+    ):
+        case.open(case.edited(renamed, tmp_path))
+
+
+def test_a_variable_that_is_not_set_any_more(case: Case, tmp_path: Path) -> None:
+    path = case.edited(with_validator("environment", lambda expect: {**expect, "OMP_WAIT_POLICY": "PASSIVE"}), tmp_path)
+    with pytest.raises(
+        xrt.LockError, match=r"OMP_WAIT_POLICY PASSIVE, found OMP_WAIT_POLICY nothing.*export OMP_WAIT_"
+    ):
+        case.open(path)
+
+
+@pytest.mark.parametrize("change", [{"shape": (2, 65)}, {"dtype": "float16"}])
+def test_an_output_of_another_type_or_shape(case: Case, tmp_path: Path, change: dict[str, Any]) -> None:
+    def edit(identity: Identity) -> Identity:
+        return msgspec.structs.replace(identity, outputs=(msgspec.structs.replace(identity.outputs[0], **change),))
+
+    (locked,) = case.lock.identity.outputs
+    with pytest.raises(xrt.LockError, match=rf"output {locked.name}: expected .*, found {locked.dtype}"):
+        case.open(case.edited(edit, tmp_path))
 
 
 def test_a_fusion(case: Case, tmp_path: Path) -> None:

@@ -151,7 +151,10 @@ class _Rows:
 
 def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
     found = (*rows.of(_KERNELS), *rows.of(_PLACEMENT, calls=True))
-    silent, units = max((identity.unobservable, len(identity.entries)) for identity in (one, other))
+    silent, units = max(
+        (identity.unobservable, sum(entry.relation != "folded" for entry in identity.entries))
+        for identity in (one, other)
+    )
     reason = ""
     if silent:
         held = "differs" if rows.caused()[0] else "is the same"
