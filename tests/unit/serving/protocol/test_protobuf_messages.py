@@ -311,3 +311,8 @@ def too_few(one):
 def test_requests_that_do_not_fit_are_refused(change, match):
     with pytest.raises(ServingError, match=match):
         read_infer_request(sent(change))
+
+
+def test_empty_contents_beside_raw_ones_are_none():
+    (found,) = read_infer_request(sent(lambda one: one.inputs[0].contents.SetInParent())).inputs
+    assert found.data.shape == (1, 3)
