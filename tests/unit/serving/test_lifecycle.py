@@ -291,6 +291,26 @@ def test_models_that_are_kept_or_in_use_stay(large: list[str], serve: Serve, mon
     assert [bool(slot.loaded) for slot in service.slots.values()] == [True, False, True]
 
 
+def test_a_reload_that_fails_or_succeeds_leaves_the_memory_of_one(mlp: Path, serve: Serve) -> None:
+    service = serve({"m": {"source": str(mlp)}}, memory={"budget": {"cpu": "8GiB"}})
+
+    def held() -> bool:
+        return service.budget.used() == {"cpu": service.slots["m"].version().memory["bytes"]}
+
+    assert held()
+    service.load("m", {})
+    assert held()
+    mlp.write_bytes(b"no model")
+    with pytest.raises(ServingError):
+        service.load("m", {})
+    assert held()
+    service.unload("m", {})
+    assert service.budget.used() == {"cpu": 0}
+    with pytest.raises(ServingError):
+        service.load("m", {})
+    assert service.budget.used() == {"cpu": 0}
+
+
 def test_closing_answers_what_was_accepted(mlp: Path, serve: Serve) -> None:
     service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4, "max_queue_delay_us": 10**6}}})
     futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]

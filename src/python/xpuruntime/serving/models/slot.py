@@ -218,14 +218,20 @@ class ModelSlot:
                         ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log)
                     )
                     self._sizes[version] = made[-1].memory["bytes"]
-                self._budget.hold(self, made[0].device, sum(one.memory["bytes"] for one in made))
+                self._hold(made)
             except BaseException:
                 for one in made:
                     one.close()
-                if not self.loaded:
-                    self._budget.release(self)
+                self._hold(self.loaded)
                 raise
         return tuple(sorted(made, key=lambda one: -one.version))
+
+    def _hold(self, loaded: Sequence[ServedVersion]) -> None:
+        """Have the memory of these versions counted, and of no others."""
+        if loaded:
+            self._budget.hold(self, loaded[0].device, sum(one.memory["bytes"] for one in loaded))
+        else:
+            self._budget.release(self)
 
     def _reserve(self, paths: dict[int, str]) -> None:
         """Take memory before anything is loaded; beside what is served during a reload."""
