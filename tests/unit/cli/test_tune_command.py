@@ -19,7 +19,7 @@ from xpuruntime.cli.tune import _table
 from xpuruntime.evidence.render_text.tables import plain
 from xpuruntime.tuning.result import CandidateResult
 from xpuruntime.tuning.schema import tune_result_schema
-from xpuruntime.tuning.search import TuneProgress
+from xpuruntime.tuning.stages import TuneProgress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,10 @@ from xpuruntime.policies import Policy
 from xpuruntime.tuning.journal import Journal
 from xpuruntime.tuning.planner import Planned, Rejected
 from xpuruntime.tuning.records import Candidate, CandidateFailed, Trial
-from xpuruntime.tuning.search import Outcome, Search, TuneProgress
+from xpuruntime.tuning.search import Outcome, Search
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.stages import TuneProgress
 
 Seconds = Callable[[Mapping[str, Any]], float]
 TURN, OPEN = 0.02, 1.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.tuning.result import TuneResult
-    from xpuruntime.tuning.search import TuneProgress
+    from xpuruntime.tuning.stages import TuneProgress
 
 __all__ = ["tune"]
 

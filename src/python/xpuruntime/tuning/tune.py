@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from xpuruntime.inference.plan_request import PolicyLike
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.search import TuneProgress
+    from xpuruntime.tuning.stages import TuneProgress
 
 __all__ = ["tune"]
 

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Gains`: what settings gained alone, and which of their combinations are worth a trial."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from xpuruntime.tuning.rows import Row
+    from xpuruntime.tuning.space import Point, Setting
+
+__all__ = ["Gains"]
+
+#: A gain of a setting alone from which it is combined with others, and a loss that bars it.
+_PROMISING, _BARRED = 0.99, 1.10
+#: Predicted ratio to the lead above which a combination of settings is left out.
+_HOPELESS = 1.25
+
+
+class Gains:
+    """The rows of engines as they come, and of settings alone.
+
+    Parameters
+    ----------
+    stated : iterable of str
+        Keys whose values the user states: those are combined whatever they gain alone.
+    """
+
+    def __init__(self, stated: Iterable[str] = ()) -> None:
+        self._stated = frozenset(stated)
+        self.default: dict[str, Row] = {}
+        self.single: dict[Setting, Row] = {}
+
+    def barred(self) -> frozenset[Setting]:
+        """Return the settings that later waves leave out: they failed or lost alone, or gained nothing."""
+        found = set()
+        for setting, row in self.single.items():
+            default = self.default.get(setting.engine)
+            base = None if default is None else default.estimate
+            if row.trial.code is not None or row.code == "duplicate":
+                found.add(setting)
+            elif row.estimate is not None and base is not None:
+                ratio = row.estimate / base
+                if ratio > _BARRED or (ratio > _PROMISING and setting.key not in self._stated):
+                    found.add(setting)
+        return frozenset(found)
+
+    def promise(self, point: Point) -> float:
+        """Return the estimated ratio to the control if the gains of its settings multiply."""
+        default = self.default.get(point.engine)
+        base = default.estimate if default is not None and default.estimate else 1.0
+        total = base
+        for setting in point.settings:
+            row = self.single.get(setting)
+            if row is not None and row.estimate:
+                total *= row.estimate / base
+        return total
+
+    def promising(self, points: Sequence[Point], lead: float | None) -> list[Point]:
+        """Return the points that may still win against a lead if the gains of their settings multiply."""
+        return [point for point in points if lead is None or self.promise(point) <= _HOPELESS * lead]
