@@ -26,6 +26,7 @@ from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_rules import kernel_rules
 from report_torch import torch_sessions
+from report_tune import tuned_policies
 from report_units import unit_times
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "rules_cpu": kernel_rules,
     "lock_cpu": locks,
     "lock_cuda": locks,
+    "tune_cpu": tuned_policies,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
@@ -272,6 +274,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "rules_cpu",
             "lock_cpu",
             "lock_cuda",
+            "tune_cpu",
         ),
     ),
     "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),

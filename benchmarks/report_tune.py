@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The section of ``docs/benchmarks.md`` on policies that a search found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from report_parts import Check, Section, machine, number, spread, table, target_table
+
+_NAMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+
+
+def tuned_policies(record: dict[str, Any]) -> Section:
+    """Return times of the defaults and of the policy that was found, and the ratios of rounds."""
+    rows, policies, checks, remarks = [], [], [], []
+    for name, found in record["models"].items():
+        times = {case: spread(values)[0] for case, values in found["samples_us"].items()}
+        ratios = [_ratio(found["ratios"][case]) for case in _NAMES]
+        rows.append([name, *(number(times[case]) for case in (*_NAMES, "tuned")), *ratios, found["verdict"]])
+        policies.append(
+            [
+                name,
+                _changes(found["changes"]),
+                f"{found['seconds']:.0f} of {found['budget']:.0f} s",
+                str(found["stages"]["opened"]),
+            ]
+        )
+        best = min(_NAMES, key=times.__getitem__)
+        low = found["ratios"][best][1]
+        checks.append(Check(f"{name}, time of the tuned policy to {_NAMES[best]}'s, lower end", low, 1.0, ""))
+        remarks += [f"{name}: {remark}" for remark in found["remarks"]]
+    heads = [f"{name}, µs" for name in (*_NAMES.values(), "tuned")]
+    to = [f"tuned to {name}" for name in _NAMES.values()]
+    text = (
+        "Does `xrt tune` find, unaided, a policy that is at least as fast as the better of ONNX Runtime and OpenVINO "
+        f"at their defaults? Each search had the device `cpu` and kept fp32. The "
+        f"comparison came after it: each of {record['rounds']} rounds opens all three in fresh processes and times "
+        "them forwards and backwards. Ratios are medians of the rounds with intervals of "
+        f"{record['confidence']:.0%}; below 1, the tuned policy is faster.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_tune.py`\n\n"
+        f"{table(('median', *heads, *to, 'verdict'), rows)}\n"
+        f"{table(('policy that was found', 'changed', 'search', 'candidates opened'), policies)}\n"
+        f"{target_table(checks)}"
+    )
+    if record.get("remark"):
+        text += f"\n{record['remark']}\n"
+    if remarks:
+        text += (
+            f"\nOther programs ran beside it: {'; '.join(remarks)}. That widens the intervals, and favours policies "
+            "with few threads.\n"
+        )
+    return Section("Tuned policies on cpu", text, tuple(checks))
+
+
+def _ratio(ratio: list[float]) -> str:
+    value, low, high = ratio
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    shown = {key.rpartition(".")[2]: value for key, value in changes.items() if key != "execution.device"}
+    return ", ".join(f"{key}: {value}" for key, value in shown.items()) or "nothing"
