@@ -106,12 +106,6 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def set_limits(self, max_batch_size: int, delay: float) -> None:
-        """Change the size of batches and the delay in seconds."""
-        with self._lock:
-            self._scheduler.set_limits(max_batch_size, delay)
-            self._work.notify_all()
-
     def submit(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request.
 

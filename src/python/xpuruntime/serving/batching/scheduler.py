@@ -98,12 +98,6 @@ class Scheduler:
         """How many requests have no answer yet."""
         return len(self._open)
 
-    def set_limits(self, max_batch_size: int, delay: float) -> None:
-        """Change the size of batches and the delay in seconds, for all batches from now on."""
-        self._most, self._delay = max_batch_size, delay
-        self._ripe_at = min((*self._preferred, max(self._most, 1)))
-        self._ripe = dict.fromkeys(key for key, group in self._groups.items() if group.rows >= self._ripe_at)
-
     def submit(self, entry: Entry) -> None:
         """Take a request.
 
