@@ -15,7 +15,7 @@ from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.infer_messages import read_infer_request, read_infer_response, read_stream_response
 from xpuruntime.serving.protocol.json_data import array_of_json
 from xpuruntime.serving.protocol.rest_request import read_request
-from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varints_of
+from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varint_list, varints_of
 from xpuruntime.serving.status import ServingError
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True)
@@ -32,11 +32,12 @@ def test_numbers_come_back(value):
 
 
 @QUICK
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30))
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60))
 def test_packed_numbers_come_back(values):
     sent = varints_of(np.array(values, np.int64))
     assert sent == b"".join(map(varint, values))
-    assert packed_varints(memoryview(sent)).view(np.int64).tolist() == values
+    for read in (packed_varints(memoryview(sent)), np.array(varint_list(memoryview(sent)), np.uint64)):
+        assert read.view(np.int64).tolist() == values
 
 
 @pytest.mark.parametrize(
@@ -61,9 +62,10 @@ def test_malformed_messages_are_refused(message):
 
 
 @pytest.mark.parametrize("packed", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])
-def test_malformed_packed_numbers_are_refused(packed):
+@pytest.mark.parametrize("before", [0, 100], ids=["short", "long"])
+def test_malformed_packed_numbers_are_refused(packed, before):
     with pytest.raises(ServingError, match="the message is malformed"):
-        packed_varints(memoryview(packed))
+        packed_varints(memoryview(b"\1" * before + packed))
 
 
 def check(read, *args, **more):

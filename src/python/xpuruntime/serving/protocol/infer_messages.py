@@ -34,6 +34,7 @@ from xpuruntime.serving.protocol.wire import (
     signed,
     text_of,
     varint,
+    varint_list,
     varints_of,
 )
 from xpuruntime.serving.status import ServingError, Status
@@ -160,7 +161,7 @@ def _tensor_parts(message: memoryview) -> _TensorParts:
             if wire == VARINT:
                 parts.shape.append(signed(value))
             elif wire == LENGTH:
-                parts.shape += [signed(one) for one in packed_varints(value).tolist()]
+                parts.shape += [signed(one) for one in varint_list(value)]
             else:
                 raise malformed(f"a shape has the wire type {wire}")
         elif number > 5:

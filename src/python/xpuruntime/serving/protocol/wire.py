@@ -30,10 +30,13 @@ __all__ = [
     "signed",
     "text_of",
     "varint",
+    "varint_list",
     "varints_of",
 ]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+#: Bytes of a packed field that are read one by one.
+_FEW = 64
 _MASK64 = (1 << 64) - 1
 _FIXED32, _FIXED64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -133,10 +136,24 @@ def varint(value: int) -> bytes:
     return bytes(made)
 
 
+def varint_list(packed: memoryview) -> list[int]:
+    """Return the varints in a packed field one by one, which is quicker for a few, such as a shape."""
+    found = []
+    at, end = 0, len(packed)
+    while at < end:
+        if packed[at] < 128:
+            found.append(packed[at])
+            at += 1
+        else:
+            value, at = _varint_at(packed, at, end)
+            found.append(value)
+    return found
+
+
 def packed_varints(packed: memoryview) -> NDArray[np.uint64]:
     """Return the varints in a packed field, all at once."""
-    if not len(packed):
-        return np.empty(0, np.uint64)
+    if len(packed) <= _FEW:
+        return np.array(varint_list(packed), np.uint64)
     octets = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(octets < 128)
     if not ends.size or int(ends[-1]) != octets.size - 1:
