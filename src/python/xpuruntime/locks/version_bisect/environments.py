@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import xpuruntime
+from xpuruntime import _core
 from xpuruntime.errors import EngineError, InputError
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ def _link_the_rest(site: Path, rest: Path) -> None:
     own |= {one.name for one in site.iterdir() if one.name.endswith(".dist-info")}
     replaced = {_canonical(dist.metadata["Name"]) for dist in metadata.distributions(path=[str(site)])}
     rest.mkdir()
+    _link_xpuruntime(rest / "xpuruntime")
     for place in _site_folders():
         hidden = set(own)
         for dist in metadata.distributions(path=[str(place)]):
@@ -132,6 +135,16 @@ def _link_the_rest(site: Path, rest: Path) -> None:
             if one.name not in hidden and one.suffix != ".pth" and not target.exists():
                 target.symlink_to(one)
     (site / "_rest.pth").write_text(f"{rest}\n", encoding="utf-8")
+
+
+def _link_xpuruntime(target: Path) -> None:
+    """Link this package: an editable installation has its sources and its compiled core in different folders."""
+    sources, core = Path(xpuruntime.__file__).parent, Path(_core.__file__)
+    target.mkdir()
+    for one in sources.iterdir():
+        (target / one.name).symlink_to(one)
+    if not (target / core.name).exists():
+        (target / core.name).symlink_to(core)
 
 
 def _site_folders() -> Iterator[Path]:
