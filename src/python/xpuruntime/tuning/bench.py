@@ -173,7 +173,10 @@ class ProcessBench(_Pace):
         """Start a worker and open the candidate in it. Return it, and the seconds until the first result."""
         self.close(candidate)
         job = msgspec.to_builtins(self._job(candidate))
-        worker = self._workers[candidate.id] = Worker(memory_limit=self._limit, timeout=_CALL)
+        try:
+            worker = self._workers[candidate.id] = Worker(memory_limit=self._limit, timeout=_CALL)
+        except WorkerFailure as failure:
+            raise CandidateFailed(_CODES.get(failure.kind, "open_failed"), _first_line(failure.reason)) from failure
         return worker, float(_called(worker, None, self._open, job=job)["start"])
 
     def _steady(self, worker: Worker) -> float:
