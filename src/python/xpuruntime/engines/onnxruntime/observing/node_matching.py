@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.onnxruntime.observing.settled_order import settled_order
+
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
 
@@ -53,7 +55,8 @@ _SAME_INPUTS = {
     "SkipLayerNormalization": ("Add", "LayerNormalization"),
 }
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
-_GENERATED = re.compile(r"(_nchwc|_nhwc|_fp16|_bf16|_token_\d+|/.*)$")
+_GENERATED = re.compile(r"(_nchwc|_nhwc|_fp16|_bf16|_token_\d+)$")
+_LAST_PART = re.compile(r"/[^/]*/?$")
 #: Tensors inside the expansion of a function: ``_inlfunc_<function>_<tensor>``.
 _EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
 #: ONNX Runtime calls the fp32 copy of a tensor so.
@@ -124,19 +127,30 @@ def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
         # With channels_last they stand in for a Transpose of the source graph.
         producer = source.producers.get(node.outputs[0])
         return producer is None or producer.op != "Transpose"
-    named = facts.by_name.get(node.name) or facts.by_name.get(_base(node.name))
+    named = facts.by_name.get(node.name) or facts.by_name.get(_base(node.name, facts))
     if named is not None and named.op == node.op and node.name.startswith(named.name):
         return False
     producer = source.producers.get(node.outputs[0])
     return producer is None or producer.op != node.op
 
 
-def _base(name: str) -> str:
+def _base(name: str, facts: SourceFacts) -> str:
+    """Return the source node or tensor in a generated name, without what was put behind it.
+
+    Names of models have ``/`` too, so that the longest that is known counts.
+    """
     name = name.removeprefix(_CAST)
-    shorter = _GENERATED.sub("", name)
-    while shorter != name:
-        name, shorter = shorter, _GENERATED.sub("", shorter)
-    return name.removesuffix("_new_reshape")
+    shorter = name
+    while shorter:
+        plain = shorter.removesuffix("_new_reshape")
+        if plain in facts.by_name or plain in facts.number:
+            return plain
+        before, shorter = shorter, _GENERATED.sub("", shorter)
+        if shorter == before:
+            shorter = _LAST_PART.sub("", shorter)
+        if shorter == before:
+            break
+    return shorter.removesuffix("_new_reshape")
 
 
 class _Matcher:
@@ -145,6 +159,7 @@ class _Matcher:
         self.found: dict[str, str] = {}
         self._reached: set[str] = set()
         self._carriers = {n.position for n in optimized.nodes if is_carrier(n, source, facts)}
+        self._nodes = settled_order(optimized)
 
     def run(self) -> None:
         for key in (*self.optimized.inputs, *self.optimized.initializers, *self.optimized.producers):
@@ -167,9 +182,9 @@ class _Matcher:
         changed = True
         while changed:
             changed = False
-            for node in self.optimized.nodes:
+            for node in self._nodes:
                 changed |= self._same_computation(node)
-            for node in reversed(self.optimized.nodes):
+            for node in reversed(self._nodes):
                 changed |= self._carry_back(node)
                 changed |= self._expanded(node)
                 changed |= self._same_place(node)
@@ -212,7 +227,7 @@ class _Matcher:
 
     def _carry_forward(self) -> bool:
         changed = False
-        for node in self.optimized.nodes:
+        for node in self._nodes:
             if node.op in _CARRIERS and node.inputs and node.outputs and self._open(node):
                 changed |= self._set(node.outputs[0], self.found.get(node.inputs[0], ""))
         return changed
@@ -275,7 +290,7 @@ class _Matcher:
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
         normalised = _NORMALISED.fullmatch(node.name.removeprefix(_CAST))
         if normalised is not None:  # a BatchNormalization run as a Conv in the blocked layout
-            return self._nearest([_base(normalised.group(1))], ("BatchNormalization",), "")
+            return self._nearest([_base(normalised.group(1), self.facts)], ("BatchNormalization",), "")
         for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
             above = self._nearest(start, wanted, node.domain)
             if above is not None:
@@ -299,7 +314,7 @@ class _Matcher:
 
     def _hinted(self, node: NodeView) -> list[str]:
         """Return the source tensor in a generated name: that of the written tensor, then that of the node."""
-        for name in (*(k.removeprefix(_CAST) for k in node.outputs[:1]), _base(node.name)):
+        for name in (*(k.removeprefix(_CAST) for k in node.outputs[:1]), _base(node.name, self.facts)):
             if name in self.source.producers:
                 return [name]
             named = self.facts.by_name.get(name)
@@ -309,7 +324,7 @@ class _Matcher:
 
     def _take_hints(self) -> bool:
         changed = False
-        for node in reversed(self.optimized.nodes):
+        for node in reversed(self._nodes):
             if self._open(node) and node.position not in self._carriers and node.op not in _CARRIERS:
                 hint = self._hinted(node)
                 if hint and hint[0] not in self._reached:

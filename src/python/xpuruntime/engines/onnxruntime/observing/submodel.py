@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.onnxruntime.observing.node_matching import NO_EFFECT, is_carrier
+from xpuruntime.engines.onnxruntime.observing.settled_order import settled_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,12 +67,14 @@ class _Sharing:
         self._known_numbers: dict[int, str] = {}
         for key in sorted(self._known):
             self._known_numbers.setdefault(facts.number[key], key)
+        self._nodes = settled_order(optimized)
+        self._rank = {node.position: rank for rank, node in enumerate(self._nodes)}
         self._running = {n.outputs[0] for n in optimized.nodes if n.op in NO_EFFECT and n.outputs}
 
     def run(self) -> None:
         duplicates: list[tuple[NodeView, str]] = []
         # What kept its name comes first: of a duplicated node, the copy under the source's own name owns it.
-        for node in sorted(self.optimized.nodes, key=self._renamed):
+        for node in sorted(self._nodes, key=self._renamed):
             written = [self.found[k] for k in node.outputs if k in self.found]
             carried = bool(node.inputs) and self.found.get(node.inputs[0]) in written
             if carried and node.inputs[0] and is_carrier(node, self.source, self.facts):
@@ -197,7 +200,7 @@ class _Sharing:
 
     def _helpers(self) -> None:
         """Say of optimised nodes that own nothing whom they work for."""
-        for node in reversed(self.optimized.nodes):
+        for node in reversed(self._nodes):
             if node.position in self.shares.owned:
                 continue
             written = [self.found[k] for k in node.outputs if k in self.found]
@@ -213,7 +216,7 @@ class _Sharing:
         """Follow what a node of an expansion writes to the first node that owns or serves something."""
         queue, seen = list(node.outputs), set(node.outputs)
         for key in queue:
-            for reader in self.optimized.consumers.get(key, ()):
+            for reader in sorted(self.optimized.consumers.get(key, ()), key=lambda one: self._rank[one.position]):
                 helped = self.shares.owned.get(reader.position) or self.shares.serves.get(reader.position)
                 if helped:
                     return helped
