@@ -24,6 +24,8 @@ class TransportOptions:
     access : Access
     max_body : int
         Largest body of an HTTP request, compressed and not, in bytes.
+    max_buffered : int
+        Bytes that the bodies of all HTTP requests together may have at a time; one more is answered with 429.
     max_message : int
         Largest message of a gRPC request, in bytes.
     max_header : int
@@ -42,6 +44,7 @@ class TransportOptions:
 
     access: Access = field(default_factory=Access)
     max_body: int = 64 << 20
+    max_buffered: int = 1 << 30
     max_message: int = 64 << 20
     max_header: int = 64 << 10
     max_connections: int = 4096

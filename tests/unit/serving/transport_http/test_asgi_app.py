@@ -60,6 +60,39 @@ def test_nothing_is_sent_to_a_client_that_is_gone(app, service):
     assert service.waiting[-1].cancelled()
 
 
+def test_bodies_together_are_bounded(service):
+    app = xrt.serving.asgi_app(service, xrt.serving.TransportOptions(max_buffered=1 << 20))
+    large = REQUEST + b" " * (700 << 10)
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/two.words-x_1/infer", "headers": []}
+
+    async def ask(first: dict, rest: asyncio.Future | None = None) -> dict:
+        sent: list[dict] = []
+        left = [first]
+
+        async def receive() -> dict:
+            if left:
+                return left.pop()
+            return await (rest or asyncio.Event().wait())
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent[0]
+
+    async def several() -> list[int]:
+        rest: asyncio.Future[dict] = asyncio.get_running_loop().create_future()
+        slow = asyncio.ensure_future(ask(body(large[:-1], more=True), rest))
+        await asyncio.sleep(0.01)
+        found = [await ask(body(large)), await ask(body(REQUEST))]
+        rest.set_result(body(large[-1:]))
+        found += [await slow, await ask(body(large)), await ask(body(large))]
+        assert (b"retry-after", b"1") in found[0]["headers"]
+        return [one["status"] for one in found]
+
+    assert asyncio.run(several()) == [429, 200, 200, 200, 200]
+
+
 def test_the_lifespan_of_servers(app):
     sent: list[dict] = []
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])

@@ -14,7 +14,7 @@ import msgspec
 
 from xpuruntime.serving.failures import failure_of
 from xpuruntime.serving.gate import Gate
-from xpuruntime.serving.http.bodies import read_body
+from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
 from xpuruntime.serving.options import TransportOptions
 from xpuruntime.serving.pages import pages_of
@@ -39,6 +39,8 @@ _CLOSE = (b"connection", b"close")
 _LONG = 1 << 20
 _SHORT_COMPRESSED = 64 << 10
 _PAUSE = 0.05
+#: Errors that may come before all of a body was read.
+_UNREAD = (Status.TOO_LARGE, Status.REQUEST_TIMEOUT, Status.UNAUTHENTICATED, Status.RESOURCE_EXHAUSTED)
 #: Chunks of a response that is not longer are joined into one write.
 _ONE_WRITE = 256 << 10
 
@@ -75,6 +77,7 @@ class Application:
         self._options = options or TransportOptions()
         self._pages = pages or {}
         self._gate = gate or Gate()
+        self._budget = BodyBudget(self._options.max_buffered)
 
     async def __call__(
         self,
@@ -114,10 +117,11 @@ class Application:
             return self._health(route)
         self._options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
         if route.action == "infer":
-            with self._gate:
-                return await self._infer(route, headers, receive)
+            with self._gate, HeldBytes(self._budget) as held:
+                return await self._infer(route, headers, receive, held)
         if route.action in ("index", "load", "unload"):
-            return await self._repository(route, headers, receive)
+            with HeldBytes(self._budget) as held:
+                return await self._repository(route, headers, receive, held)
         return self._facts(route)
 
     def _health(self, route: Route) -> _Answer:
@@ -145,9 +149,11 @@ class Application:
             return _json(service.statistics(model, version))
         return _json(service.evidence(model, action, version))
 
-    async def _repository(self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> _Answer:
+    async def _repository(
+        self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
+    ) -> _Answer:
         self._options.access.check_repository()
-        body = await self._body(headers, receive)
+        body = await self._body(headers, receive, held)
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -163,9 +169,11 @@ class Application:
         await asyncio.get_running_loop().run_in_executor(None, call, route.model, parameters)
         return _json({})
 
-    async def _infer(self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> _Answer:
+    async def _infer(
+        self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
+    ) -> _Answer:
         arrived = time.monotonic()
-        body = await self._body(headers, receive)
+        body = await self._body(headers, receive, held)
         length = header_length(headers.find(b"inference-header-content-length"), len(body))
         if length == 0:
             asked = self._raw(route, body)
@@ -201,17 +209,21 @@ class Application:
         batched = int(self._service.model_config(model, version).get("max_batch_size", 0)) > 0
         return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)
 
-    async def _body(self, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> bytes:
+    async def _body(self, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes) -> bytes:
         options = self._options
         stated = headers.find(b"content-length")
         length = int(stated) if stated is not None and stated.isascii() and stated.isdecimal() else None
-        body = await read_body(receive, length, options.max_body, options.body_seconds)
+        body = await read_body(receive, length, options.max_body, options.body_seconds, held)
         encoding = headers.get(b"content-encoding")
         if not encoding:
             return body
         if len(body) < _SHORT_COMPRESSED // 16:
-            return decompress(body, encoding, options.max_body)
-        return await asyncio.get_running_loop().run_in_executor(None, decompress, body, encoding, options.max_body)
+            plain = decompress(body, encoding, options.max_body)
+        else:
+            loop = asyncio.get_running_loop()
+            plain = await loop.run_in_executor(None, decompress, body, encoding, options.max_body)
+        held.take(len(plain))
+        return plain
 
     def _failed(self, error: ServingError) -> _Answer:
         headers = [_JSON]
@@ -223,7 +235,7 @@ class Application:
             headers.append((b"www-authenticate", b"Bearer"))
         if error.retry_after is not None:
             headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
-        if self._gate.closed or error.code in (Status.TOO_LARGE, Status.REQUEST_TIMEOUT, Status.UNAUTHENTICATED):
+        if self._gate.closed or error.code in _UNREAD:
             headers.append(_CLOSE)  # what is left of the body is not read
         return _Answer(status, headers, [error_body(str(error))])
 

@@ -13,13 +13,51 @@ from xpuruntime.serving.waiting import ClientGone
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["read_body"]
+__all__ = ["BodyBudget", "HeldBytes", "read_body"]
 
 #: Bytes per second that a body must come with, after the first seconds.
 _SLOWEST = 16 * 1024
 
 
-async def read_body(receive: Callable[[], Awaitable[Any]], length: int | None, limit: int, patience: float) -> bytes:
+class BodyBudget:
+    """How many bytes of bodies are held at a time, of all requests together."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+
+class HeldBytes:
+    """The bytes that one request holds; a context manager that gives them back."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._size = budget, 0
+
+    def take(self, size: int) -> None:
+        """Hold more. Raises where all requests together would hold too much."""
+        budget = self._budget
+        if budget.used + size > budget.limit:
+            raise ServingError(
+                Status.RESOURCE_EXHAUSTED,
+                f"the bodies of all requests together have more than {budget.limit} bytes. "
+                "Fix: send fewer at a time, or raise max_buffered of the server",
+                retry_after=1.0,
+            )
+        budget.used += size
+        self._size += size
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.used -= self._size
+        self._size = 0
+
+
+async def read_body(
+    receive: Callable[[], Awaitable[Any]], length: int | None, limit: int, patience: float, held: HeldBytes
+) -> bytes:
     """Return the body of a request.
 
     Parameters
@@ -32,11 +70,12 @@ async def read_body(receive: Callable[[], Awaitable[Any]], length: int | None, l
         Largest length in bytes.
     patience : float
         Seconds within which the body must come, and one more for each 16 KiB that came.
+    held : HeldBytes
 
     Raises
     ------
     ServingError
-        It is too long or too slow.
+        It is too long or too slow, or too much is held already.
     ClientGone
         The connection was closed before its end.
     """
@@ -48,6 +87,7 @@ async def read_body(receive: Callable[[], Awaitable[Any]], length: int | None, l
             body: bytes = message.get("body", b"")
             if len(body) > limit:
                 raise _too_large(limit)
+            held.take(len(body))
             return body
         parts: list[bytes] = []
         while True:
@@ -57,6 +97,7 @@ async def read_body(receive: Callable[[], Awaitable[Any]], length: int | None, l
             watch.received += len(parts[-1])
             if watch.received > limit:
                 raise _too_large(limit)
+            held.take(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
             message = await receive()

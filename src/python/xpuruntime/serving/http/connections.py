@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,12 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = ["connection_class"]
 
+#: Apart from uvicorn's own: what a client did wrong is told to the client, and is no line of a log.
+_logger = logging.getLogger("xpuruntime.serving.connections")
+_logger.setLevel(logging.ERROR)
+
 
 def connection_class(options: TransportOptions) -> type[asyncio.Protocol]:
     """Return the class of connections with these bounds."""
 
     class Connection(HttpToolsProtocol):
         """A connection whose heads must come in time and be short."""
+
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self.logger = _logger
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             self.head_timer: asyncio.TimerHandle | None = None
