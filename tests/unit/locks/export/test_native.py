@@ -196,7 +196,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "error", "match"),
     [
         ({"target": "ort-pyton"}, xrt.InputError, "did you mean 'ort-python'"),
-        ({"target": "torch"}, xrt.UnsupportedOperationError, r"torch is for torch.*Fix: use one of onnxruntime's"),
+        (
+            {"target": "torch"},
+            xrt.UnsupportedOperationError,
+            r"torch is for torch.*Fix: .* onnxruntime's targets, kserve, oci-layout, ort-python",
+        ),
         ({"target": "triton", "prove": True}, xrt.UnsupportedOperationError, "triton is not run here"),
         ({"model": "/nowhere.onnx"}, xrt.ModelError, "/nowhere.onnx"),
         ({"output": ".."}, xrt.InputError, "names no new folder"),

@@ -156,10 +156,10 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
     known = export_targets(engines)
     if target not in known:
         raise InputError(f"{target!r} is nothing to export to{did_you_mean(target, known, 'targets')}")
-    own = ", ".join(() if exporter is None else exporter.targets) or "none"
+    own = sorted(word for word, names in known.items() if plan.engine in names)
     raise UnsupportedOperationError(
         f"{target} is for {', '.join(known[target])}, and the lock {where} is of {plan.engine}. Fix: use one of "
-        f"{plan.engine}'s targets: {own}; or lock the model on {known[target][0]}",
+        f"{plan.engine}'s targets, {', '.join(own)}; or lock the model on {known[target][0]}",
         engine=plan.engine,
     )
 
