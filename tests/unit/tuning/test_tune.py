@@ -31,7 +31,7 @@ def samples(count: int):
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):
     monkeypatch.setattr("xpuruntime.tuning.bench._OPEN", 8.0)  # seconds that the one that hangs is waited for
-    faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "noise"]
+    faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "leak", "noise"]
     found = xrt.tune(
         DEMO,
         {"execution": {"device": "cpu", "engine": "planted"}},
@@ -55,6 +55,7 @@ def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, mo
         "segv": "crashed",
         "hang": "timeout",
         "memory": "memory",
+        "leak": "memory",
         "noise": "winner",
     }, [one.reason for one in found.candidates]
     assert "NaN" in by["nan_once"].reason
