@@ -193,6 +193,27 @@ ort.InferenceSession.__init__ = opened
 """
 
 
+#: Sessions whose runs wait for 3 ms.
+SLOWED = """
+import time
+import xpuruntime
+
+own = xpuruntime.InferenceSession.__init__
+
+def opened(self, *args, **kwargs):
+    own(self, *args, **kwargs)
+    run = self.run
+
+    def slowed(*args, **kwargs):
+        time.sleep(0.003)
+        return run(*args, **kwargs)
+
+    self.run = slowed
+
+xpuruntime.InferenceSession.__init__ = opened
+"""
+
+
 def wheel(folder, version, code, *, broken=False):
     """Write a wheel whose module is imported as the interpreter starts."""
     files = {
@@ -276,6 +297,16 @@ def test_a_claim_that_holds_with_the_bad_version_is_nothing_to_find(planted, mod
     found = bisect_versions("xrt-planted", "1.9", "1.8", model, claim="placement", device="cpu")
     assert (found.outcome, found.exit_code) == ("nothing changed", 1)
     assert not list(planted.glob("xrt-*"))
+
+
+def test_the_version_that_made_runs_slower_is_found(planted, model, tmp_path, monkeypatch):
+    for version in ("2.0", "2.1", "2.2"):
+        wheel(tmp_path, version, SLOWED if version == "2.2" else "")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    claim = "speed.latency.p50 <= +200%"
+    found = bisect_versions("xrt-planted", "2.0", "2.2", model, claim=claim, device="cpu", budget=6)
+    assert (found.first_bad, found.last_good, found.outcome) == ("2.2", "2.1", "found"), found
+    assert "of the good version's time" in found.versions[-1].reason
 
 
 def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_path):

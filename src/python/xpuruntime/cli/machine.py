@@ -34,7 +34,7 @@ def devices(json: JsonOption = False) -> None:
 
 
 def doctor(json: JsonOption = False) -> int:
-    """Check the set-up: packages, driver, libraries, engines. Print the exact command that mends each problem.
+    """Check the set-up: packages, driver, libraries, engines. Print the exact command that fixes each problem.
 
     Exits with 3 when something is wrong that stops this machine from doing what it could.
     """

@@ -78,7 +78,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
     reason : str
         One sentence why.
     fix : str or None
-        The command or the policy edit that mends it, where one is known.
+        The command or the policy edit that fixes it, where one is known.
     """
 
     candidate: str

@@ -74,7 +74,7 @@ class EngineFacts(_Fact, frozen=True, kw_only=True):
     broken : dict of str to str
         Providers that are present but cannot be loaded here, each with the reason.
     reason, fix : str or None
-        Why it cannot be used, and the exact command that mends it.
+        Why it cannot be used, and the exact command that fixes it.
     detail : dict of str to str
         Facts of the one engine: build flavour, CUDA version it was built for, …
     libraries : tuple of Library

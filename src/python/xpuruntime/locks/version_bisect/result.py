@@ -128,5 +128,6 @@ class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
             shown.add_row(Text(one.version), verdict, Text(f"{one.seconds:.1f}"), Text(one.reason))
         head = Text(self.headline, style="bold green" if self.exit_code == 0 else "bold yellow")
         what = Text(f"claim: {self.claim}, model: {self.model}, {self.package} {self.good}..{self.bad}")
-        rest = Text(f"{self.untested} versions of the range did not have to be judged")
+        number = f"{self.untested} version{'s' * (self.untested != 1)}"
+        rest = Text(f"{number} of the range did not have to be judged")
         return Group(head, what, shown, *([rest] if self.untested else []))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`diagnose`: what is wrong with this machine's set-up, and the exact command that mends it."""
+"""`diagnose`: what is wrong with this machine's set-up, and the exact command that fixes it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["MACHINE", "OTHER_MACHINE", "lock_claims"]
 
 #: Code of the claims of a lock that was made on another machine.
 OTHER_MACHINE = "other_machine"
-#: Kinds of validators by which a machine is told from another one.
+#: Kinds of validators that identify a machine.
 MACHINE = ("device", "cpu_isa")
 _NAMED = 4
 
