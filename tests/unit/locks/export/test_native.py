@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from locked_cases import make_case, with_entry
 
 import xpuruntime as xrt
+from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
 from xpuruntime.lockfile.canonical import save_lock
 from xpuruntime.lockfile.records import Identity, Lock
 from xpuruntime.testing import models
@@ -236,6 +238,35 @@ def test_only_an_export_is_replaced(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(xrt.InputError, match="no folder that an export wrote, alone"):
         xrt.export_lock(plain, "ort-python", out, overwrite=True)
     assert (out / "mine.txt").read_text() == "x"
+
+
+def test_a_folder_that_another_process_made_meanwhile_stays(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = tmp_path / "out", OnnxRuntimeExporter.write
+
+    def late(self: Any, target: str, folder: Path) -> Any:
+        done = write(self, target, folder)
+        out.mkdir()
+        (out / "theirs").write_text("x")
+        return done
+
+    monkeypatch.setattr(OnnxRuntimeExporter, "write", late)
+    with pytest.raises(xrt.InputError, match="is there already"):
+        xrt.export_lock(plain, "ort-python", out)
+    assert [path.name for path in out.iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing half written beside it
+
+
+def test_a_failure_leaves_nothing(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, target: str, folder: Path) -> Any:
+        (folder / "model.onnx").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(OnnxRuntimeExporter, "write", full)
+    with pytest.raises(xrt.InputError, match="No space left on device"):
+        xrt.export_lock(plain, "ort-python", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interpreter_without_the_engine(plain: Path, tmp_path: Path) -> None:

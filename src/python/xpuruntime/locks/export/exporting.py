@@ -127,7 +127,7 @@ def export_lock(
             f"{target} is not run here, so nothing is proved. Fix: leave prove (--prove) out; those that can be proved "
             f"are {', '.join(made.proved) or 'none'}"
         )
-    result = _write(made, target, job, place, strict=strict)
+    result = _write(made, target, job, place, strict=strict, overwrite=overwrite)
     if not prove:
         return result
     from xpuruntime.locks.export.proving import prove_export
@@ -221,7 +221,9 @@ def _word(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-") or "model"
 
 
-def _write(made: NativeExporter, target: str, job: ExportJob, place: Path, *, strict: bool) -> ExportResult:
+def _write(
+    made: NativeExporter, target: str, job: ExportJob, place: Path, *, strict: bool, overwrite: bool
+) -> ExportResult:
     try:
         place = Path(os.path.realpath(place))
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +250,7 @@ def _write(made: NativeExporter, target: str, job: ExportJob, place: Path, *, st
                 notes=config.notes,
             )
             (new / RECORD).write_bytes(msgspec.json.format(json_bytes(_record(result)), indent=1) + b"\n")
-            publish_folder(new, place, check=_refuse_foreign)
+            publish_folder(new, place, check=_refuse_foreign if overwrite else _refuse_existing)
     except OSError as error:
         raise InputError(
             f"cannot write the export '{place}': {reason_of(error)}. Fix: give a path in a folder that exists, is "
@@ -279,9 +281,11 @@ def _check_place(place: Path, *, overwrite: bool) -> None:
     if not place.name or place.name == "..":
         raise InputError(f"cannot write the export {str(place)!r}: the path names no new folder. Fix: add a name")
     if os.path.lexists(place):
-        if not overwrite:
-            raise InputError(f"{str(place)!r} is there already. Fix: state another place, or overwrite it with --force")
-        _refuse_foreign(place)
+        (_refuse_foreign if overwrite else _refuse_existing)(place)
+
+
+def _refuse_existing(folder: Path) -> None:
+    raise InputError(f"{str(folder)!r} is there already. Fix: state another place, or overwrite it with --force")
 
 
 def _refuse_foreign(folder: Path) -> None:
