@@ -149,6 +149,8 @@ def test_what_cannot_be_searched_is_refused(tmp_path):
         xrt.tune(DEMO, CPU, inputs="random", objective="memory", spec={"isolation": "none"})
     with pytest.raises(PolicyError, match="which the base policy fixes"):
         xrt.tune(DEMO, {"execution": {"threads": 1}}, inputs="random", spec={"space": {"threads": [2]}})
+    with pytest.raises(PolicyError, match=r"execution\.lock: a\.lock, and a search changes what a lock holds"):
+        xrt.tune(DEMO, {"execution": {"lock": "a.lock"}}, inputs="random")
     with pytest.raises(InputError, match=r"inputs: .*no file or folder"):
         xrt.tune(DEMO, CPU, inputs=str(tmp_path / "none.npz"))
     np.savez(tmp_path / "wrong.npz", nonsense=np.zeros((2, 3), np.float32))

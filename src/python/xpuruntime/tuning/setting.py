@@ -13,7 +13,7 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.artifact import model_digest
-from xpuruntime.errors import PlanError, UnsupportedOperationError
+from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.plan_request import plan_asked
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
@@ -50,6 +50,9 @@ class Setting:
     ) -> None:
         self.path, self.spec, self.trust = Path(model).resolve(), spec, asked.trust
         self.calibration = None if calibration is None else str(Path(calibration).resolve())
+        if asked.policy is not None and (lock := Policy.coerce(asked.policy).execution.lock) is not None:
+            msg = f"the policy states execution.lock: {lock}, and a search changes what a lock holds. Fix: leave it out"
+            raise PolicyError(msg)
         request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
