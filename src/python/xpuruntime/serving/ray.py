@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
+from xpuruntime.runtime.extras import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def deployment(
     try:
         from ray import serve
     except ImportError:
-        raise EngineUnavailable("Ray Serve is not installed. Fix: pip install 'ray[serve]'") from None
+        raise EngineUnavailable(f"Ray Serve is not installed. Fix: {install_command('ray')}") from None
     document = _document(source, policy, lock, name, batching)
     settings = ServeSettings.coerce(document)
     largest = max(one.batching.max_batch_size for one in settings.models.values())
