@@ -35,6 +35,7 @@ RECORDS = {
     "verified": ("xrt.verify(model, {'execution': {'device': 'cpu'}}, only=['accuracy'])", "accuracy"),
     "grades": ("xrt.determinism(model, engine='onnxruntime', device='cpu', grade='run_to_run')", "run_to_run"),
     "diff": ("xrt.compare_environments('report.json', 'report.json')", "nothing differs"),
+    "bisected": ("bisected()", "is the last good version"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
@@ -54,6 +55,13 @@ session = xrt.InferenceSession(model, device='cpu', engine='onnxruntime')
 feeds = {session.inputs[0].name: xrt.demo_images()[0][:1]}
 xrt.ops.matmul(np.ones((2, 3)), np.ones((3, 4)), kernel='cpu.reference')
 _ = session.explain(runs=1).save('report.json')
+
+def bisected():
+    from xpuruntime.locks.version_bisect.result import VersionBisect, VersionVerdict
+
+    versions = tuple(VersionVerdict(version=v, verdict=w, reason='seen') for v, w in (('1', 'good'), ('2', 'bad')))
+    return VersionBisect(package='p', good='1', bad='2', model='m.onnx', claim='runs', outcome='found', last_good='1',
+                         first_bad='2', versions=versions)
 
 def profiled_block():
     with xrt.profile(devices=False) as block:
@@ -218,7 +226,7 @@ def test_every_record_is_executed_in_a_notebook():
     shown = {
         "Artifact", "CaptureReport", "Comparison", "Decisions", "DeterminismTests", "Diagnosis", "Diff", "Explanation",
         "Exported", "MemoryReport", "Parity", "Plan", "Profile", "Report", "ReportComparison", "VerificationResult",
-        "profile",
+        "VersionBisect", "profile",
     }  # fmt: skip
     assert {name.rpartition(":")[2] for name in records_of_the_source()} <= shown
 
