@@ -30,7 +30,7 @@ _STATUS: tuple[tuple[type[BaseException], Status], ...] = (
 
 
 def failure_of(error: BaseException) -> ServingError:
-    """Return the error that a client is told of.
+    """Return the error that a client gets.
 
     What is not an error of this package is a fault: it is logged with its traceback, and the client gets its type only.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Predictor", "ServedModels", "deployment"]
 
 _SETTINGS = (".yaml", ".yml", ".json")
-#: Ray hands a replica 5 requests at a time unless it is told otherwise, which no batch would come to.
+#: Ray hands a replica 5 requests at a time by default, fewer than a batch may have.
 _LEAST_ONGOING = 16
 
 
@@ -229,7 +229,7 @@ def _forwarding() -> Callable[..., Any]:
 
 class _Forwarding:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":  # before the replica tells of itself; the models are loaded by then
+        if scope["type"] == "lifespan":  # before the replica reports itself ready; the models are loaded by then
             for word in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{word}.complete"})

@@ -51,7 +51,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate and what became of it.
+    """One candidate and its result.
 
     Attributes
     ----------

@@ -125,7 +125,7 @@ class Stages:
         return row
 
     def _try(self, row: Row) -> bool:
-        """Open a candidate and hold it against the constraints; whether it keeps them."""
+        """Open a candidate and check the constraints; return whether it keeps them."""
         self._stage = "open"
         one = row.candidate
         if row.trial.code is None:

@@ -165,7 +165,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
 
 
 def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) -> ExportJob:
-    """Read the model, hold it against the lock, and return what an engine needs."""
+    """Read the model, compare it with the lock, and return what an engine needs."""
     from xpuruntime.engines.model import read_model, with_shapes
     from xpuruntime.inference.calibrating import calibration_of
 

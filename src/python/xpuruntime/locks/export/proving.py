@@ -121,8 +121,8 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
         asked = " ".join(part for part in (one.on, one.kernel, one.precision, one.layout) if part)
         id = f"evidence.units.{one.unit}"
         if real:
-            told = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in real)
-            yield _claim(id, asked, real[0].found, "fail", told)
+            text = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in real)
+            yield _claim(id, asked, real[0].found, "fail", text)
         elif hidden:
             yield _claim(id, asked, hidden[0].found, "unobservable", "its kernel is not reported here")
         else:
@@ -130,8 +130,8 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
                 id, asked, "the same", "pass", "placement, precision, layout, fusion and kernel, where reported"
             )
     for subject, found in groups.items():
-        told = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in found)
-        yield _claim(f"evidence.units.{subject}", found[0].expected, found[0].found, "fail", told)
+        text = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in found)
+        yield _claim(f"evidence.units.{subject}", found[0].expected, found[0].found, "fail", text)
     if blind:
         reason = f"the engine reports no kernel of {blind} units, in the lock neither"
         yield _claim("evidence.kernels", f"{blind} units", "-", "unobservable", reason)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ExportResult`: what was exported, what became of each key of the policy, and what a run of it showed."""
+"""`ExportResult`: the exported files, the outcome of each key of the policy, and the result of the proof."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ def render(result: ExportResult) -> RenderableType:
     from rich.text import Text
 
     counts: Counter[str] = Counter(one.outcome for one in result.keys)
-    told = ", ".join(f"{counts[word]} {word}" for word in _STYLE if counts[word]) or "no key is stated"
+    summary = ", ".join(f"{counts[word]} {word}" for word in _STYLE if counts[word]) or "no key is stated"
     parts: list[RenderableType] = [
         Text(f"{result.folder}: {result.model} on {result.engine}@{result.device} as {result.target}"),
-        Text(f"policy keys: {told}"),
+        Text(f"policy keys: {summary}"),
     ]
     if result.keys:
         shown = table("keys", ("key", "requested", "in xpuruntime", "here", "why"), widths={"key": 18, "here": 8})

@@ -30,7 +30,7 @@ Code = Literal["winner", "control", "not_faster", "slower", "beaten", "undecided
 
 @dataclass(frozen=True)
 class StepCandidate:
-    """One variant and what became of it.
+    """One variant and its result.
 
     Attributes
     ----------

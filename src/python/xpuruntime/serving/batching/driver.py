@@ -31,7 +31,7 @@ __all__ = ["Batcher", "Observer", "QueueState"]
 
 
 class Observer(Protocol):
-    """What a batcher tells of its work. Called in its threads, without its lock."""
+    """Callbacks of a batcher, called in its threads without its lock."""
 
     def executed(self, execution: Execution) -> None:
         """Take one execution."""
@@ -341,7 +341,7 @@ class Batcher:
             pieces = take_apart(self._layout, results, made.rows, slices)
             execution.output_ns = tick() - ran
         except BaseException as error:  # of this batch alone: the thread serves on
-            execution.error = _told(error, self._name)
+            execution.error = _as_serving_error(error, self._name)
         else:
             for job, part, outputs in zip(jobs, batch.parts, pieces, strict=True):
                 job.pieces[part.start] = outputs
@@ -351,7 +351,7 @@ class Batcher:
         return execution
 
 
-def _told(error: BaseException, name: str) -> ServingError:
+def _as_serving_error(error: BaseException, name: str) -> ServingError:
     """Return the error of a failed execution as clients get it."""
     if isinstance(error, ServingError):
         return error

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Requests held against the layout of a model: names, datatypes, shapes, rows, and which others they may run with."""
+"""Checks of requests against a model's layout: names, datatypes, shapes, rows, and which others they may run with."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """`Scheduler`: which requests run together, and when. A state machine without threads, clocks and arrays.
 
-It is told of arrivals, completions and cancels, each with the time, and says which batches to run and which requests
+Its inputs are arrivals, completions and cancels, each with the time; its outputs are batches to run and which requests
 have an answer. Times are seconds of any monotonic clock. Nothing here is safe to call from two threads at once.
 """
 
@@ -340,7 +340,7 @@ class Scheduler:
         if self._ordered is None:
             self._ready.append(entry)
             return
-        if outcome in ("expired", "cancelled"):  # told at once, and out of the order
+        if outcome in ("expired", "cancelled"):  # reported at once, and out of the order
             self._ready.append(entry)
         while self._ordered and self._ordered[0].outcome != "waiting":
             first = self._ordered.popleft()

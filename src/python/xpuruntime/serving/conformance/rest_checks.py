@@ -90,7 +90,7 @@ class RestChecks:
         )
 
     def models(self) -> list[str]:
-        """Return the models that the server tells of, by the extensions that list them."""
+        """Return the models that the server lists, by the extensions that list them."""
         for method, path, key in (("POST", "/v2/repository/index", ""), ("GET", "/v2/models/stats", "model_stats")):
             try:
                 answer = self.ask(method, path, b"{}" if method == "POST" else None)

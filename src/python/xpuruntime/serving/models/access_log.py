@@ -26,7 +26,7 @@ __all__ = ["AccessLog", "RequestLog"]
 
 
 class RequestLog(Protocol):
-    """Is told of each request with its error, if any, its seconds, and what was measured where it was accepted."""
+    """Callback of a request: with its error, if any, its seconds, and what was measured where it was accepted."""
 
     def __call__(
         self, request: InferRequest, error: ServingError | None, seconds: float, job: Job | None = None

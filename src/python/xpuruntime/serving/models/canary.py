@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Canary`: sampled answers held against those of a reference."""
+"""`Canary`: sampled answers compared with those of a reference."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _hand_over(
         fail(future, error)
         return
 
-    def told(done: Future[InferResponse]) -> None:
+    def forward(done: Future[InferResponse]) -> None:
         if done.cancelled():
             future.cancel()
         elif (error := done.exception()) is not None:
@@ -139,4 +139,4 @@ def _hand_over(
             answer(future, done.result())
 
     future.add_done_callback(lambda outer: inner.cancel() if outer.cancelled() else None)
-    inner.add_done_callback(told)
+    inner.add_done_callback(forward)

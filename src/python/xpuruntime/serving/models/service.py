@@ -47,7 +47,7 @@ class Models:
     registry : EngineRegistry, optional
         Engines to choose from; default: all of this package.
     log : RequestLog, optional
-        Is told of each request; default: the access log of the settings, if any.
+        Called with each request; default: the access log of the settings, if any.
 
     Notes
     -----
