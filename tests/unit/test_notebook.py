@@ -36,6 +36,9 @@ RECORDS = {
     "grades": ("xrt.determinism(model, engine='onnxruntime', device='cpu', grade='run_to_run')", "run_to_run"),
     "diff": ("xrt.compare_environments('report.json', 'report.json')", "nothing differs"),
     "bisected": ("bisected()", "is the last good version"),
+    "exported_lock": ("export_of_a_lock()", "execution.device"),
+    "conformance": ("conformance()", "metadata"),
+    "tuned": ("tuned()", "control"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
@@ -43,6 +46,7 @@ TORCH_RECORDS = {
     "capture": ("captured()", "step on cpu"),
     "torch_memory": ("xt.memory_report('cpu')", "holder"),
     "exported": ("written", "net.onnx"),
+    "tuned_step": ("tuned_step()", "no CUDA graphs"),
 }
 SETUP = """
 import numpy as np
@@ -62,6 +66,21 @@ def bisected():
     versions = tuple(VersionVerdict(version=v, verdict=w, reason='seen') for v, w in (('1', 'good'), ('2', 'bad')))
     return VersionBisect(package='p', good='1', bad='2', model='m.onnx', claim='runs', outcome='found', last_good='1',
                          first_bad='2', versions=versions)
+
+def export_of_a_lock():
+    policy = {'execution': {'device': 'cpu', 'engine': 'onnxruntime'}}
+    xrt.lock(model, policy, 'digits.lock')
+    return xrt.export_lock('digits.lock', 'ort-python', 'native', model=model)
+
+def conformance():
+    from xpuruntime.serving.conformance.result import Check, ConformanceResult
+
+    check = Check(transport='rest', name='metadata', outcome='pass', detail='seen')
+    return ConformanceResult(url='http://127.0.0.1:1', grpc='', server='s 1', models=('m',), checks=(check,))
+
+def tuned():
+    space = {'engine': ['onnxruntime'], 'threads': ['engine'], 'options': {'onnxruntime': {}}, 'kernels': 'off'}
+    return xrt.tune(model, inputs='random', spec={'space': space}, budget=5.0)
 
 def profiled_block():
     with xrt.profile(devices=False) as block:
@@ -84,6 +103,9 @@ def explained():
     with xt.explain() as found:
         net(x)
     return found
+
+def tuned_step():
+    return xt.tune(net, (x,), launches=['eager', 'capture'], kernels={'native': None}, rounds=(7, 7), budget=1.0)
 
 def captured():
     step = xt.capture_graph(net)
@@ -224,8 +246,9 @@ def test_every_record_with_a_text_has_html():
 
 def test_every_record_is_executed_in_a_notebook():
     shown = {
-        "Artifact", "CaptureReport", "Comparison", "Decisions", "DeterminismTests", "Diagnosis", "Diff", "Explanation",
-        "Exported", "MemoryReport", "Parity", "Plan", "Profile", "Report", "ReportComparison", "VerificationResult",
+        "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DeterminismTests",
+        "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "MemoryReport", "Parity", "Plan",
+        "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
         "VersionBisect", "profile",
     }  # fmt: skip
     assert {name.rpartition(":")[2] for name in records_of_the_source()} <= shown

@@ -75,6 +75,16 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
         found["proof"] = None if self.proof is None else self.proof.to_dict()
         return {"schema": found.pop("schema"), "exit_code": self.exit_code, **found}
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.render_text.tables import plain
+
+        return plain(self.__rich__(), 100)
+
     def __rich__(self) -> RenderableType:
         from xpuruntime.locks.export.text import render
 

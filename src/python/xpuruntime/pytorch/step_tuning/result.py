@@ -149,10 +149,26 @@ class TunedStep:
             return f"{self.name}: {1 / ratio:.2f}x [{1 / high:.2f}, {1 / low:.2f}] faster than eager"
         return f"{self.verdict}: the step stays eager"
 
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.name,
+                row.code,
+                "" if row.seconds is None else f"{row.seconds * 1e3:.3f} ms",
+                "" if row.memory is None else f"{row.memory / 2**20:.0f} MiB",
+                row.reason,
+            )
+            for row in self.candidates
+        ]
+
     def __str__(self) -> str:
-        lines = [self.headline]
-        for row in self.candidates:
-            time = "" if row.seconds is None else f"{row.seconds * 1e3:9.3f} ms"
-            memory = "" if row.memory is None else f"{row.memory / 2**20:8.0f} MiB"
-            lines.append(f"  {row.name:<40} {row.code:<11} {time:>12} {memory:>12}  {row.reason}")
-        return printable("\n".join([*lines, *(f"  note: {note}" for note in self.notes)]))
+        lines = [
+            f"  {name:<40} {code:<11} {time:>12} {size:>10}  {why}" for name, code, time, size, why in self._rows()
+        ]
+        return printable("\n".join([self.headline, *lines, *(f"  note: {note}" for note in self.notes)]))
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines, fragment_table
+
+        table = fragment_table("variants", ("variant", "result", ">time", ">memory", "reason"), self._rows())
+        return fragment([fragment_lines([self.headline]), table, fragment_lines(self.notes)])

@@ -84,6 +84,16 @@ class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.render_text.tables import plain
+
+        return plain(self.__rich__(), 100)
+
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.table import Table
