@@ -19,7 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 #: Folders and files whose tests give the same result whichever engines are installed.
 _WITHOUT_ENGINES = (
-    *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "tools")),
+    *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
+    "tests/unit/engines/onnxruntime_engine/",
+    "tests/conformance/test_operator_patterns.py",
     "tests/conformance/test_onnx_backend.py",
     "tests/docs/test_blocks.py",
 )
