@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 
 build_and_run() {
   local name=$1 type=$2 sanitize=$3 options=()
-  # Without optimisation the tests run three times as long under AddressSanitizer.
+  # AddressSanitizer on code that was not optimised is slow.
   [ "$type" = Debug ] && options=(-DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1")
   local folder="build/cpp-$name"
   cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON -DXPURUNTIME_DEVELOPER=ON \
