@@ -64,8 +64,8 @@ def test_what_did_not_change_does_not_fail(digits, locked):
         if section == "memory":
             assert claim.verdict == "pass"
         else:
-            assert "as locked" in claim.requested
-            assert claim.figures["locked_ratio"] > 0
+            assert "locked" in claim.requested
+            assert claim.observed == "not measured" or claim.figures["locked_ratio"] > 0
 
 
 def test_a_session_that_became_slower_is_found(digits, tmp_path):
@@ -132,7 +132,7 @@ def test_a_session_that_opens_more_slowly_is_found(digits, tmp_path):
     policy = {"execution": {"engine": "planted", "device": "cpu"}, "verify": {"start": "60s"}}
     path = tmp_path / "planted.lock"
     xrt.lock(digits, policy, path, registry=engine.registry())
-    engine.opening = lambda: time.sleep(0.05)
+    engine.opening = lambda: time.sleep(0.2)
     claim = claims(digits, path, "start", policy, registry=engine.registry())["start.locked"]
     assert (claim.verdict, claim.code) == ("fail", "slow_start"), claim
 

@@ -39,13 +39,15 @@ def _quiet_and_small():
 
 def differences(cases, policy):
     cases = list(cases)
-    known = [outcome(call) for _, call, _ in cases]
+    known, again = ([outcome(call) for _, call, _ in cases] for _ in range(2))
     found = []
     with xt.kernel_policy(policy):
         for _ in range(2):  # the first finds the route, the second takes it
             found.append([outcome(call) for _, call, _ in cases])
     different = []
-    for (name, _, defined), (looks, values), *under in zip(cases, known, *found, strict=True):
+    for (name, _, defined), (looks, values), (_, repeated), *under in zip(cases, known, again, *found, strict=True):
+        # On some processors PyTorch's own product of fp8 reads what was never written, where an operand is expanded.
+        defined &= close(values, repeated)
         for other, numbers in under:
             taken = not looks.startswith("refused") or "NotImplementedError" in looks
             if policy.mode == "strict" and other.startswith(REFUSED) and taken:
