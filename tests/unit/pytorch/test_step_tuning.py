@@ -97,14 +97,14 @@ def test_a_variant_with_other_losses_never_wins() -> None:
 def test_a_variant_that_fails_is_out_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import torch._inductor.config as config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     work = Work()
     before = copy.deepcopy(work.model.state_dict())
-    tuned = xrt_torch.tune(
-        lambda x, y: work.loss(x.cos().tanh(), y), work.batch, optimizer=work.optimizer, launches=["compile"],
-        kernels=NATIVE, **QUICK,
-    )  # fmt: skip
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        tuned = xrt_torch.tune(
+            lambda x, y: work.loss(x.cos().tanh(), y), work.batch, optimizer=work.optimizer, launches=["compile"],
+            kernels=NATIVE, **QUICK,
+        )  # fmt: skip
     assert rows_of(tuned)["compile"].code == "failed"
     assert "no-such-compiler" in rows_of(tuned)["compile"].reason
     assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
