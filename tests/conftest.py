@@ -27,7 +27,18 @@ _WITHOUT_ENGINES = (
 )
 
 
+#: Files that take a minute or more begin first, so that no process runs one of them alone at the end.
+_LONG = (
+    "tests/docs/test_blocks.py",
+    "tests/conformance/test_onnx_backend.py",
+    "tests/conformance/test_operator_patterns.py",
+    "tests/conformance/test_op_kernels.py",
+    "tests/unit/engines/onnxruntime_engine/test_rewriting_suite.py",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     if (log := config.getoption("--skip-logged")) and Path(log).exists():  # no test passed where there is none
         outcomes = [line.split(" ", 1) for line in Path(log).read_text().splitlines()]
         passed = {test for outcome, test in outcomes if outcome == "passed"}
