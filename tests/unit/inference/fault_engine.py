@@ -7,20 +7,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from disguised_engine import DisguisedEngine
 
 from xpuruntime.engines.model import inspect_bytes
-from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.engines.base import Judgement, LoadedModel, Request
-    from xpuruntime.runtime.machine import EngineFacts, Machine
+    from xpuruntime.runtime.machine import Machine
 
 
-class FaultEngine(OnnxRuntimeEngine):
+class FaultEngine(DisguisedEngine):
     """ONNX Runtime with a fault.
 
     Parameters
@@ -38,7 +37,6 @@ class FaultEngine(OnnxRuntimeEngine):
     """
 
     name: ClassVar[str] = "fault"
-    aliases: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -53,18 +51,6 @@ class FaultEngine(OnnxRuntimeEngine):
         self.by = by
         self.outputs: tuple[str, ...] | None = None
         self.seen: list[dict[str, Any]] = []
-
-    def registry(self) -> EngineRegistry:
-        registry = EngineRegistry()
-        registry.register(self)
-        return registry
-
-    def probe(self) -> EngineFacts:
-        return msgspec.structs.replace(super().probe(), name=self.name)
-
-    def judge(self, request: Request, machine: Machine) -> Judgement:
-        facts = {"onnxruntime": machine.engines[self.name]}
-        return OnnxRuntimeEngine().judge(request, msgspec.structs.replace(machine, engines=facts))
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         names = tuple(output.name for output in request.model.outputs)

@@ -8,11 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 import numpy as np
+from disguised_engine import DisguisedEngine
 
-from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.serving.batching.layout import DATATYPE_OF
 from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.base import Judgement, LoadedModel, Request
-    from xpuruntime.runtime.machine import EngineFacts, Machine
+    from xpuruntime.runtime.machine import Machine
 
 WAIT = 60.0
 
@@ -61,28 +59,15 @@ def tokens(opset: int = 17) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-class FaultyEngine(OnnxRuntimeEngine):
+class FaultyEngine(DisguisedEngine):
     """ONNX Runtime with a hook before each run: it may raise, wait, or note what came."""
 
     name: ClassVar[str] = "faulty"
-    aliases: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, before: Callable[[dict[str, Any]], None] = lambda feeds: None) -> None:
         self.before = before
         self.armed = True
         self.seen: list[dict[str, tuple[int, ...]]] = []
-
-    def registry(self) -> EngineRegistry:
-        registry = EngineRegistry()
-        registry.register(self)
-        return registry
-
-    def probe(self) -> EngineFacts:
-        return msgspec.structs.replace(super().probe(), name=self.name)
-
-    def judge(self, request: Request, machine: Machine) -> Judgement:
-        facts = {"onnxruntime": machine.engines[self.name]}
-        return OnnxRuntimeEngine().judge(request, msgspec.structs.replace(machine, engines=facts))
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         loaded = super().load(request, judgement, machine)
