@@ -123,7 +123,7 @@ def test_cuda_array_interface() -> None:
 
 
 class Interface:
-    """An array that says of itself what it is told to."""
+    """An array with any stated attributes."""
 
     def __init__(self, source: torch.Tensor, **changes: Any) -> None:
         self.source = source

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calibration inputs that a policy names: held against their digest, and a validator of a lock."""
+"""Calibration inputs that a policy names: compared with their digest, and a validator of a lock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A client of HTTP for tests, which sends what it is told, and waiting for what threads do."""
+"""HTTP client of the tests, and waiting for what threads do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """A client of HTTP that sends what it is told."""
+    """HTTP client that returns status, headers and body."""
 
     def __init__(self, address: str) -> None:
         self.host, _, port = address.rpartition(":")

@@ -90,7 +90,7 @@ def test_a_report_is_taken_where_it_is_asked_for(mlp: Path, serve: Serve) -> Non
 
 
 class Drifting(FaultyEngine):
-    """ONNX Runtime whose results are off by a factor while `by` is not 1."""
+    """ONNX Runtime whose results are multiplied by `by`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ __all__ = ["calibration_of"]
 def calibration_of(
     given: Any, policy: Policy, info: ModelInfo, *, artifact: Artifact | None = None, lock: str | None = None
 ) -> Calibration | None:
-    """Return the inputs to quantise with, held against the policy that states their digest.
+    """Return the inputs to quantise with, compared with the digest that the policy states.
 
     Parameters
     ----------

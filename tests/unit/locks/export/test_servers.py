@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Configuration of servers and of trtexec, which are not run here: held against their documented fields and options."""
+"""Configuration of servers and of trtexec, which are not run here: compared with documented fields and options."""
 
 from __future__ import annotations
 

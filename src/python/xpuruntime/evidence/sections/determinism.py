@@ -178,7 +178,7 @@ def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]
 
 
 def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySeen]:
-    """Return what tests say of ``execution.determinism``: nothing where the grade asked for was not tested."""
+    """Return the observed value of ``execution.determinism``: nothing where the grade asked for was not tested."""
     key = "execution.determinism"
     asked = [test.grade for test in tests.tests]
     if requested not in asked:

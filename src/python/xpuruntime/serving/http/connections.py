@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connection_class"]
 
-#: Apart from uvicorn's own: what a client did wrong is told to the client, and is no line of a log.
+#: Apart from uvicorn's own, which would log every malformed request; the client gets those as errors.
 _logger = logging.getLogger("xpuruntime.serving.connections")
 _logger.setLevel(logging.ERROR)
 
