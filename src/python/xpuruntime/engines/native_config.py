@@ -16,7 +16,7 @@ from xpuruntime.engines.model.graph import tensors
 from xpuruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Observed, Request
     from xpuruntime.engines.model_source import Source
@@ -217,6 +217,28 @@ class KeyOutcomes:
             self._found[name] = KeyOutcome(
                 key=name, requested=requested, resolved=resolved, enforceability=level, outcome=word, reason=why
             )
+
+    def add_determinism(self, outcome: OutcomeWord, reason: str) -> None:
+        """Say what becomes of ``execution.determinism``; a grade that rests on padded batches is lost with them."""
+        execution = self._job.request.policy.execution
+        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
+            self.add("execution.determinism", "lost", "it rests on execution.static_batch")
+        self.add("execution.determinism", outcome, reason)
+
+    def add_kernels(self, is_own: Callable[[str], bool], own: str, others: str) -> None:
+        """Say what becomes of the kernel keys.
+
+        Parameters
+        ----------
+        is_own : callable
+            Whether the engine itself does what a key was resolved to.
+        own, others : str
+            The reasons for those that it does, and for those that are lost.
+        """
+        for key, (resolved, _) in self._job.controls.items():
+            if key.startswith("kernels."):
+                kept = is_own(resolved)
+                self.add(key, "kept" if kept else "lost", own if kept else others)
 
     def settle(self, *, device: str) -> tuple[KeyOutcome, ...]:
         """Add what holds for every engine, and return the outcomes in the order of their keys.

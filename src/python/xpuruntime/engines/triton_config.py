@@ -13,10 +13,14 @@ from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from xpuruntime.engines.model.facts import TensorInfo
 
-__all__ = ["ModelConfig", "TensorConfig", "tensor_configs"]
+__all__ = ["TRITON_COMMAND", "ModelConfig", "TensorConfig", "tensor_configs"]
+
+#: Starts Triton on a repository, with the configuration as it is written.
+TRITON_COMMAND = "tritonserver --model-repository=. --disable-auto-complete-config"
 
 _TYPES = {
     "bool": "TYPE_BOOL",
@@ -71,6 +75,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: tuple[str, dict[str, str]] | None = None
     parameters: dict[str, str] = {}
     model_file: str = ""
+
+    @property
+    def entry(self) -> str:
+        """The file's place in its repository."""
+        return f"{self.name}/config.pbtxt"
+
+    def write(self, repository: Path, digest: str) -> None:
+        """Write the file into a repository that has the model's folder."""
+        (repository / self.entry).write_text(self.text(digest), encoding="utf-8")
 
     def text(self, digest: str) -> str:
         """Return the text of the file; `digest` is that of the lock, for a comment."""

@@ -159,6 +159,18 @@ def test_a_key_that_nobody_speaks_for_is_lost(tmp_path: Path) -> None:
     assert outcomes["mode"] == ("weakened", "not every key is kept: accuracy.rtol, execution.static_batch")
 
 
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+@pytest.mark.parametrize(("engine", "target"), [("onnxruntime", "ort-python"), ("openvino", "openvino-json")])
+def test_a_grade_that_rests_on_padded_batches_is_lost(tmp_path: Path, engine: str, target: str) -> None:
+    pytest.importorskip(engine)
+    execution = {"engine": engine, "device": "cpu", "static_batch": 4, "determinism": "batch_invariant"}
+    model = models.save(models.mlp(), tmp_path)
+    xrt.lock(model, {"execution": execution}, tmp_path / "m.lock", shapes={"x": (2, 64)})
+    result = xrt.export_lock(tmp_path / "m.lock", target, tmp_path / "native", model=model)
+    outcomes = {one.key: (one.outcome, one.reason) for one in result.keys}
+    assert outcomes["execution.determinism"] == ("lost", "it rests on execution.static_batch")
+
+
 def test_a_converted_graph_is_what_is_written(tmp_path: Path) -> None:
     model = models.save(models.mlp(), tmp_path)
     policy = {"execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp16"}}

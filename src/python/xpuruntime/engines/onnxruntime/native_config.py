@@ -23,7 +23,7 @@ from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
 from xpuruntime.engines.onnxruntime.options import NAMES
 from xpuruntime.engines.onnxruntime.settings import Settings
-from xpuruntime.engines.triton_config import ModelConfig, tensor_configs
+from xpuruntime.engines.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class OnnxRuntimeExporter(NativeExporter):
         found.add("execution.threads", "kept", "intra_op_num_threads")
         found.add("execution.tf32", "kept", "provider option use_tf32")
         found.add("execution.layout", "kept", "provider option prefer_nhwc, or ONNX Runtime's own layout")
-        self._determinism(found, "use_deterministic_compute, and the provider options that belong to it")
+        found.add_determinism("kept", "use_deterministic_compute, and the provider options that belong to it")
         if not cuda:
             found.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
         found.add("execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named")
@@ -177,21 +177,9 @@ class OnnxRuntimeExporter(NativeExporter):
                 "the sizes are fixed in the graph" if fixed else "ONNX Runtime takes any size, also out of the range"
             )
             found.add(f"execution.shapes.{name}", "kept" if fixed else "lost", reason)
-        for key, (resolved, _) in self.job.controls.items():
-            if key.startswith("kernels."):
-                kept = resolved.startswith(_BY_OPTION) or resolved in _FREE or resolved.endswith(" stay fp32")
-                reason = (
-                    "an option, the graph, or ONNX Runtime's own choice"
-                    if kept
-                    else "xpuruntime's kernels are not there"
-                )
-                found.add(key, "kept" if kept else "lost", reason)
-
-    def _determinism(self, found: KeyOutcomes, how: str) -> None:
-        execution = self.job.request.policy.execution
-        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
-            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
-        found.add("execution.determinism", "kept", how)
+        found.add_kernels(
+            _is_own, "an option, the graph, or ONNX Runtime's own choice", "xpuruntime's kernels are not there"
+        )
 
     def _repository(self, settings: Settings, folder: Path) -> NativeConfig:
         assert self._source is not None
@@ -209,11 +197,11 @@ class OnnxRuntimeExporter(NativeExporter):
             accelerator=("cuda", _cuda_parameters(settings)) if cuda else None,
             parameters=_triton_parameters(settings),
         )
-        (model / "config.pbtxt").write_text(config.text(self.job.digest), encoding="utf-8")
+        config.write(folder, self.job.digest)
         return NativeConfig(
             outcomes=self._triton_outcomes(settings),
-            entry=f"{self.job.name}/config.pbtxt",
-            command="tritonserver --model-repository=. --disable-auto-complete-config",
+            entry=config.entry,
+            command=TRITON_COMMAND,
             notes=(
                 *_rewritten(settings),
                 *(f"the backend does not pass {one} on" for one in _not_passed_on(settings)),
@@ -281,6 +269,10 @@ class _Node(msgspec.Struct):
     name: str
     op_type: str
     domain: str
+
+
+def _is_own(resolved: str) -> bool:
+    return resolved.startswith(_BY_OPTION) or resolved in _FREE or resolved.endswith(" stay fp32")
 
 
 def _plain_options(settings: Settings) -> dict[str, str]:

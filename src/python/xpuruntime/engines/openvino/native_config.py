@@ -24,7 +24,7 @@ from xpuruntime.engines.openvino.loading import prepared_graph
 from xpuruntime.engines.openvino.options import NAMES
 from xpuruntime.engines.openvino.settings import Settings
 from xpuruntime.engines.openvino.slots import port_order
-from xpuruntime.engines.triton_config import ModelConfig, tensor_configs
+from xpuruntime.engines.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class OpenVinoExporter(NativeExporter):
         found = KeyOutcomes(self.job, "OpenVINO")
         found.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
         found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
-        found.add("execution.determinism", "kept", "the same streams and threads")
+        found.add_determinism("kept", "the same streams and threads")
         self._of_the_graph(found)
         for name in NAMES:
             for option in (*settings.properties, "quantiser"):
@@ -113,20 +113,16 @@ class OpenVinoExporter(NativeExporter):
         return found.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
     def _of_the_graph(self, found: KeyOutcomes) -> None:
-        execution = self.job.request.policy.execution
-        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
-            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
         found.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
         found.add("execution.layout", "kept", "the plugin's choice")
         found.add("execution.allow_cpu_ops", "kept", "the plugin compiles the whole model or refuses it")
         found.add("execution.memory.pool", "kept", "OpenVINO's own")
         found.add("execution.shapes.", "kept", "sizes and ranges of the graph that is written")
-        for key, (resolved, _) in self.job.controls.items():
-            if key.startswith("kernels."):
-                kept = resolved == "the engine's choice" or resolved.endswith(" stay fp32")
-                found.add(
-                    key, "kept" if kept else "lost", "the graph, or OpenVINO's own choice" if kept else "no such choice"
-                )
+        found.add_kernels(
+            lambda resolved: resolved == "the engine's choice" or resolved.endswith(" stay fp32"),
+            "the graph, or OpenVINO's own choice",
+            "no such choice",
+        )
 
     def _repository(self, settings: Settings, graph: Any, folder: Path) -> NativeConfig:
         model = folder / self.job.name
@@ -141,12 +137,12 @@ class OpenVinoExporter(NativeExporter):
             outputs=tensor_configs(self._info.outputs, self.job.name),
             parameters={**passed, **bf16, "TARGET_DEVICE": settings.device},
         )
-        (model / "config.pbtxt").write_text(config.text(self.job.digest), encoding="utf-8")
+        config.write(folder, self.job.digest)
         left = sorted(set(settings.properties) - set(_TRITON))
         return NativeConfig(
             outcomes=self._triton_outcomes(settings),
-            entry=f"{self.job.name}/config.pbtxt",
-            command="tritonserver --model-repository=. --disable-auto-complete-config",
+            entry=config.entry,
+            command=TRITON_COMMAND,
             notes=(
                 f"the version of OpenVINO is that of the server; the lock has {self.job.version}",
                 f"the backend passes on no {', '.join(left)}" if left else "every property is passed on",
@@ -159,7 +155,7 @@ class OpenVinoExporter(NativeExporter):
             found.add("execution.precision", "kept", "HINT_BF16")
         found.add("execution.precision", "lost", f"the backend passes no {_HINT} on, and OpenVINO may take another")
         found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
-        found.add("execution.determinism", "weakened", "the backend chooses properties that are not passed on")
+        found.add_determinism("weakened", "the backend chooses properties that are not passed on")
         self._of_the_graph(found)
         for name in NAMES:
             for option in _TRITON:

@@ -110,18 +110,17 @@ class TrtexecExporter(NativeExporter):
         found.add("execution.shapes.", "kept", "fixed in the graph, or --minShapes, --optShapes, --maxShapes")
         found.add("execution.allow_cpu_ops", "kept", "TensorRT has no layers on the CPU")
         found.add("execution.layout", "kept", "TensorRT's own choice")
-        found.add("execution.determinism", "weakened", "tactics are timed anew in each build")
+        found.add_determinism("weakened", "tactics are timed anew in each build")
         found.add("execution.cuda_graph", "lost", "the program that runs the engine captures, or not")
         found.add(
             "execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "TensorRT's own allocations"
         )
         found.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
-        for key, (resolved, _) in self.job.controls.items():
-            if key.startswith("kernels."):
-                kept = resolved.endswith(" stay fp32") or "choice" in resolved
-                found.add(
-                    key, "kept" if kept else "lost", "the graph, or TensorRT's own choice" if kept else "no such choice"
-                )
+        found.add_kernels(
+            lambda resolved: resolved.endswith(" stay fp32") or "choice" in resolved,
+            "the graph, or TensorRT's own choice",
+            "no such choice",
+        )
         for name in TENSORRT.names:
             head = f"execution.provider_options.{name}."
             for option in (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory"):

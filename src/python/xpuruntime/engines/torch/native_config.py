@@ -124,18 +124,14 @@ class TorchExporter(NativeExporter):
         found.add("execution.precision", "kept", "types of the program, and the switches of TF32")
         found.add("execution.tf32", "kept", "allow_tf32 of matmul and cuDNN")
         found.add("execution.threads", "kept", "torch.set_num_threads")
-        execution = self.job.request.policy.execution
-        if execution.static_batch is not None and execution.determinism in ("batch_position", "batch_invariant"):
-            found.add("execution.determinism", "lost", "it rests on execution.static_batch")
-        found.add("execution.determinism", "kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
+        found.add_determinism("kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
         found.add("execution.cuda_graph", "lost", "no graph is captured")
         found.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
-        for key, (resolved, _) in self.job.controls.items():
-            if key.startswith("kernels."):
-                kept = resolved in ("PyTorch's choice", "first_supported")
-                found.add(
-                    key, "kept" if kept else "lost", "PyTorch's own choice" if kept else "PyTorch chooses kernels"
-                )
+        found.add_kernels(
+            lambda resolved: resolved in ("PyTorch's choice", "first_supported"),
+            "PyTorch's own choice",
+            "PyTorch chooses kernels",
+        )
         for name in NAMES:
             for option in _OPTIONS:
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")

@@ -37,12 +37,12 @@ class TritonPythonExporter(PortableExporter):
             outputs=tensor_configs(info.outputs, job.name),
             gpus=(int(job.request.device.partition(":")[2] or 0),) if cuda else (),
         )
-        (place / "config.pbtxt").write_text(config.text(job.digest), encoding="utf-8")
+        config.write(folder, job.digest)
         text = _MODEL.format(name=job.name, digest=job.digest, model=names[0], lock=LOCK)
         (place / "1" / "model.py").write_text(text, encoding="utf-8")
         return NativeConfig(
             outcomes=self.outcomes("the session is opened under the lock"),
-            entry=f"{job.name}/config.pbtxt",
+            entry=config.entry,
             command="tritonserver --model-repository=.",
             notes=(
                 "the interpreter of Triton's stub needs xpuruntime and the engine: the stub of the released images is "
