@@ -70,7 +70,6 @@ DrainOption = Annotated[
     str, typer.Option("--drain", metavar="TIME", help="How long accepted requests are waited for at the end.")
 ]
 
-_SETTINGS = (".yaml", ".yml", ".json")
 _MICROSECONDS = re.compile(r"([0-9]{1,9})(us|ms|s)")
 
 
@@ -101,6 +100,7 @@ def serve(
     from xpuruntime.cli.output import working
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.serving.access import read_token
+    from xpuruntime.serving.models.sources import is_settings_file
     from xpuruntime.serving.server import Server
 
     of_model = {"--name": name, "--policy": policy, "--lock": lock, "--batch": batch, "--delay": delay}
@@ -116,7 +116,7 @@ def serve(
         try:
             with working("loading models", as_json=json):
                 server.start()
-                _check_loaded(server, single=not source.endswith(_SETTINGS))
+                _check_loaded(server, single=not is_settings_file(source))
             _say(server, as_json=json)
             if token_file is None and tls_clients is None:
                 _warn_of_open_addresses(server)
@@ -128,22 +128,13 @@ def serve(
 
 def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> ServeSettings:
     """Return the settings in a file, or those of the one model that the options describe."""
-    from pathlib import Path
+    from xpuruntime.serving.models.sources import settings_of_source
 
-    from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
-
-    if source.endswith(_SETTINGS):
-        given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
-        if given:
-            raise InputError(f"{given[0]} describes one model, and {source} has its own. Fix: state it in the file")
-        return ServeSettings.load(source)
-    model: dict[str, Any] = {"source": source, "trust": trust}
-    model |= {key: value for key in ("policy", "lock") if (value := of_model[f"--{key}"]) is not None}
-    if of_model["--batch"] is not None or of_model["--delay"] is not None:
-        batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
-        model["batching"] = {key: value for key, value in batching.items() if value is not None}
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(source).resolve().stem)
-    return ServeSettings.coerce({"schema": SCHEMA, "models": {of_model["--name"] or stem: model}})
+    given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
+    batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
+    stated = {key: value for key, value in batching.items() if value is not None}
+    model = {"policy": of_model["--policy"], "lock": of_model["--lock"], "trust": trust, "batching": stated or None}
+    return settings_of_source(source, model, name=of_model["--name"], given=given)
 
 
 def _microseconds(text: str | None) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
+from xpuruntime.serving.models.sources import settings_of_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Predictor", "ServedModels", "deployment"]
 
-_SETTINGS = (".yaml", ".yml", ".json")
 #: Ray hands a replica 5 requests at a time by default, fewer than a batch may have.
 _LEAST_ONGOING = 16
 
@@ -209,17 +209,16 @@ def _document(
 ) -> dict[str, Any]:
     """Return what ``serve.yaml`` would say, with absolute paths: a replica has another folder."""
     given = {"policy": policy, "lock": lock, "name": name, "batching": batching}
-    path = Path(source).absolute()
-    if path.name.endswith(_SETTINGS):
-        stated = [option for option, value in given.items() if value is not None]
-        if stated:
-            raise InputError(f"{stated[0]} describes one model, and {source} has its own. Fix: state it in the file")
-        return {**ServeSettings.load(path).to_plain(), "schema": SCHEMA}
-    model: dict[str, Any] = {"source": str(path)}
-    model |= {key: str(Path(given[key]).absolute()) for key in ("policy", "lock") if given[key] is not None}  # type: ignore[arg-type]
-    if batching is not None:
-        model["batching"] = dict(batching)
-    return {"schema": SCHEMA, "models": {name or path.stem: model}}
+    paths = {
+        key: None if path is None else str(Path(path).absolute()) for key, path in (("policy", policy), ("lock", lock))
+    }
+    settings = settings_of_source(
+        Path(source).absolute(),
+        {**paths, "batching": None if batching is None else dict(batching)},
+        name=name,
+        given=[key for key, value in given.items() if value is not None],
+    )
+    return {**settings.to_plain(), "schema": SCHEMA}
 
 
 def _forwarding() -> Callable[..., Any]:
