@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import zipfile
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted_interpreters import UNOPTIMISED
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
@@ -164,6 +166,10 @@ def test_journals_that_cannot_be_resumed(tmp_path):
     Journal(path, SUBJECT)
     with pytest.raises(InputError, match=r"is of another claim: 'runs', not 'plan'"):
         Journal(path, {**SUBJECT, "claim": "plan"}, resume=True)
+    edited = tmp_path / "edited"
+    edited.write_bytes(path.read_bytes().replace(b'"bad":"3"', b'"bad":"4"'))
+    with pytest.raises(InputError, match="line 1: this line was changed"):
+        Journal(edited, {**SUBJECT, "bad": "4"}, resume=True)
     with pytest.raises(InputError, match="there is no journal"):
         Journal(tmp_path / "none", SUBJECT, resume=True)
     with pytest.raises(InputError, match="give --journal"):
@@ -176,21 +182,6 @@ def test_journals_that_cannot_be_resumed(tmp_path):
         Journal(tmp_path / "garbage", SUBJECT, resume=True)
     with pytest.raises(InputError, match="cannot write the journal"):
         Journal(tmp_path / "no" / "folder", SUBJECT)
-
-
-#: From a version on, sessions of ONNX Runtime are opened without optimisations: another engine's default.
-UNOPTIMISED = """
-import onnxruntime as ort
-
-own = ort.InferenceSession.__init__
-
-def opened(self, path, sess_options=None, *args, **kwargs):
-    sess_options = sess_options or ort.SessionOptions()
-    sess_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    own(self, path, sess_options, *args, **kwargs)
-
-ort.InferenceSession.__init__ = opened
-"""
 
 
 #: Sessions whose runs wait for 3 ms.
@@ -237,7 +228,7 @@ def index(tmp_path_factory):
     """A folder of wheels in which 1.4 is cut off, 1.5 crashes, and 1.6 changed a default."""
     folder = tmp_path_factory.mktemp("wheels")
     for minor in range(10):
-        code = "import os; os.abort()" if minor == 5 else UNOPTIMISED if minor >= 6 else ""
+        code = "import os; os.abort()" if minor == 5 else textwrap.dedent(UNOPTIMISED) if minor >= 6 else ""
         wheel(folder, f"1.{minor}", code, broken=minor == 4)
     return folder
 

@@ -8,14 +8,13 @@ one before. What was measured is recalled by its key and not measured again: all
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.files.locking import try_lock
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 
@@ -83,7 +82,9 @@ class Journal:
         InputError
             The file cannot be written.
         """
-        line, self._digest = _line(self._digest, key, value, elapsed)
+        line, self._digest = journal_line(
+            {"key": key, "value": value, "elapsed": round(float(elapsed), 3)}, self._digest
+        )
         if self._descriptor is not None:
             try:
                 left = memoryview(line)
@@ -145,20 +146,13 @@ class Journal:
 
     def _replayed(self, path: Path, data: bytes) -> list[dict[str, Any]]:
         """Return the entries, each of which must follow from the one before."""
-        entries = []
-        for number, line in enumerate(data.splitlines(keepends=True), 1):
-            entry = None
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-            if not isinstance(entry, dict) or entry.keys() != {"key", "value", "elapsed", "sha256"}:
-                raise InputError(f"{path}:{number}: this is no line of a journal. Fix: remove the file and start again")
-            expected, self._digest = _line(self._digest, entry["key"], entry["value"], entry["elapsed"])
-            if expected != line:
-                raise InputError(
-                    f"{path}:{number}: this line was changed after it was written, or one before it was removed. Fix: "
-                    "remove the file and start again"
-                )
-            entries.append(entry)
+        try:
+            entries, _, self._digest = read_journal_lines(data)
+        except DamagedLineError as error:
+            raise InputError(f"{path}:{error.number}: {error}. Fix: remove the file and start again") from None
+        for number, entry in enumerate(entries, 1):
+            if entry.keys() != {"key", "value", "elapsed"}:
+                raise InputError(f"{path}:{number}: this is no line of a search. Fix: remove the file and start again")
         return entries
 
     def _check_same(self, path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -169,12 +163,6 @@ class Journal:
                 f"the journal '{path}' is of another search: {', '.join(differs)} differ ({name} was "
                 f"{_shown(before.get(name))} and is {_shown(now.get(name))}). Fix: remove it, or name another file"
             )
-
-
-def _line(digest: str, key: str, value: Any, elapsed: float) -> tuple[bytes, str]:
-    body = json_bytes({"key": key, "value": value, "elapsed": round(float(elapsed), 3)})
-    found = hashlib.sha256(digest.encode() + body).hexdigest()
-    return body[:-1] + f',"sha256":"{found}"}}\n'.encode(), found
 
 
 def _read(descriptor: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.files.paths import kind_of, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.locks.version_bisect.result import VersionVerdict
@@ -46,6 +47,7 @@ class Journal:
     ) -> None:
         self._path = None if path is None else user_path(path, "the journal")
         self.verdicts: dict[str, VersionVerdict] = {}
+        self._digest = ""
         head = {"schema": SCHEMA, **json.loads(json.dumps(dict(subject)))}
         if self._path is None:
             if resume:
@@ -74,31 +76,34 @@ class Journal:
             data = read_regular(self._path, _MOST)
         except OSError as error:
             raise InputError(f"cannot read the journal '{self._path}': {reason_of(error)}") from error
-        whole, _, torn = data.rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
         try:
-            found = msgspec.json.decode(lines[0]) if lines else None
-            if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-                raise InputError(f"'{self._path}' is no journal of a bisection")
-            for name, value in head.items():
-                if found.get(name) != value:
-                    raise InputError(
-                        f"the journal '{self._path}' is of another {name}: {found.get(name)!r}, not {value!r}"
-                    )
-            for line in lines[1:]:
-                one = msgspec.json.decode(line, type=VersionVerdict)
-                self.verdicts[one.version] = one
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            entries, length, self._digest = read_journal_lines(data)
+        except DamagedLineError as error:
+            if error.number == 1 and not error.changed and data.startswith(b"{"):
+                raise InputError(f"'{self._path}' is no journal of a bisection") from None
+            raise InputError(f"the journal '{self._path}' cannot be read: line {error.number}: {error}") from None
+        if not entries or entries[0].get("schema") != SCHEMA:
+            raise InputError(f"'{self._path}' is no journal of a bisection")
+        for name, value in head.items():
+            if entries[0].get(name) != value:
+                raise InputError(
+                    f"the journal '{self._path}' is of another {name}: {entries[0].get(name)!r}, not {value!r}"
+                )
+        try:
+            found = msgspec.convert(entries[1:], list[VersionVerdict])
+        except msgspec.ValidationError as error:
             raise InputError(f"the journal '{self._path}' cannot be read: {error}") from error
-        if torn:  # the line that a killed process was writing
+        self.verdicts = {one.version: one for one in found}
+        if length < len(data):  # the line that a killed process was writing
             with self._path.open("r+b") as file:
-                file.truncate(len(data) - len(torn))
+                file.truncate(length)
 
     def _append(self, value: Any, *, new: bool = False) -> None:
         assert self._path is not None
+        line, self._digest = journal_line(value, self._digest)
         try:
             with self._path.open("xb" if new else "ab") as file:
-                file.write(msgspec.json.encode(value) + b"\n")
+                file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
