@@ -95,6 +95,16 @@ class Gate:
         assert self.open.wait(WAIT)
 
 
+def serve_gated(serve: Callable[..., Any], models: dict[str, Any]) -> tuple[Any, Gate]:
+    """Serve models whose runs wait for a gate, once they are loaded."""
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    service = serve(models, registry=engine.registry())
+    engine.armed = True
+    return service, gate
+
+
 def eventually(true: Callable[[], Any], timeout: float = WAIT) -> Any:
     """Wait until something is true and return it."""
     end = time.monotonic() + timeout

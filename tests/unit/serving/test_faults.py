@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated
 
 from xpuruntime.errors import EngineFailed, OutOfMemoryError
 from xpuruntime.serving.status import ServingError, Status
@@ -91,11 +91,7 @@ def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, isolate: bool
 
 
 def test_a_model_that_hangs_is_not_ready_and_says_why(mlp: Path, serve: Serve) -> None:
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp), "max_execution": "50ms"}}, registry=engine.registry())
-    engine.armed = True
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp), "max_execution": "50ms"}})
     future = service.infer(ask("m", {"x": X}))
     assert gate.come.wait(WAIT)
     eventually(lambda: not service.ready()[0])
@@ -110,11 +106,7 @@ def test_a_model_that_hangs_is_not_ready_and_says_why(mlp: Path, serve: Serve) -
 
 
 def test_closing_beside_a_model_that_hangs_answers_and_ends(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp)}})
     futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]
     assert gate.come.wait(WAIT)
     batcher = service.slots["m"].version().batcher
@@ -271,11 +263,7 @@ def test_answers_come_in_the_order_of_arrival_where_asked(mlp: Path, serve: Serv
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_of_the_batcher_itself_is_told_and_answered(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp)}})
     futures = [service.infer(ask("m", {"x": X})) for _ in range(3)]
     assert gate.come.wait(WAIT)
     version = service.slots["m"].version()

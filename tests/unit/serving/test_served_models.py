@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, tokens
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, tokens
 
 import xpuruntime as xrt
 from xpuruntime.serving.status import ServingError, Status
@@ -165,11 +165,7 @@ def test_what_the_protocol_says_of_a_model(tokens_path: Path, serve: Serve) -> N
 def test_a_deadline_fires_while_the_model_is_busy(mlp: Path, serve: Serve) -> None:
     import time
 
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
-    engine.armed = True
+    service, gate = serve_gated(serve, {"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}})
     running = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 1.0))
     assert gate.come.wait(WAIT)
     waiting = service.infer(ask("mlp", {"x": X}, deadline=time.monotonic() + 0.3))
