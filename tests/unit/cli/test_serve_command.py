@@ -126,6 +126,18 @@ def test_a_file_of_settings_is_served(start, digits, tmp_path):
     assert err.startswith("warning: two is not served: ")
 
 
+def test_models_that_load_with_the_first_request_are_not_loaded_at_the_start(start, digits, tmp_path):
+    yaml = tmp_path / "serve.yaml"
+    yaml.write_text(
+        "schema: xpuruntime.serve/1\nhttp: {listen: '127.0.0.1:0'}\ngrpc: {listen: false}\n"
+        f"models: {{lazy: {{source: '{digits}', load: on_demand}}}}\n"
+    )
+    process, line = start(str(yaml))
+    assert line.startswith("serving lazy at http://127.0.0.1:")
+    assert ask(line.split()[-1], "/v2/models/stats") == {"model_stats": []}
+    assert end(process) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "match"),
     [

@@ -176,22 +176,17 @@ def _tls(certificate: str | None, key: str | None, clients: str | None) -> Tls |
 
 
 def _check_loaded(server: Server, *, single: bool) -> None:
-    """Raise where no model is served, with the error of the first, which is loaded once more for it."""
+    """Raise where no model could be loaded, with the error of the first; warn of others."""
     from xpuruntime.cli.output import error_line
-    from xpuruntime.serving.status import ServingError
 
-    found = server.models.index()
-    failed = [one for one in found if one["state"] != "READY" and not server.models.model_ready(one["name"])[0]]
-    if not found:
+    names = list(dict.fromkeys(one["name"] for one in server.models.index()))
+    if not names:
         raise InputError("the file names no model. Fix: state one under models")
-    if failed and (single or len(failed) == len(found)):
-        try:
-            server.models.load(failed[0]["name"], {})
-        except ServingError as error:
-            raise error.__cause__ or error from None
-        return
-    for one in failed:
-        error_line(f"{one['name']} is not served: {one['reason']}", label="warning")
+    failed = {name: error for name in names if (error := server.models.failure(name)) is not None}
+    if failed and (single or len(failed) == len(names)):
+        raise next(iter(failed.values()))
+    for name, error in failed.items():
+        error_line(f"{name} is not served: {error}", label="warning")
 
 
 def _say(server: Server, *, as_json: bool) -> None:

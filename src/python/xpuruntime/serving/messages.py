@@ -127,6 +127,10 @@ class ModelService(Protocol):
         """Return whether one model makes progress, else why not."""
         ...
 
+    def failure(self, model: str) -> BaseException | None:
+        """Return why the last load of a model failed; ``None`` where it did not, or nothing was loaded yet."""
+        ...
+
     def server_metadata(self) -> Mapping[str, Any]:
         """Return ``name``, ``version``, ``extensions``."""
         ...

@@ -136,6 +136,10 @@ class Models:
         """Return whether one model makes progress, else why not."""
         return self._slot(model).ready(version)
 
+    def failure(self, model: str) -> BaseException | None:
+        """Return why the last load of a model failed; ``None`` where it did not, or nothing was loaded yet."""
+        return self._slot(model).failure
+
     def server_metadata(self) -> Mapping[str, Any]:
         """Return ``name``, ``version``, ``extensions``."""
         from xpuruntime import __version__

@@ -68,6 +68,8 @@ class ModelSlot:
         self._changing = threading.RLock()
         self._asleep = settings.load == "on_demand"
         self._state, self._reason = ("UNAVAILABLE" if self._asleep else "LOADING"), "it is not loaded yet"
+        #: Why the last load failed, as it was raised below; ``None`` after one that did not.
+        self.failure: BaseException | None = None
         self._failed_at: float | None = None
         self._closed = False
         self._sizes: dict[int, int] = {}
@@ -166,11 +168,13 @@ class ModelSlot:
                 self._state, self._reason = "LOADING", "it is being loaded"
             try:
                 new = self._open()
-            except ServingError as error:
-                raise self._failed(error, old) from error.__cause__
             except Exception as error:  # an engine may raise anything
-                raise self._failed(error, old) from error
+                failed = self._failed(error, old)
+                cause = error.__cause__ if isinstance(error, ServingError) else error
+                self.failure = failed if cause is None else cause
+                raise failed from cause
             self._failed_at, self._closed, self._asleep = None, False, False
+            self.failure = None
             self.loaded = new
             self._state, self._reason = "READY", ""
             self.last_used = time.monotonic()
