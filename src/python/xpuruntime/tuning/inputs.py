@@ -13,6 +13,7 @@ import numpy as np
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.engines.precision import probe_feeds
+from xpuruntime.engines.quantisation.sample_error import SampleError
 from xpuruntime.engines.quantisation.sample_sources import open_source
 from xpuruntime.errors import InputError
 from xpuruntime.locks.determinism.batches import NoBatch, other_inputs
@@ -94,9 +95,8 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
     try:
         source = open_source(data, model)
         samples = list(_checked(source, model))
-    except InputError as error:
-        text = str(error).removeprefix("calibration=").removeprefix("calibration").lstrip(": ")
-        raise InputError(f"inputs: {text}") from None
+    except SampleError as error:
+        raise InputError(f"inputs: {error.reason}") from None
     if not samples:
         raise InputError(f"inputs: {source.origin} holds none")
     if batch == 1:
@@ -139,8 +139,8 @@ def _checked(source: Any, model: ModelInfo) -> Iterator[dict[str, Any]]:
         try:
             ready = check.on_host(sample, strict=False, log=log)
         except InputError as error:
-            raise InputError(f"sample {index} ({place}): {error}") from None
+            raise InputError(f"inputs: sample {index} ({place}): {error}") from None
         wrong = [name for name, array in ready.items() if not isinstance(array, np.ndarray)]
         if wrong:
-            raise InputError(f"sample {index} ({place}): input {wrong[0]!r} is no array")
+            raise InputError(f"inputs: sample {index} ({place}): input {wrong[0]!r} is no array")
         yield {name: np.array(array) for name, array in ready.items()}

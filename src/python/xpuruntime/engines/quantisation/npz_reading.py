@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from xpuruntime.engines.quantisation.sample_error import SampleError
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
@@ -104,8 +105,8 @@ class NpzArrays(Mapping[str, Any]):
             what = (
                 f"the array {name!r} of {self._path.name!r}" if name and self._name is None else f"{self._path.name!r}"
             )
-            raise InputError(
-                f"calibration: {what} cannot be read: {reason_of(error)}. Write it again with np.savez or np.save"
+            raise SampleError(
+                f"{what} cannot be read: {reason_of(error)}. Write it again with np.savez or np.save"
             ) from None
 
 

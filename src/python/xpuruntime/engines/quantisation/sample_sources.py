@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.engines.quantisation.npz_reading import NpzArrays
+from xpuruntime.engines.quantisation.sample_error import SampleError
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of, reason_of, user_path
 
@@ -58,7 +59,7 @@ def open_source(data: Any, model: ModelInfo) -> Samples:
         return _Spooled(data, model)
     if isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray)):
         return _Spooled(iter(data), model)
-    raise InputError(f"calibration= takes no {type(data).__name__}; {_WHAT}")
+    raise SampleError(f"takes no {type(data).__name__}; {_WHAT}", argument="calibration=")
 
 
 def _open_path(path: Path, model: ModelInfo) -> Samples:
@@ -66,21 +67,21 @@ def _open_path(path: Path, model: ModelInfo) -> Samples:
     if kind == "folder":
         return _Folder(path, model)
     if kind == "missing":
-        raise InputError(f"calibration: there is no file or folder {str(path)!r}; {_WHAT}")
+        raise SampleError(f"there is no file or folder {str(path)!r}; {_WHAT}")
     if kind != "file":
-        raise InputError(f"calibration: {str(path)!r} is no regular file or folder ({kind}); {_WHAT}")
+        raise SampleError(f"{str(path)!r} is no regular file or folder ({kind}); {_WHAT}")
     if path.suffix == ".npz":
         return _Stacked(NpzArrays(path), path.name, model)
     if path.suffix == ".npy":
         return _Stacked(NpzArrays(path, name=_only_input(model)), path.name, model)
-    raise InputError(f"calibration: {path.name!r} is neither .npz nor .npy nor a folder; {_WHAT}")
+    raise SampleError(f"{path.name!r} is neither .npz nor .npy nor a folder; {_WHAT}")
 
 
 def _only_input(model: ModelInfo) -> str:
     if len(model.inputs) != 1:
         names = ", ".join(repr(tensor.name) for tensor in model.inputs)
-        raise InputError(
-            f"calibration: bare arrays are for models with one input, and this one has {len(model.inputs)}: {names}; "
+        raise SampleError(
+            f"bare arrays are for models with one input, and this one has {len(model.inputs)}: {names}; "
             "give each array its input's name, in a mapping or an .npz file"
         )
     return model.inputs[0].name
@@ -104,19 +105,19 @@ class _Stacked:
             if key in self._tensors or not slash or name not in self._tensors:
                 continue
             if not number.isdecimal():
-                raise InputError(f"calibration: {self.origin} has the array {key!r}; write '{name}/0', '{name}/1', …")
+                raise SampleError(f"{self.origin} has the array {key!r}; write '{name}/0', '{name}/1', …")
             found.setdefault(int(number), {})[name] = key
         if not found:
             return []
         whole = [key for key in self._arrays if key in self._tensors]
         if whole:
-            raise InputError(
-                f"calibration: {self.origin} has {whole[0]!r} for all samples beside arrays for single ones such as "
+            raise SampleError(
+                f"{self.origin} has {whole[0]!r} for all samples beside arrays for single ones such as "
                 f"{next(iter(found[min(found)].values()))!r}; write all inputs in one of the two ways"
             )
         if sorted(found) != list(range(len(found))):
             gap = next(i for i in range(len(found)) if i not in found)
-            raise InputError(f"calibration: {self.origin} has no arrays numbered {gap}, but higher ones")
+            raise SampleError(f"{self.origin} has no arrays numbered {gap}, but higher ones")
         return [found[number] for number in range(len(found))]
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -132,14 +133,12 @@ class _Stacked:
         for name in self._arrays:
             shape = whole.shape(name)
             if not shape:
-                raise InputError(
-                    f"calibration: {name!r} of {self.origin} is a single number; its first axis counts samples"
-                )
+                raise SampleError(f"{name!r} of {self.origin} is a single number; its first axis counts samples")
             sizes[name] = (shape[0], self._rows_each(name, shape))
         counts = {name: rows // (each or 1) for name, (rows, each) in sizes.items()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise InputError(f"calibration: the inputs of {self.origin} have different numbers of samples: {told}")
+            raise SampleError(f"the inputs of {self.origin} have different numbers of samples: {told}")
         streams = {name: whole.rows(name, each) for name, (_, each) in sizes.items()}
         for number in range(next(iter(counts.values()), 0)):
             yield f"number {number} of {self.origin}", {name: next(stream) for name, stream in streams.items()}
@@ -151,8 +150,8 @@ class _Stacked:
             return 0
         batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
         if batch and shape[0] % batch:
-            raise InputError(
-                f"calibration: {name!r} of {self.origin} has {shape[0]} rows, and the model takes {batch} at a time; "
+            raise SampleError(
+                f"{name!r} of {self.origin} has {shape[0]} rows, and the model takes {batch} at a time; "
                 f"give a multiple of {batch}"
             )
         return batch or 1
@@ -167,7 +166,7 @@ class _InMemory:
     def shape(self, name: str) -> tuple[int, ...]:
         array = self._arrays[name]
         if not hasattr(array, "shape"):
-            raise InputError(f"calibration: {name!r} is a {type(array).__name__}, not an array; pass np.asarray(x)")
+            raise SampleError(f"{name!r} is a {type(array).__name__}, not an array; pass np.asarray(x)")
         return tuple(int(size) for size in array.shape)
 
     def rows(self, name: str, each: int) -> Iterator[Any]:
@@ -185,9 +184,9 @@ class _Folder:
         try:
             self._files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".npy"))
         except OSError as error:
-            raise InputError(f"calibration: the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
+            raise SampleError(f"the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
         if not self._files:
-            raise InputError(f"calibration: the folder {str(folder)!r} holds no .npz or .npy file")
+            raise SampleError(f"the folder {str(folder)!r} holds no .npz or .npy file")
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for path in self._files:
@@ -230,8 +229,8 @@ class _Spooled:
                     np.save(self._file, array, allow_pickle=False)
                 self._places.append(places)
         except OSError as error:
-            raise InputError(
-                f"calibration: {len(self._places)} samples were read, and there is no room for more in the temporary "
+            raise SampleError(
+                f"{len(self._places)} samples were read, and there is no room for more in the temporary "
                 f"folder ({error.strerror}); give fewer, or write them to a folder and pass its path"
             ) from None
 
@@ -252,9 +251,9 @@ def _numpy(name: str, value: Any, number: int) -> Any:
     try:
         array = to_host(name, value, kind_of(name, value))
     except InputError as error:
-        raise InputError(f"calibration sample {number}: {error}") from None
+        raise SampleError(f"sample {number}: {error}", argument="calibration") from None
     if array.dtype.kind == "O":
-        raise InputError(f"calibration sample {number}: input {name!r} holds Python objects, not numbers")
+        raise SampleError(f"sample {number}: input {name!r} holds Python objects, not numbers", argument="calibration")
     return array
 
 
