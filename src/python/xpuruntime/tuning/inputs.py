@@ -92,19 +92,25 @@ def _made_up(model: ModelInfo, batch: int, seed: int) -> list[dict[str, Any]]:
 
 def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]], str, int]:
     """Return batches of the first samples, where they are from, and how many batches there are."""
+    axes = batch_axes(model.inputs)[1]
+    if batch > 1 and not axes:
+        _refuse_batch(model, batch)
+        batch = 1  # the model fixes that batch: each sample is one
+    first = next(iter(axes), "")
+    samples: list[dict[str, Any]] = []
+    rows = 0  # of all samples; those that no batch needs are counted, and not kept
     try:
         source = open_source(data, model)
-        samples = list(_checked(source, model))
+        for one in _checked(source, model):
+            if rows < _MOST * batch:
+                samples.append(one)
+            rows += one[first].shape[axes[first]] if batch > 1 else 1
     except SampleError as error:
         raise InputError(f"inputs: {error.reason}") from None
     if not samples:
         raise InputError(f"inputs: {source.origin} holds none")
     if batch == 1:
-        return samples[:_MOST], source.origin, len(samples)
-    axes = batch_axes(model.inputs)[1]
-    if not axes:
-        _refuse_batch(model, batch)
-    rows = sum(one[next(iter(axes))].shape[axes[next(iter(axes))]] for one in samples)
+        return samples, source.origin, rows
     if rows < batch:
         raise InputError(f"inputs: {source.origin} has {rows} rows, and a batch of {batch} is asked for")
     joined = {
