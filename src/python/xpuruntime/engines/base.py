@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Artifact, Compiled
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
     from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence.kernels.decisions import KernelDecision

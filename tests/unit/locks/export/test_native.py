@@ -289,7 +289,7 @@ def test_an_interpreter_without_the_engine(plain: Path, tmp_path: Path) -> None:
 
 
 def test_xpuruntime_cannot_be_imported_in_a_proof(tmp_path: Path) -> None:
-    from xpuruntime.engines.native_process import native_call
+    from xpuruntime.engines.native_export.native_process import native_call
     from xpuruntime.engines.onnxruntime import native_worker
 
     script = tmp_path / "session.py"

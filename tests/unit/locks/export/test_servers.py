@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.model import inspect_model, with_shapes
-from xpuruntime.engines.native_config import ExportJob
+from xpuruntime.engines.native_export.native_config import ExportJob
 from xpuruntime.engines.tensorrt.controls import settle
 from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
 from xpuruntime.engines.tensorrt.products import TENSORRT

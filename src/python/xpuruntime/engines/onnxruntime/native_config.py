@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.engines.input_binding import ConversionLog
-from xpuruntime.engines.native_config import (
+from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -19,11 +19,11 @@ from xpuruntime.engines.native_config import (
     requirements,
     write_model,
 )
+from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
 from xpuruntime.engines.onnxruntime.options import NAMES
 from xpuruntime.engines.onnxruntime.settings import Settings
-from xpuruntime.engines.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model_source import Source
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["OnnxRuntimeExporter"]
 
@@ -74,7 +74,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, profiled, and join what ran to the source nodes; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.native_export.native_process import native_call
         from xpuruntime.engines.onnxruntime import native_worker
 
         del target

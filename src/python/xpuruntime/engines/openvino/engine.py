@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import EngineFacts, Machine
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.native_config import (
+from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -19,19 +19,19 @@ from xpuruntime.engines.native_config import (
     python_literal,
     requirements,
 )
+from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.openvino.execution_graph import executed_nodes
 from xpuruntime.engines.openvino.loading import prepared_graph
 from xpuruntime.engines.openvino.options import NAMES
 from xpuruntime.engines.openvino.settings import Settings
 from xpuruntime.engines.openvino.slots import port_order
-from xpuruntime.engines.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.errors import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["OpenVinoExporter"]
 
@@ -89,7 +89,7 @@ class OpenVinoExporter(NativeExporter):
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, and read the units of the graph that OpenVINO executed; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.native_export.native_process import native_call
         from xpuruntime.engines.openvino import native_worker
         from xpuruntime.engines.openvino.observing import units_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from xpuruntime.engines.input_binding import ConversionLog
-from xpuruntime.engines.native_config import KeyOutcomes, NativeConfig, NativeExporter, write_model
+from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter, write_model
 from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.products import TENSORRT
 from xpuruntime.engines.tensorrt.settings import Settings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["TrtexecExporter"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.native_config import NativeExporter
+    from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import Machine
 

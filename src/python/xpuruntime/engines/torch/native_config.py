@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.native_config import (
+from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -27,7 +27,7 @@ from xpuruntime.evidence.records import Unit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["TorchExporter"]
 
@@ -82,7 +82,7 @@ class TorchExporter(NativeExporter):
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, and its operators one by one; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_process import native_call
+        from xpuruntime.engines.native_export.native_process import native_call
         from xpuruntime.engines.torch import native_worker
 
         del target

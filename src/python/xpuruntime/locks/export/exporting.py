@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.native_config import ExportJob, NativeExporter
+from xpuruntime.engines.native_export.native_config import ExportJob, NativeExporter
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
@@ -32,7 +32,7 @@ from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.records import Lock
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.native_config import NativeConfig
+from xpuruntime.engines.native_export.native_config import NativeConfig
 from xpuruntime.locks.export.portable import LOCK, PortableExporter
 from xpuruntime.policies.files import dumps
 

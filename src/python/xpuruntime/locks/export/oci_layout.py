@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.native_config import NativeConfig
+from xpuruntime.engines.native_export.native_config import NativeConfig
 from xpuruntime.files.digests import file_digest
 from xpuruntime.locks.export.portable import PortableExporter
 

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.native_config import KeyOutcomes, NativeExporter
+from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeExporter
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["LOCK", "PortableExporter"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from xpuruntime.engines.native_config import NativeExporter, NativeRun
+    from xpuruntime.engines.native_export.native_config import NativeExporter, NativeRun
     from xpuruntime.lockfile.drift import Drift
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
 

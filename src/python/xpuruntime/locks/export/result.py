@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.native_config import KeyOutcome
+from xpuruntime.engines.native_export.native_config import KeyOutcome
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.locks.verification.claims import VerificationResult
 

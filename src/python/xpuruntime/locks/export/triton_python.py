@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.native_config import NativeConfig
-from xpuruntime.engines.triton_config import ModelConfig, tensor_configs
+from xpuruntime.engines.native_export.native_config import NativeConfig
+from xpuruntime.engines.native_export.triton_config import ModelConfig, tensor_configs
 from xpuruntime.locks.export.portable import LOCK, PortableExporter
 
 if TYPE_CHECKING:

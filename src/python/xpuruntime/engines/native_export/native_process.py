@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines import native_side
-from xpuruntime.engines.native_side import read_arrays, write_arrays
+from xpuruntime.engines.native_export import native_side
+from xpuruntime.engines.native_export.native_side import read_arrays, write_arrays
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.measuring.worker import Worker, WorkerFailure
