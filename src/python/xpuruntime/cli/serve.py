@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.server import Server
-    from xpuruntime.serving.tls import Tls
+    from xpuruntime.serving.transport.tls import Tls
 
 __all__ = ["serve"]
 
@@ -99,9 +99,9 @@ def serve(
     """
     from xpuruntime.cli.output import working
     from xpuruntime.policies.quantities import read_duration
-    from xpuruntime.serving.access import read_token
     from xpuruntime.serving.models.sources import is_settings_file
     from xpuruntime.serving.server import Server
+    from xpuruntime.serving.transport.access import read_token
 
     of_model = {"--name": name, "--policy": policy, "--lock": lock, "--batch": batch, "--delay": delay}
     settings = _settings(source, of_model, trust=trust)
@@ -166,7 +166,7 @@ def _with_listeners(
 
 
 def _tls(certificate: str | None, key: str | None, clients: str | None) -> Tls | None:
-    from xpuruntime.serving.tls import Tls
+    from xpuruntime.serving.transport.tls import Tls
 
     if certificate is None or key is None:
         if certificate is not key or clients is not None:

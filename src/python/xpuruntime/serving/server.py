@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.extras import install_command
-from xpuruntime.serving.access import Access, check_model, read_token
-from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.application import Application
-from xpuruntime.serving.listening import bind, read_address, shown, unusable
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.options import TransportOptions
-from xpuruntime.serving.pages import pages_of
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.tls import Tls
+from xpuruntime.serving.transport.access import Access, check_model, read_token
+from xpuruntime.serving.transport.gate import Gate
+from xpuruntime.serving.transport.listening import bind, read_address, shown, unusable
+from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.transport.pages import pages_of
+from xpuruntime.serving.transport.tls import Tls
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.pages import Pages
+    from xpuruntime.serving.transport.pages import Pages
 
 __all__ = ["Server"]
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from xpuruntime.serving.access import check_model, check_version
-from xpuruntime.serving.failures import failure_of
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_messages import (
     read_infer_request,
@@ -20,14 +18,16 @@ from xpuruntime.serving.protocol.infer_messages import (
 )
 from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
 from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.waiting import response_of
+from xpuruntime.serving.transport.access import check_model, check_version
+from xpuruntime.serving.transport.failures import failure_of
+from xpuruntime.serving.transport.waiting import response_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from xpuruntime.serving.gate import Gate
     from xpuruntime.serving.messages import InferRequest, ModelService
-    from xpuruntime.serving.options import TransportOptions
+    from xpuruntime.serving.transport.gate import Gate
+    from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["Handlers"]
 

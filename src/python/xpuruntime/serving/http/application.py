@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.serving.failures import failure_of
-from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
-from xpuruntime.serving.options import TransportOptions
-from xpuruntime.serving.pages import pages_of
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import error_body, write_response
 from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.waiting import ClientGone, response_of
+from xpuruntime.serving.transport.failures import failure_of
+from xpuruntime.serving.transport.gate import Gate
+from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.transport.pages import pages_of
+from xpuruntime.serving.transport.waiting import ClientGone, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.pages import Pages
+    from xpuruntime.serving.transport.pages import Pages
 
 __all__ = ["Application", "asgi_app"]
 

@@ -8,7 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.waiting import ClientGone
+from xpuruntime.serving.transport.waiting import ClientGone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

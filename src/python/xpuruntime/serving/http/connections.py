@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from xpuruntime.serving.protocol.rest_response import error_body
 
 if TYPE_CHECKING:
-    from xpuruntime.serving.options import TransportOptions
+    from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["connection_class"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xpuruntime.serving.access import check_model, check_version
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.access import check_model, check_version
 
 __all__ = ["Route", "WrongMethodError", "route_of"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.serving.access import Access
+from xpuruntime.serving.transport.access import Access
 
 if TYPE_CHECKING:
     from xpuruntime.serving.messages import ModelService
