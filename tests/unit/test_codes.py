@@ -13,9 +13,10 @@ import pytest
 
 from xpuruntime.codes import Code
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 
 #: Every enumeration of codes.
-CODES = (DriftCode, ValidatorKind)
+CODES = (ClaimCode, DriftCode, ValidatorKind)
 
 
 class Colour(Code):

@@ -10,6 +10,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.records import utc_now
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def prove_export(
 
 
 def _claim(id: str, expected: str, found: str, verdict: str, reason: str, *, section: str = "evidence") -> Claim:
-    codes = {"pass": "ok", "fail": "lock_differs", "unobservable": "unobservable"}
+    codes = {"pass": ClaimCode.OK, "fail": ClaimCode.LOCK_DIFFERS, "unobservable": ClaimCode.UNOBSERVABLE}
     return Claim(
         id=id,
         section=section,  # type: ignore[arg-type]
