@@ -14,9 +14,10 @@ import pytest
 from xpuruntime.codes import Code
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.locks.verification.claim_codes import ClaimCode
+from xpuruntime.runtime.doctor.finding import FindingCode
 
 #: Every enumeration of codes.
-CODES = (ClaimCode, DriftCode, ValidatorKind)
+CODES = (ClaimCode, DriftCode, FindingCode, ValidatorKind)
 
 
 class Colour(Code):
