@@ -97,8 +97,8 @@ class Faulty:
             time.sleep(600)
         if self.fault == "memory":
             self.kept.append(np.ones(1 << 29, dtype=np.uint8))
-        if self.fault == "leak":
-            self.kept.append(np.ones(1 << 20, dtype=np.uint8))
+        if self.fault == "leak" and self.calls % 8 == 0:  # the median of a turn stays quick on a busy machine too
+            self.kept.append(np.ones(1 << 23, dtype=np.uint8))
         if self.fault == "noise":
             os.write(1, b'{"id": 1, "value": 0}\n')
             print("noise", flush=True)
