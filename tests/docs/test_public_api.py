@@ -14,6 +14,7 @@ import pytest
 
 import xpuruntime
 from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.runtime.doctor.finding import FindingCode
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -71,6 +72,12 @@ def test_version_is_that_of_the_package():
     declared = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert declared is not None
     assert xpuruntime.__version__ == declared[1]
+
+
+def test_every_finding_of_doctor_is_documented():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    table = page.partition("| code | finding |")[2].partition("## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \|", table, re.M) == list(FindingCode)
 
 
 def test_every_code_of_a_verdict_is_documented():

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python" / "xpuruntime"
 
-#: The rooms in order: each may import those before it. `errors` is for all; `testing` imports what it tests.
+#: The rooms in order: each may import those before it. `SHARED` is for all; `testing` imports what it tests.
 ORDER = (
     "files",
     "policies",
@@ -44,7 +44,7 @@ ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"errors", "lazy_names", "notebook", "printable", "_core", "_version"}
+SHARED = {"codes", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {
     "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",
