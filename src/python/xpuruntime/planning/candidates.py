@@ -12,6 +12,7 @@ import msgspec
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def judged(engine: Engine, request: Request, machine: Machine) -> Judgement:
     def failed(reason: str) -> Judgement:
         told = f"its plugin failed to judge the request: {reason}"
         fix = "upgrade or uninstall the package that the plugin is of"
-        return Refusal("engine_broken", told, fix).judgement(engine.name, request.device)
+        return Refusal(VerdictCode.ENGINE_BROKEN, told, fix).judgement(engine.name, request.device)
 
     def call() -> Judgement:
         found = engine.judge(request, machine)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine, judged
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["device_fix", "kinds_of"]
 
-_NO_DEVICE = frozenset({"device_missing", "device_unsupported"})
+_NO_DEVICE = frozenset({VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED})
 
 
 def kinds_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ def device_fix(
 
     own = engines[candidate.engine]
     kind = candidate.device.partition(":")[0]
-    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == "accepted"]
+    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == VerdictCode.ACCEPTED]
     parts = [f"use device {' or '.join(here)}"] if here else []
     if asks_for_every_engine(policy):
         if policy.execution.device == "auto":  # every device of every engine is tried
@@ -60,7 +61,7 @@ def device_fix(
         and (request.purpose != "compile" or engine.compiles)
     ]
     codes = {name: code(name, candidate.device) for name in others if kind in kinds_of(engines[name], machine)}
-    serving = [name for name, found in codes.items() if found == "accepted"] or [
+    serving = [name for name, found in codes.items() if found == VerdictCode.ACCEPTED] or [
         name for name, found in codes.items() if found not in _NO_DEVICE
     ]
     if serving:

@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.engines.artifact import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.execution import ExecutionFacts  # a field of `Plan`
 from xpuruntime.runtime.json_reading import decode_json
@@ -186,7 +187,7 @@ class Plan(_Value, frozen=True, kw_only=True):
     @property
     def rejected(self) -> tuple[Verdict, ...]:
         """The candidates that were tried and refused, in order."""
-        return tuple(v for v in self.verdicts if not v.accepted and v.code != "not_tried")
+        return tuple(v for v in self.verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED)
 
     @property
     def request_hash(self) -> str:

@@ -12,6 +12,7 @@ from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.planning.candidates import (
@@ -42,7 +43,7 @@ __all__ = ["judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
-_MENDABLE = frozenset({"library_missing", "engine_broken"})
+_MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
 
 
 def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Plan:
@@ -91,7 +92,9 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
             verdicts.append(_unknown(candidate, engines))
             continue
         judgement = judge_candidate(candidate, request, policy, machine, engines)
-        if judgement.verdict.code == "option_invalid":  # a mistake in the policy: no other engine runs in spite of it
+        if (
+            judgement.verdict.code == VerdictCode.OPTION_INVALID
+        ):  # a mistake in the policy: no other engine runs in spite of it
             raise refusal([candidate], [judgement.verdict], {}, str(request.model.path))
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         if judgement.verdict.accepted and policy.mode == "strict" and short:
@@ -147,7 +150,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="format_unsupported",
+                code=VerdictCode.FORMAT_UNSUPPORTED,
                 reason=f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
                 fix="export the model to a format of it, or name an engine that takes this one: "
                 + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
@@ -161,7 +164,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="compile_unsupported",
+                code=VerdictCode.COMPILE_UNSUPPORTED,
                 reason=f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
                 fix="name an engine that compiles: "
                 + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
@@ -172,7 +175,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="not_named",
+                code=VerdictCode.NOT_NAMED,
                 reason=f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
                 fix=f"state engine: {candidate.engine}",
             )
@@ -186,7 +189,7 @@ def judge_candidate(
             answer = Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="device_missing",
+                code=VerdictCode.DEVICE_MISSING,
                 reason="it has no device on this machine",
             )
         answer = _with_device_fix(
@@ -226,7 +229,7 @@ def _with_device_fix(
     engines: Mapping[str, Engine],
 ) -> Verdict:
     """Return the verdict, with a fix where the engine does not have the device and states none."""
-    if verdict.code not in ("device_missing", "device_unsupported") or verdict.fix is not None:
+    if verdict.code not in (VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED) or verdict.fix is not None:
         return verdict
     return msgspec.structs.replace(verdict, fix=device_fix(candidate, request, policy, machine, engines))
 
@@ -253,7 +256,7 @@ def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
     """Return a verdict under the name of its candidate; one on a missing engine names the extra that installs it."""
     fix = verdict.fix
     if (
-        verdict.code == "engine_missing"
+        verdict.code == VerdictCode.ENGINE_MISSING
         and engine.extra is not None
         and f"xpuruntime[{engine.extra}]" not in (fix or "")
     ):
@@ -320,14 +323,14 @@ def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
         return Verdict(
             candidate=str(candidate),
             accepted=False,
-            code="engine_missing",
+            code=VerdictCode.ENGINE_MISSING,
             reason=f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
             fix=f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
         )
     return Verdict(
         candidate=str(candidate),
         accepted=False,
-        code="engine_unknown",
+        code=VerdictCode.ENGINE_UNKNOWN,
         reason=f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
         fix="correct the name in execution.engine, or install the package that registers it",
     )
@@ -335,7 +338,10 @@ def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
 
 def _not_tried(candidate: Candidate, winner: Candidate) -> Verdict:
     return Verdict(
-        candidate=str(candidate), accepted=False, code="not_tried", reason=f"{winner} comes before it and was accepted"
+        candidate=str(candidate),
+        accepted=False,
+        code=VerdictCode.NOT_TRIED,
+        reason=f"{winner} comes before it and was accepted",
     )
 
 
@@ -344,7 +350,7 @@ def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
     return Verdict(
         candidate=str(candidate),
         accepted=False,
-        code="not_enforceable",
+        code=VerdictCode.NOT_ENFORCEABLE,
         reason=f"mode is strict and these keys cannot be enforced: {keys}",
         fix="remove these keys, or set mode: prefer to run without them",
     )
@@ -352,11 +358,13 @@ def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
 
 def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
     lines: list[str] = []
-    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     if winner.fallback:
         lines.append(f"execution.fallback was used: {winner} runs, because " + "; ".join(map(_why, before)))
     else:
-        lines.extend(f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {"engine_unknown"})
+        lines.extend(
+            f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {VerdictCode.ENGINE_UNKNOWN}
+        )
     if policy.mode == "prefer":
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         lines.extend(line.strip() for line in control_lines(short, policy.mode))
@@ -370,7 +378,7 @@ _NOTED = 8
 def _notes(
     request: PlanRequest, policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]
 ) -> list[str]:
-    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"
     lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
     if request.artifact is not None:

@@ -18,6 +18,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
@@ -146,13 +147,13 @@ class OnnxRuntimeEngine(Engine):
                 capability = _capability(request.device, machine)
                 settings, controls = settle(request, capability, features=machine.cpu.features)
         except PolicyError as error:
-            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"
         if settings.provider == _CUDA and "use_tf32" not in settings.options:
             reason += "; fp32 matmul and conv may use TF32 there: state precision fp32 to forbid it"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(
             verdict=verdict,
             controls=controls,
@@ -190,19 +191,19 @@ class OnnxRuntimeEngine(Engine):
         kind = request.device.partition(":")[0]
         if kind not in self.device_kinds:
             has = "it runs on cpu, cuda:N, rocm:N, metal and dml:N"
-            return Refusal("device_unsupported", f"ONNX Runtime has no device {request.device!r}; {has}")
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, f"ONNX Runtime has no device {request.device!r}; {has}")
         missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
         if missing is not None:
             return missing
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             return Refusal(
-                "engine_missing",
+                VerdictCode.ENGINE_MISSING,
                 (facts and facts.reason) or "no onnxruntime wheel is installed",
                 "pip install onnxruntime-gpu",
             )
         if not facts.loadable:
-            return Refusal("engine_broken", facts.reason or "the wheel does not import", facts.fix)
+            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel does not import", facts.fix)
         if kind in PASS_THROUGH:
             return refuse_pass_through(request, facts, machine) or _refuse_model(request, kind)
         if kind == "cuda":
@@ -222,18 +223,20 @@ def _capability(device: str, machine: Machine) -> tuple[int, int] | None:
 def _refuse_cuda(facts: EngineFacts, machine: Machine) -> Refusal | None:
     if not machine.core_cuda:
         return Refusal(
-            "library_missing",
+            VerdictCode.LIBRARY_MISSING,
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
     if _CUDA in facts.broken:
         return Refusal(
-            "library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", install_command("cuda")
+            VerdictCode.LIBRARY_MISSING,
+            f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}",
+            install_command("cuda"),
         )
     if _CUDA not in facts.providers:
         wheel = facts.detail.get("wheel", "installed")
         return Refusal(
-            "library_missing",
+            VerdictCode.LIBRARY_MISSING,
             f"the {wheel} wheel has no CUDA provider",
             "pip uninstall -y onnxruntime && pip install --force-reinstall onnxruntime-gpu",
         )
@@ -244,7 +247,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     precision = request.policy.execution.precision
     if precision == "bf16" and kind == "cpu":
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             "the CPU provider has no bfloat16 kernels",
             "use precision fp32, or device cuda:0",
         )
@@ -252,12 +255,12 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if refused is not None:
         return refused
     if precision == "tf32" and kind == "cpu":
-        return Refusal("precision_unsupported", "the CPU has no TF32", "use precision fp32")
+        return Refusal(VerdictCode.PRECISION_UNSUPPORTED, "the CPU has no TF32", "use precision fp32")
     for role, tensors in (("input", request.model.inputs), ("output", request.model.outputs)):
         for tensor in tensors:
             if tensor.dtype.startswith(_NO_ARRAYS):
                 return Refusal(
-                    "op_unsupported",
+                    VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is of type {tensor.dtype}, and ONNX Runtime takes and gives no arrays of "
                     "it in Python",
                     f"put a Cast at this {role} into the model, for example to float32",
@@ -265,7 +268,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if request.model.unknown_ops:
         listed = "; ".join(f"{name} ({why})" for name, why in request.model.unknown_ops.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"unknown operator{'s' if len(request.model.unknown_ops) > 1 else ''}: {listed}",
             "correct the name or raise the opset; ONNX Runtime's own operators have the domain 'com.microsoft'",
         )
@@ -273,7 +276,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"ONNX Runtime has no kernels for the custom operators {named}",
             "export the model without them",
         )

@@ -17,6 +17,7 @@ from xpuruntime.engines.qnn.targets import resolve_target, state_one
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.qnn.targets import Target
-    from xpuruntime.evidence.records import VerdictCode
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["QnnEngine"]
@@ -63,34 +63,36 @@ class QnnEngine(Engine):
 
         if request.device != "npu":
             return refuse(
-                "device_unsupported",
+                VerdictCode.DEVICE_UNSUPPORTED,
                 f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
                 "are not driven, and the wheel for x86-64 has no QnnCpu",
             )
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             found = facts or missing(self.name)
-            return refuse("engine_missing", found.reason or "onnxruntime-qnn is not installed", found.fix)
+            return refuse(VerdictCode.ENGINE_MISSING, found.reason or "onnxruntime-qnn is not installed", found.fix)
         if not facts.loadable:
-            return refuse("engine_broken", facts.reason or "the wheel cannot be loaded", facts.fix)
+            return refuse(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel cannot be loaded", facts.fix)
         try:
             target = resolve_target(chip_options(request))
             if target is None:
                 return refuse(
-                    "target_missing", "a QNN graph is compiled for one chip, and the policy names none", state_one()
+                    VerdictCode.TARGET_MISSING,
+                    "a QNN graph is compiled for one chip, and the policy names none",
+                    state_one(),
                 )
             refusal = _refuse_model(request, target)
             if refusal is not None:
                 return refusal.judgement(self.name, request.device)
             settings, controls = settle(request, target, simulated=facts.detail.get("runs_on") == "simulator")
         except PolicyError as error:
-            return refuse("option_invalid", str(error))
+            return refuse(VerdictCode.OPTION_INVALID, str(error))
         where = "the HTP simulator" if settings.simulated else "the device"
         reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
         if request.policy.execution.precision == "model" and request.model.quantisation.scheme == "none":
             reason += "; HTP computes fp32 tensors in fp16 inside: state precision fp16 to say so"
         candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(
             verdict=verdict,
             controls=controls,
@@ -131,10 +133,10 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
 
     precision = request.policy.execution.precision
     if precision == "tf32":
-        return Refusal("precision_unsupported", "an NPU has no TF32", "use precision fp16")
+        return Refusal(VerdictCode.PRECISION_UNSUPPORTED, "an NPU has no TF32", "use precision fp16")
     if precision == "bf16" and target.soc_model < BF16_SOC:
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             f"{target} has no bf16: QNN computes it from soc_model {BF16_SOC} on",
             "use precision fp16, or a chip such as soc: sc8480xp",
         )
@@ -145,7 +147,7 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
     if left:
         shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
         return Refusal(
-            "shapes_open",
+            VerdictCode.SHAPES_OPEN,
             f"QNN compiles a graph for fixed sizes, and the inputs {', '.join(left)} leave dimensions open",
             f"state execution.shapes: {{{shapes}}} with a size for each",
         )
@@ -153,13 +155,13 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
         for tensor in tensors:
             if tensor.kind != "tensor" or tensor.dtype.startswith(_NO_ARRAYS):
                 return Refusal(
-                    "op_unsupported",
+                    VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is a {tensor.kind} of {tensor.dtype}, which QNN does not take",
                     f"put a Cast at this {role} into the model, for example to float32",
                 )
             if 0 in (tensor.shape or ()):  # QNN divides by it, which ends the process
                 return Refusal(
-                    "shape_unsupported",
+                    VerdictCode.SHAPE_UNSUPPORTED,
                     f"{role} {tensor.name!r} has no elements ({list(tensor.shape or ())}), and QNN takes none such",
                     "state execution.shapes with sizes of at least 1, or use the engine onnxruntime",
                 )

@@ -26,6 +26,7 @@ from xpuruntime.engines.tensorrt.settings import Settings
 from xpuruntime.engines.tensorrt.targets import describe_target, refuse_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +76,8 @@ class TensorRtEngine(Engine):
                 if refusal is None:
                     return self._accept(request, machine, facts)
             except PolicyError as error:
-                refusal = Refusal("option_invalid", str(error))
-        refusal = refusal or Refusal("engine_missing", "it was not probed")
+                refusal = Refusal(VerdictCode.OPTION_INVALID, str(error))
+        refusal = refusal or Refusal(VerdictCode.ENGINE_MISSING, "it was not probed")
         return refusal.judgement(self.name, request.device)
 
     def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
@@ -96,7 +97,9 @@ class TensorRtEngine(Engine):
             reason += f", built for compute capability {', '.join(settings.targets)}"
         if settings.tf32 and request.policy.execution.precision == "model":
             reason += "; fp32 products may use TF32: state precision fp32 to forbid it"
-        verdict = Verdict(candidate=f"{self.name}@{request.device}", accepted=True, code="accepted", reason=reason)
+        verdict = Verdict(
+            candidate=f"{self.name}@{request.device}", accepted=True, code=VerdictCode.ACCEPTED, reason=reason
+        )
         return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
