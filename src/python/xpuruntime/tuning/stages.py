@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections import deque
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.race import Failure, Race
 from xpuruntime.tuning.records import CONTROL, Candidate, CandidateFailed, Trial
@@ -134,8 +137,9 @@ class Stages:
             self._report("open", bench, (one.id,))
             key = f"trial/{one.id}"
             try:
-                found = self._all.measured(bench, key, lambda: msgspec.to_builtins(bench.trial(one)))
-                row.trial = msgspec.convert(found, Trial)
+                found = self._all.measured(bench, key, lambda: {"changes": one.changes, "trial": bench.trial(one)})
+                _check_same(one, found["changes"])
+                row.trial = msgspec.convert(found["trial"], Trial)
             except CandidateFailed as failed:
                 row.trial = Trial(code=failed.code, reason=failed.reason)
             row.device = self._all.device(key)
@@ -296,3 +300,12 @@ class Stages:
             now = tuple(dict.fromkeys(name for names in self._live.values() for name in names))
             rows = tuple(row.result() for row in self._rows.values())
             self._progress(TuneProgress(stage, self._all.clock(), self._spec.budget.time, rows, now, round, rounds))
+
+
+def _check_same(one: Candidate, recorded: dict[str, Any]) -> None:
+    """Refuse the trial of another candidate: decisions would then differ from those that the journal is of."""
+    if recorded != json.loads(json_bytes(one.changes)):
+        raise InputError(
+            f"the journal has {one.id} with {recorded}, and this search has it with {one.changes}. Fix: remove the "
+            "journal and start again"
+        )
