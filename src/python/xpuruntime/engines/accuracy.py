@@ -201,6 +201,7 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
     """Return the model as it is, loaded on the CPU."""
     from xpuruntime.engines.base import Request as Plain
+    from xpuruntime.engines.judging import judge
     from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
     from xpuruntime.policies import ExecutionPolicy, Policy
 
@@ -210,7 +211,7 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
     plain = Plain(model=request.model, device="cpu", policy=policy)
     if reference.name not in machine.engines:  # the registry of this session may not have it
         machine = msgspec.structs.replace(machine, engines={reference.name: reference.probe()})
-    judgement = reference.judge(plain, machine)
+    judgement = judge(reference, plain, machine)
     if not judgement.verdict.accepted:
         verdict = judgement.verdict
         msg = f"{reference.name} refuses it: {verdict.reason}." + (f" Fix: {verdict.fix}." if verdict.fix else "")

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.engines.accuracy import limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
@@ -154,7 +155,7 @@ def answers_of(
 
     def answer(model: ModelInfo) -> Mapping[str, Any]:
         asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)
-        judgement = engine.judge(asked, machine)
+        judgement = judge(engine, asked, machine)
         if not judgement.verdict.accepted:
             raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
         try:

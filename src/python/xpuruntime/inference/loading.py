@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, read_reference
 from xpuruntime.engines.artifact import PROBE, SCHEMA, calibration_digest, model_digest
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import ProbeResult
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
@@ -61,7 +62,7 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
         artifact, made, warning = _cached(Recipe(engine, request, judgement, machine))
         request = msgspec.structs.replace(request, artifact=artifact)
-        judgement = engine.judge(request, machine)
+        judgement = judge(engine, request, machine)
         if not judgement.verdict.accepted:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
         how = "which was compiled now" if made else "from the cache"

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.judging import judge
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine, judged
+from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ def device_fix(
     """
 
     def code(name: str, device: str) -> str:
-        return judged(engines[name], request.on(device, policy), machine).verdict.code
+        return judge(engines[name], request.on(device, policy), machine).verdict.code
 
     own = engines[candidate.engine]
     kind = candidate.device.partition(":")[0]

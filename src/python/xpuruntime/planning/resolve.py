@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.engines.base import Judgement
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -19,7 +20,6 @@ from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
     asks_for_every_engine,
     devices_of,
-    judged,
     list_candidates,
     nearest_engine,
 )
@@ -184,7 +184,7 @@ def judge_candidate(
         # The engine offers no device here: ask it about one that it drives, so that its own reason is reported.
         kinds = kinds_of(engine, machine) or ("cpu",)
         device = "cpu" if "cpu" in kinds else f"{kinds[0]}:0" if kinds[0] == "cuda" else kinds[0]
-        answer = judged(engine, request.on(device, policy), machine).verdict
+        answer = judge(engine, request.on(device, policy), machine).verdict
         if answer.accepted:
             answer = Verdict(
                 candidate=str(candidate),
@@ -197,7 +197,7 @@ def judge_candidate(
         )
         return Judgement(verdict=_signed(answer, candidate, engine))
     asked = request.on(candidate.device, policy)
-    judgement = judged(engine, asked, machine)
+    judgement = judge(engine, asked, machine)
     verdict = judgement.verdict
     if verdict.accepted:
         verdict = (
