@@ -79,8 +79,8 @@ def check_due(request: Request, judgement: Judgement) -> Check | None:
     precision = request.policy.execution.precision
     changed = precision in _CONVERTED or (precision == "int8" and _was_quantised(request))
     if levels.get("execution.precision") == "unsupported":  # of some nodes, where others are converted all the same
-        changed = any(judgement.settings.get(name) for name in _CONVERTING)
-    computes = judgement.settings.get("computes")
+        changed = any(judgement.setting(name) for name in _CONVERTING)
+    computes = judgement.setting("computes")
     if wanted is None and not changed and computes is None:
         return None
     asked = wanted is not None or changed or request.policy.mode == "strict"

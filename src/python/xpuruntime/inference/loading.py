@@ -49,7 +49,7 @@ class Ready(NamedTuple):
     conversions: tuple[Conversion, ...]
 
 
-def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine) -> Ready:
+def load_planned(recipe: Recipe, plan: Plan) -> Ready:
     """Load what was planned. Slow; leaves nothing behind when it fails.
 
     Raises
@@ -57,10 +57,10 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
     XpuRuntimeError
         As `Engine.load` and `build`; EngineError where the accuracy probe is out of tolerance.
     """
-    judgement = plan.judgement()
+    engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
-        artifact, made, warning = _cached(Recipe(engine, request, judgement, machine))
+        artifact, made, warning = _cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)
         judgement = judge(engine, request, machine)
         if not judgement.verdict.accepted:
@@ -90,7 +90,7 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
         plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
     if proof is not None and not proof.passed:  # in a precision that nobody asked for: else it had been refused
         told = (
-            f"{engine.name} computes float32 in {judgement.settings['computes']}, and on a probe input "
+            f"{engine.name} computes float32 in {judgement.setting('computes')}, and on a probe input "
             f"{request.model.path} does not agree with fp32 on the CPU: {proof.figures}. Fix: find the node with "
             "`xrt compare`, or use another engine; with `accuracy` in the policy, such a session is refused"
         )

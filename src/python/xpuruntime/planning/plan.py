@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.engines.artifact import Artifact
-    from xpuruntime.engines.base import Judgement, Request
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy
 
@@ -228,12 +228,6 @@ class Plan(_Value, frozen=True, kw_only=True):
     def control(self, key: str) -> Control | None:
         """Return the control of one policy key, or ``None`` when the policy does not state it."""
         return next((c for c in self.controls if c.key == key), None)
-
-    def judgement(self) -> Judgement:
-        """Return the chosen engine's judgement, as `Engine.load` takes it."""
-        from xpuruntime.engines.base import Judgement
-
-        return Judgement(verdict=self.accepted, controls=self.controls, settings=self.settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, with its hashes."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -39,14 +39,26 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["judge_candidate", "plan_of", "resolve"]
+__all__ = ["Decision", "decide", "judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
 
 
+class Decision(NamedTuple):
+    """What will run: the plan for the record, and the judgement that its engine loads from."""
+
+    plan: Plan
+    judgement: Judgement
+
+
 def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Plan:
+    """Decide which engine and device run a model, touching neither; as `decide`, for the plan alone."""
+    return decide(request, policy, machine, engines).plan
+
+
+def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Decision:
     """Decide which engine and device run a model, touching neither.
 
     Parameters
@@ -60,8 +72,8 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
 
     Returns
     -------
-    Plan
-        With a verdict for every candidate: those after the chosen one have the code ``not_tried``.
+    Decision
+        Its plan has a verdict for every candidate: those after the chosen one have the code ``not_tried``.
 
     Raises
     ------
@@ -107,7 +119,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
-    return plan_of(request, policy, machine, engines, winner, judgement, verdicts)
+    return Decision(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
 
 
 def plan_of(
@@ -217,6 +229,7 @@ def judge_candidate(
             candidate, policy, (*without_nodes(asked, told), *about_artifacts.values(), *((known,) if known else ()))
         ),
         settings=judgement.settings,
+        uncompilable=judgement.uncompilable,
     )
 
 

@@ -65,7 +65,7 @@ class Planner:
             threads = policy.execution.threads
             if self._most is not None and threads is not None and threads > self._most:
                 return Rejected(f"execution.threads: {threads} are more than the device has, which is {self._most}")
-            plan, _ = plan_request(self._request, policy, self._registry, self._machine)
+            (plan, _), _ = plan_request(self._request, policy, self._registry, self._machine)
         except XpuRuntimeError as error:
             return Rejected(_reason(error))
         for key in changes:

@@ -14,7 +14,7 @@ import numpy as np
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.artifact import model_digest
 from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
-from xpuruntime.inference.plan_request import plan_asked
+from xpuruntime.inference.plan_request import Planned, plan_asked
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import cpu_cores
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import Asked
-    from xpuruntime.planning import Plan, PlanRequest
+    from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.spec import TuneSpec
@@ -55,10 +55,11 @@ class Setting:
         if asked.policy is not None and (lock := Policy.coerce(asked.policy).execution.lock) is not None:
             msg = f"the policy states execution.lock: {lock}, and a search changes what a lock holds. Fix: leave it out"
             raise PolicyError(msg)
-        request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
-        if spec.devices and policy.execution.device == "auto":
+        found = _planned(model, asked, registry, machine, self.calibration)
+        if spec.devices and found.policy.execution.device == "auto":
             asked = asked._replace(device=policy_device(spec.devices[0]))
-            request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
+            found = _planned(model, asked, registry, machine, self.calibration)
+        request, plan, here, policy = found.request, found.plan, found.machine, found.policy
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
         given = spec.constraints.accuracy
@@ -145,9 +146,7 @@ class Setting:
         )  # fmt: skip
 
 
-def _planned(
-    model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any
-) -> tuple[PlanRequest, Plan, Machine, Policy, Any]:
+def _planned(model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any) -> Planned:
     try:
         return plan_asked(model, asked, registry, machine, calibration=calibration)
     except PlanError as error:

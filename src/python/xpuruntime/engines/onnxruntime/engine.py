@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
-
-import msgspec
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import settle
@@ -53,7 +52,7 @@ _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2",
 _CUDA = "CUDAExecutionProvider"
 
 
-class OnnxRuntimeEngine(Engine):
+class OnnxRuntimeEngine(Engine[Settings]):
     """ONNX Runtime on ``cpu`` and ``cuda:N``, and handed on to ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -135,7 +134,7 @@ class OnnxRuntimeEngine(Engine):
             return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
         return {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -157,16 +156,16 @@ class OnnxRuntimeEngine(Engine):
         return Judgement(
             verdict=verdict,
             controls=controls,
-            settings=msgspec.to_builtins(settings),
+            settings=settings,
             uncompilable=uncompilable(settings),
         )
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
         from xpuruntime.engines.onnxruntime.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, copy.deepcopy(judgement.settings))  # what is opened is noted in them
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of ONNX Runtime and repositories of Triton."""
@@ -174,18 +173,18 @@ class OnnxRuntimeEngine(Engine):
 
         return OnnxRuntimeExporter
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return versions, provider and the instruction sets that the optimised graph is made for."""
         from xpuruntime.engines.onnxruntime.compiling import compiled_for
 
-        return compiled_for(msgspec.convert(judgement.settings, Settings), machine, request.device)
+        return compiled_for(judgement.settings, machine, request.device)
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write the graph as the optimisers leave it; see `Engine.compile`."""
         from xpuruntime.engines.onnxruntime.compiling import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, copy.deepcopy(judgement.settings), folder)
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         kind = request.device.partition(":")[0]

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.openvino import probing
 from xpuruntime.engines.openvino.controls import settle
@@ -46,7 +44,7 @@ _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 _BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
-class OpenVinoEngine(Engine):
+class OpenVinoEngine(Engine[Settings]):
     """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -78,7 +76,7 @@ class OpenVinoEngine(Engine):
         kind = device.partition(":")[0]
         return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -94,19 +92,19 @@ class OpenVinoEngine(Engine):
         if wide:
             reason += "; it computes " + " and ".join(f"{name} as {_NARROWED[name]}" for name in wide)
         verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Compile the model, or import a compiled one; see `LoadedModel`."""
         from xpuruntime.engines.openvino.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return what a compiled model is tied to: version, device, and everything that it was compiled for."""
         facts = machine.engines[self.name]
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         tied = {"openvino": str(facts.version), "device": settings.device, "system": machine.system}
         if settings.device == "CPU":
             tied["processor"] = f"{machine.architecture}, {machine.cpu.name}"
@@ -117,12 +115,12 @@ class OpenVinoEngine(Engine):
         tied.update(sorted(settings.properties.items()))
         return tied
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write the compiled model that OpenVINO exports."""
         from xpuruntime.engines.openvino.loading import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, judgement.settings, folder)
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes configuration of OpenVINO and repositories of Triton."""

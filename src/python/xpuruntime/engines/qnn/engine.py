@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement
 from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, settle
 from xpuruntime.engines.qnn.options import NAMES
@@ -32,7 +30,7 @@ __all__ = ["QnnEngine"]
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 
-class QnnEngine(Engine):
+class QnnEngine(Engine[Settings]):
     """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
 
     name: ClassVar[str] = NAMES[0]
@@ -55,10 +53,10 @@ class QnnEngine(Engine):
         del device
         return machine.engines[self.name].detail.get("runs_on")
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
 
-        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement:
+        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[Settings]:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         if request.device != "npu":
@@ -96,21 +94,21 @@ class QnnEngine(Engine):
         return Judgement(
             verdict=verdict,
             controls=controls,
-            settings=msgspec.to_builtins(settings),
+            settings=settings,
             uncompilable=settings.uncompilable,
         )
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Open the session, here or in a process of its own; see `LoadedModel`."""
         from xpuruntime.engines.qnn.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return the provider, the SDK and the chip: QNN itself checks none of them when it loads a context."""
         del request
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         facts = machine.engines[self.name]
         return {
             "onnxruntime-qnn": facts.version or "?",
@@ -119,12 +117,12 @@ class QnnEngine(Engine):
             "htp_arch": str(settings.target.htp_arch),
         }
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write an ONNX file with a context binary for the chip; needs no device."""
         from xpuruntime.engines.qnn.artifact import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, judgement.settings, folder)
 
 
 def _refuse_model(request: Request, target: Target) -> Refusal | None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from importlib import metadata, util
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.torch.controls import settle
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(Engine):
+class TorchEngine(Engine[Settings]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
 
     name: ClassVar[str] = NAMES[0]
@@ -65,7 +63,7 @@ class TorchEngine(Engine):
         del device
         return OPTIONS
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -78,14 +76,14 @@ class TorchEngine(Engine):
         reason = f"PyTorch {machine.engines[self.name].version}, {how}"
         candidate = f"{self.name}@{request.device}"
         verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
         from xpuruntime.engines.torch.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement)
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of PyTorch."""
