@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, TypeVar
 
     from xpuruntime.engines.artifact import Artifact, Compiled
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
@@ -200,6 +201,10 @@ class LoadedModel(ABC):
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
         return self.run
+
+    def host_runner(self) -> HostRunner | None:
+        """Return what runs arrays of the host for a server, or ``None`` where `run` does it as well."""
+        return None
 
     def run_async(
         self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None

@@ -12,8 +12,9 @@ from xpuruntime.serving.messages import Tensor
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.serving.batching.layout import InputLayout, Layout
     from xpuruntime.serving.batching.requests import Feed
 
@@ -37,7 +38,9 @@ class Assembled(NamedTuple):
     padding: int
 
 
-def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> Assembled:
+def assemble(
+    layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0, runner: HostRunner | None = None
+) -> Assembled:
     """Put the rows of some requests of one group together.
 
     Parameters
@@ -46,12 +49,17 @@ def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> As
     slices : sequence of Slice
     fixed_rows : int
         Rows that the execution has; those that are missing repeat the last one. 0: as many as there are.
+    runner : HostRunner, optional
+        Gives the memory of inputs; default: the system's.
 
     Returns
     -------
     Assembled
-        A tensor of a single request is passed as it is where it is whole, aligned and needs no padding.
+        A tensor of a single request is passed as it is where it is whole, aligned and needs no padding, and the runner
+        takes such memory as well.
     """
+    empty = np.empty if runner is None else runner.empty
+    copies = runner is not None and runner.copies_all
     own = sum(one.stop - one.start for one in slices)
     rows = fixed_rows or own
     feeds: dict[str, Any] = {}
@@ -72,8 +80,9 @@ def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> As
             and (target is None or target == first.lengths[name])
             and array.flags.aligned
             and array.flags.c_contiguous
+            and (not copies or info.datatype == "BYTES")
         ):
-            array = _joined_parts(info, parts, rows, target)
+            array = _joined_parts(info, parts, rows, target, np.empty if info.datatype == "BYTES" else empty)
         total += array.size
         feeds[name] = _for_engine(info, array)
     return Assembled(feeds, rows, elements, total - elements)
@@ -91,7 +100,11 @@ def _rows(axis: int, start: int, stop: int) -> tuple[slice, ...]:
 
 
 def _joined_parts(
-    info: InputLayout, parts: Sequence[np.ndarray[Any, Any]], rows: int, target: int | None
+    info: InputLayout,
+    parts: Sequence[np.ndarray[Any, Any]],
+    rows: int,
+    target: int | None,
+    empty: Callable[[Sequence[int], Any], np.ndarray[Any, Any]],
 ) -> np.ndarray[Any, Any]:
     """Return a new array with the parts after each other along the batch, padded along one axis."""
     shape = list(parts[0].shape)
@@ -102,7 +115,7 @@ def _joined_parts(
     if target is not None:
         assert info.padding is not None
         shape[info.padding.axis] = target
-    made = np.empty(shape, info.dtype)
+    made = empty(shape, info.dtype)
     if target is not None and any(part.shape[info.padding.axis] != target for part in parts):  # type: ignore[union-attr]
         made.fill(info.padding.value)  # type: ignore[union-attr]
     at = 0

@@ -19,9 +19,10 @@ from xpuruntime.serving.batching.scheduler import Scheduler
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.serving.batching.entries import Dispatch
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
@@ -60,30 +61,34 @@ class Batcher:
 
     Parameters
     ----------
-    run : callable
-        From input name to array, to output name to array. Called by `instances` threads.
+    runner : HostRunner
+        Its `run` is called by `instances` threads.
     layout : Layout
     settings : BatchSettings
     observer : Observer
     instances : int
     name : str
         For messages and names of threads.
+    warm : sequence of mapping
+        Inputs that each of the threads runs before it serves: engines keep some of what they make ready by thread.
+        What such a run raises, the constructor raises.
     clock : callable
         Seconds, monotonic.
     """
 
     def __init__(
         self,
-        run: Callable[[dict[str, Any]], Mapping[str, Any]],
+        runner: HostRunner,
         layout: Layout,
         settings: BatchSettings,
         observer: Observer,
         *,
         instances: int = 1,
         name: str = "model",
+        warm: Sequence[Mapping[str, Any]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._layout, self._observer, self._name, self._clock = run, layout, observer, name, clock
+        self._runner, self._layout, self._observer, self._name, self._clock = runner, layout, observer, name, clock
         self._settings = settings
         self._fixed = settings.shapes == "fixed"
         self._timeout = settings.timeout_us * 1e-6
@@ -99,12 +104,24 @@ class Batcher:
         self.broken = ""
         #: Answers that are on the way out of the threads.
         self._answering = 0
-        self._threads = [
+        self._warm, self._cold = warm, instances
+        self._failure: BaseException | None = None
+        self._threads: list[threading.Thread] = [
             threading.Thread(target=self._guarded, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
             for index in range(instances)
         ]
         for thread in self._threads:
             thread.start()
+        if warm:
+            self._wait_until_warm()
+
+    def _wait_until_warm(self) -> None:
+        with self._lock:
+            self._work.wait_for(lambda: not self._cold)
+            self._warm = ()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
 
     def submit(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request.
@@ -212,6 +229,8 @@ class Batcher:
 
     def _guarded(self, index: int) -> None:
         """Serve; an error of the batcher itself fails what has no answer, since nobody would give one."""
+        if not self._warmed():
+            return
         try:
             self._serve(index)
         except BaseException as error:
@@ -227,6 +246,19 @@ class Batcher:
             for entry in left:
                 fail(entry.payload.future, failure)
             raise
+
+    def _warmed(self) -> bool:
+        failure: BaseException | None = None
+        try:
+            for feeds in self._warm:
+                self._runner.run(dict(feeds))
+        except BaseException as error:
+            failure = error
+        with self._lock:
+            self._cold -= 1
+            self._failure = self._failure or failure
+            self._work.notify_all()
+        return failure is None
 
     def _level(self, priority: int) -> int:
         levels = self._settings.priority_levels
@@ -331,11 +363,11 @@ class Batcher:
         tick = time.perf_counter_ns
         begin = tick()
         try:
-            made = assemble(self._layout, slices, self._settings.max_batch_size if self._fixed else 0)
+            made = assemble(self._layout, slices, self._settings.max_batch_size if self._fixed else 0, self._runner)
             execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
             copied = tick()
             execution.input_ns = copied - begin
-            results = self._run(made.feeds)
+            results = self._runner.run(made.feeds)
             ran = tick()
             execution.infer_ns = ran - copied
             pieces = take_apart(self._layout, results, made.rows, slices)

@@ -8,13 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.batching.assembly import joined
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.models.opening import batch_feeds, open_session, warmup_sizes
+from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, open_session, warmup_sizes
 from xpuruntime.serving.models.repository import size_on_disk
 from xpuruntime.serving.models.slo import choose_limits, measure_curve
 from xpuruntime.serving.models.statistics import Failure, ModelStatistics
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.jobs import Execution, Job
+    from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, Parameter
     from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.model_settings import ModelSettings
@@ -87,6 +89,7 @@ class ServedVersion:
                 settings.batching,
                 optional=self.session.model.overridable_inputs,
             )
+            self.runner = host_runner(self.session)
             self._warm_up()
             if settings.evidence:
                 self.report = self.session.explain().to_dict()
@@ -100,8 +103,9 @@ class ServedVersion:
                 )
             #: The settings in force.
             self.batching = batching
+            warm = self._begin_with(batching) if self.runner.copies_all and settings.warmup != "none" else ()
             self.batcher = Batcher(
-                self.session.run, self.layout, batching, self, instances=settings.instances, name=name
+                self.runner, self.layout, batching, self, instances=settings.instances, name=name, warm=warm
             )
         except BaseException:
             self._release()
@@ -245,8 +249,15 @@ class ServedVersion:
                 for rows in dict.fromkeys([most] if fixed else [1, max(most, 1)]):
                     self._run_once(batch_feeds(self.session, self.layout, rows, sizes), "probe", rows)
         if settings.slo is not None:
-            curve = measure_curve(self.session, self.layout, settings.batching)
+            curve = measure_curve(self.session, self.layout, settings.batching, self.runner)
             self.limits = choose_limits(curve, settings.slo.p99)
+
+    def _begin_with(self, batching: BatchSettings) -> list[dict[str, Any]]:
+        """Return inputs that each thread of the batcher runs first: in all sizes that CUDA graphs are captured of."""
+        *_, sizes = warmup_sizes(self.layout)
+        most = max(batching.max_batch_size, 1)
+        rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
+        return [batch_feeds(self.session, self.layout, one, sizes) for one in rows]
 
     def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
         begin = time.perf_counter()
