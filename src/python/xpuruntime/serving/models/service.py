@@ -277,6 +277,7 @@ def evidence_of(loaded: ServedVersion) -> dict[str, Any]:
         "slo": loaded.limits.to_dict() if loaded.limits is not None else None,
         "warmup": loaded.warmed,
         "memory": loaded.memory,
+        "host_memory": loaded.runner.memory,
         "executions": counted.executions,
         "inferences": counted.inferences,
         "dispatches": counted.reasons,

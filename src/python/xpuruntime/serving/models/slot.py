@@ -216,10 +216,12 @@ class ModelSlot:
             made = []
             try:
                 paths = find_versions(settings.source, settings.versions)
-                self._reserve(paths)
+                device = self._reserve(paths)
                 for version, path in paths.items():
                     made.append(
-                        ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log)
+                        ServedVersion(
+                            self.name, version, path, settings, registry=self._registry, log=self._log, device=device
+                        )
                     )
                     self._sizes[version] = made[-1].memory["bytes"]
                 self._hold(made)
@@ -237,15 +239,16 @@ class ModelSlot:
         else:
             self._budget.release(self)
 
-    def _reserve(self, paths: dict[int, str]) -> None:
-        """Take memory before anything is loaded; beside what is served during a reload."""
+    def _reserve(self, paths: dict[int, str]) -> str | None:
+        """Take memory before anything is loaded; beside what is served during a reload. Return on which device."""
         if not self._budget.limited:
-            return
+            return None
         settings = self.settings
         size = sum(self._sizes.get(version) or size_on_disk(path) for version, path in paths.items())
         size += sum(one.memory["bytes"] for one in self.loaded)
         where = plan(next(iter(paths.values())), policy=settings.policy, lock=settings.lock, trust=settings.trust)
         self._budget.hold(self, where.device, size)
+        return where.device
 
     def _failed(self, error: Exception, old: Sequence[ServedVersion]) -> ServingError:
         text = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"

@@ -55,6 +55,8 @@ class ServedVersion:
     session : InferenceSession, optional
         One that is open already, and is not closed with this.
     log : RequestLog, optional
+    device : str, optional
+        Where it will run, if that is known and its memory is to be measured there.
 
     Raises
     ------
@@ -72,6 +74,7 @@ class ServedVersion:
         registry: EngineRegistry | None = None,
         session: InferenceSession | None = None,
         log: RequestLog | None = None,
+        device: str | None = None,
     ) -> None:
         self.name, self.version, self.path, self.settings = name, version, path, settings
         self.statistics = ModelStatistics()
@@ -79,7 +82,7 @@ class ServedVersion:
         self.warmed: list[dict[str, Any]] = []
         self.report: dict[str, Any] | None = None
         self._log, self._own = log, session is None
-        before = process_memory().resident
+        before = _memory_taken(device)
         self.session = open_session(path, settings, registry) if session is None else session
         self._watchers: list[Watcher] = []
         try:
@@ -94,8 +97,6 @@ class ServedVersion:
             if settings.evidence:
                 self.report = self.session.explain().to_dict()
             self._watch(registry)
-            after = process_memory().resident
-            self.memory = self._memory(before, after)
             batching = settings.batching
             if self.limits is not None:
                 batching = batching.replace(
@@ -107,6 +108,7 @@ class ServedVersion:
             self.batcher = Batcher(
                 self.runner, self.layout, batching, self, instances=settings.instances, name=name, warm=warm
             )
+            self.memory = self._memory(before, device)
         except BaseException:
             self._release()
             raise
@@ -281,12 +283,15 @@ class ServedVersion:
                     f"has the shape {list(shape)} for {rows} rows. Fix: state 0 for this model"
                 )
 
-    def _memory(self, before: int | None, after: int | None) -> dict[str, Any]:
+    def _memory(self, before: int | None, device: str | None) -> dict[str, Any]:
         """Return the size of the model in bytes, and where it is from."""
         engine = sum(self.session.memory().values())
         disk = size_on_disk(self.path) if self.path else 0
-        grown = after - before if before is not None and after is not None and self.device == "cpu" else 0
-        size, source = max((grown, "process"), (engine, "engine"), (disk, "file"))
+        after = _memory_taken(device)
+        here = self.device == (device or "cpu")
+        grown = after - before if before is not None and after is not None and here else 0
+        source = "process" if self.device == "cpu" else "device"
+        size, source = max((grown, source), (engine, "engine"), (disk, "file"))
         return {"bytes": size, "source": source, "device": self.device}
 
     def _watch(self, registry: EngineRegistry | None) -> None:
@@ -297,6 +302,16 @@ class ServedVersion:
             watcher.close()
         if self._own:
             self.session.close()
+
+
+def _memory_taken(device: str | None) -> int | None:
+    """Return what this process has of the host's memory, or what is taken of a CUDA device's, by everybody."""
+    if device is None or not device.startswith("cuda"):
+        return process_memory().resident
+    from xpuruntime import _core
+
+    free, total = _core.DeviceManager.instance().memory_info(device)
+    return total - free
 
 
 def _failure_of(error: ServingError) -> Failure:
