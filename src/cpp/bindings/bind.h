@@ -11,6 +11,7 @@ namespace xpuruntime::bindings {
 /// C++ errors become the classes of xpuruntime.errors. Called first.
 void bind_errors();
 void bind_addon(pybind11::module_& module);
+void bind_allocator(pybind11::module_& module);
 void bind_array_view(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 void bind_call_key(pybind11::module_& module);

@@ -189,7 +189,6 @@ void bind_memory(py::module_& module) {
   add_pool_type(module);
   bind_manager(module);
   bind_engine_allocator(module);
-  bind_torch_allocator(module);
   bind_strided_copy(module);
 }
 

@@ -29,6 +29,7 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_sdpa_turn(module);
   bind_stable_product(module);
   bind_addon(module);
+  bind_allocator(module);
   bind_onnxruntime(module);
   bind_profiler(module);
 }

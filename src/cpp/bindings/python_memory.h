@@ -18,8 +18,6 @@ namespace xpuruntime::bindings {
 /// Adds the types. Called once, before anything below.
 void add_buffer_type(pybind11::module_& module);
 void add_pool_type(pybind11::module_& module);
-/// Adds TorchAllocator. Called by bind_memory.
-void bind_torch_allocator(pybind11::module_& module);
 
 /// A new Python object that owns the buffer. Throws pybind11::error_already_set.
 pybind11::object to_python(Buffer buffer);

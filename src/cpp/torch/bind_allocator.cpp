@@ -8,9 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/torch_allocator.h"
+#include "bind.h"
 #include "python_memory.h"
 #include "xpuruntime/error.h"
-#include "xpuruntime/torch_allocator.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -61,7 +62,7 @@ void bind_stats(py::module_& module) {
 
 }  // namespace
 
-void bind_torch_allocator(py::module_& module) {
+void bind_allocator(py::module_& module) {
   bind_stats(module);
   py::class_<Closable>(module, "TorchAllocator",
                        "The functions of a CUDAPluggableAllocator of PyTorch, over our pools.")

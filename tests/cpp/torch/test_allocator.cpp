@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/torch_allocator.h"
 #include "fake_memory.h"
 #include "streams/capture_calls.h"
 #include "xpuruntime/error.h"
-#include "xpuruntime/torch_allocator.h"
 
 namespace xpuruntime {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "xpuruntime/torch_allocator.h"
+#include "allocator/torch_allocator.h"
 
 #include <algorithm>
 #include <array>
@@ -8,8 +8,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "allocator/torch_allocator_slot.h"
 #include "streams/stream_handle.h"
-#include "torch_allocator_slot.h"
 #include "xpuruntime/device_manager.h"
 #include "xpuruntime/error.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "torch_allocator_slot.h"
+#include "allocator/torch_allocator_slot.h"
 
 #include <algorithm>
 #include <exception>

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "allocator/torch_allocator.h"
 #include "streams/capture_calls.h"
-#include "xpuruntime/torch_allocator.h"
 
 namespace xpuruntime::torch_allocator {
 
