@@ -10,7 +10,6 @@ import msgspec
 
 from xpuruntime.engines.accuracy import limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
-from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.accuracy import Reference
-    from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
@@ -156,7 +154,7 @@ def answers_of(
 
     def answer(model: ModelInfo) -> Mapping[str, Any]:
         asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)
-        judgement = judge(engine, asked, machine)
+        judgement = engine.judge(asked, machine)
         if not judgement.verdict.accepted:
             raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
         try:
@@ -200,12 +198,12 @@ class _Bench(NamedTuple):
         policy = policy.replace(execution=execution)
         where, precision = str(execution.device), execution.precision
         try:
-            (plan, judgement), machine = plan_request(self.request, policy, self.registry, self.machine)
+            plan, machine = plan_request(self.request, policy, self.registry, self.machine)
         except XpuRuntimeError as error:
             return EngineRow(engine=engine, device=where, precision=precision, status="rejected", reason=_said(error))
         named: dict[str, Any] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
         try:
-            result, latency = self._run(plan, judgement, policy, machine)
+            result, latency = self._run(plan, policy, machine)
         except XpuRuntimeError as error:
             return EngineRow(**named, status="failed", reason=str(error), notes=plan.warnings)
         except Exception as error:  # an engine of someone else's may raise anything, and the others go on
@@ -241,12 +239,12 @@ class _Bench(NamedTuple):
             drift=drift,
         )
 
-    def _run(self, plan: Plan, judgement: Judgement, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
+    def _run(self, plan: Plan, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
         asked = self.request.on(plan.device, policy)
-        loaded = self.registry.get(plan.engine).load(asked, judgement, machine)
+        loaded = self.registry.get(plan.engine).load(asked, plan.judgement(), machine)
         try:
             feeds = self.reference.feeds
-            limits = limits_of(asked, judgement.setting("computes"))
+            limits = limits_of(asked, plan.settings.get("computes"))
             result = compare_within(self.reference.outputs, dict(loaded.run(feeds)), limits)
             return result, measure(lambda: loaded.run(feeds), self.runs).median_us
         finally:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from xpuruntime.engines.artifact import Artifact
-    from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.planning import Decision, Plan, PlanRequest
+    from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -75,7 +74,7 @@ def plan(
     """
     engines = registry if registry is not None else default_registry()
     asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
-    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
+    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
 
 
 class Asked(NamedTuple):
@@ -126,17 +125,6 @@ class Asked(NamedTuple):
         )
 
 
-class Planned(NamedTuple):
-    """A model that was read and planned: all that a session is opened from."""
-
-    request: PlanRequest
-    plan: Plan
-    judgement: Judgement
-    machine: Machine
-    policy: Policy
-    lock: LockInForce | None
-
-
 def plan_asked(
     model: ModelLike,
     asked: Asked,
@@ -146,11 +134,15 @@ def plan_asked(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
     purpose: Literal["run", "compile"] = "run",
-) -> Planned:
+) -> tuple[PlanRequest, Plan, Machine, Policy, LockInForce | None]:
     """Read a model, settle its policy and plan it.
 
     The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
     artifact or of the model itself.
+
+    Returns
+    -------
+    tuple of (PlanRequest, Plan, Machine, Policy, LockInForce or None)
 
     Raises
     ------
@@ -189,10 +181,10 @@ def plan_asked(
         if lock is not None:
             stated, calibration = lock.policy, lock.calibration
     request = _request(info, stated, calibration, artifact, purpose)
-    (plan, judgement), here = plan_request(request, stated, registry, machine)
+    plan, here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
     plan = held_against_lock(info, plan) if lock is None else lock.checked(plan)
-    return Planned(request, plan, judgement, here, stated, lock)
+    return request, plan, here, stated, lock
 
 
 def reopen_plan(
@@ -204,8 +196,13 @@ def reopen_plan(
     *,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
-) -> Planned:
+) -> tuple[PlanRequest, Plan, Machine, Policy]:
     """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked.
+
+    Returns
+    -------
+    tuple of (PlanRequest, Plan, Machine, Policy)
+        As `plan_asked`, with the plan itself.
 
     Raises
     ------
@@ -228,8 +225,8 @@ def reopen_plan(
     engines = registry.engines()
     if machine is None:
         machine = _machine_of(registry, (plan.engine,) if plan.engine in engines else ())
-    judgement = check_plan(plan, request, stated, machine, engines)
-    return Planned(request, plan, judgement, machine, stated, None)
+    check_plan(plan, request, stated, machine, engines)
+    return request, plan, machine, stated
 
 
 def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
@@ -269,13 +266,13 @@ def _request(
 
 def plan_request(
     request: PlanRequest, policy: Policy, registry: EngineRegistry, machine: Machine | None
-) -> tuple[Decision, Machine]:
-    """Plan for a machine, or for this one. Return the plan with its judgement, and the machine it was made for."""
-    from xpuruntime.planning import decide, plan_here
+) -> tuple[Plan, Machine]:
+    """Plan for a machine, or for this one. Return the plan and the machine it was made for."""
+    from xpuruntime.planning import plan_here, resolve
 
     engines = registry.engines()
     if machine is not None:
-        return decide(request, policy, machine, engines), machine
+        return resolve(request, policy, machine, engines), machine
     return plan_here(request, policy, engines, functools.partial(_machine_of, registry))
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError
-from xpuruntime.lockfile.codes import DriftCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,8 +25,10 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    code : DriftCode
-        What ``--accept`` takes.
+    code : str
+        What ``--accept`` takes: the kind of a validator, ``"plan"``, or of an entry ``"kernel"``, ``"configuration"``,
+        ``"precision"``, ``"accumulate"``, ``"layout"``, ``"placement"``, ``"fusion"``, ``"gone"``, ``"new"``,
+        ``"unobservable"``, or ``"output"``.
     subject : str
         Which one, such as ``"libcublasLt.so.13"`` or ``"conv1+relu1"``.
     validator : str
@@ -39,7 +40,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         The pin or the command that restores it.
     """
 
-    code: DriftCode
+    code: str
     subject: str
     validator: str = ""
     expected: str

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def foreign_artifact(artifact: Artifact, engine: str, device: str) -> Verdict | 
     return Verdict(
         candidate=f"{engine}@{device}",
         accepted=False,
-        code=VerdictCode.ARTIFACT_FOREIGN,
+        code="artifact_foreign",
         reason=f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
         fix=f"leave engine and device out, or compile the model for {engine}@{device}",
     )
@@ -83,7 +82,7 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
     return Verdict(
         candidate=f"{engine.name}@{request.device}",
         accepted=False,
-        code=VerdictCode.ARTIFACT_STALE,
+        code="artifact_stale",
         reason=f"the artifact {artifact.folder} does not fit: " + "; ".join((*policy, *inputs, *target)),
         fix=_AGAIN if target else f"ask for the same, or {_AGAIN}",
     )
@@ -111,7 +110,7 @@ def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> 
     return Verdict(
         candidate=f"{engine.name}@{request.device}",
         accepted=False,
-        code=VerdictCode.COMPILE_UNSUPPORTED,
+        code="compile_unsupported",
         reason=judgement.uncompilable,
         fix="leave that out, or load the model itself",
     )

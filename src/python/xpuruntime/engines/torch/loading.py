@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.torch.aliasing import GuardedCall
 from xpuruntime.engines.torch.compiling import compiled, compiling_apart
+from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.model import TorchModel
 from xpuruntime.engines.torch.pinning import Pins
 from xpuruntime.engines.torch.switches import hold
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, LoadedModel, Request
+    from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
 
 __all__ = ["load_model"]
 
 
-def load_model(request: Request, judgement: Judgement[Settings]) -> LoadedModel:
+def load_model(request: Request, settings: Settings) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -31,11 +32,11 @@ def load_model(request: Request, judgement: Judgement[Settings]) -> LoadedModel:
     XpuRuntimeError
         See `TorchEngine.load`.
     """
-    settings, log = judgement.settings, ConversionLog()
+    log = ConversionLog()
     switches = hold(settings, request)
     pins: Pins | None = None
     try:
-        pins = Pins(request.policy, request.model.nodes, _not_held(judgement))
+        pins = Pins(request.policy, request.model.nodes, _not_held(request))
         source: Any = request.model.source
         module = source.place(request.device, settings.convert)
         if pins.by_module and settings.mode == "eager" and request.model.format == "pt2":
@@ -51,7 +52,7 @@ def load_model(request: Request, judgement: Judgement[Settings]) -> LoadedModel:
         call = _pinned(call, pins)
         names = [info.name for info in request.model.outputs]
         guard = GuardedCall(call, source, module, names, converted=settings.convert is not None, log=log)
-        model = TorchModel(request, judgement, module=module, guard=guard, switches=switches, pins=pins, log=log)
+        model = TorchModel(request, settings, module=module, guard=guard, switches=switches, pins=pins, log=log)
         if settings.mode == "compile":
             _compile_now(model, request)
         return model
@@ -71,9 +72,9 @@ def _compile_now(model: TorchModel, request: Request) -> None:
         model.run(probe_feeds(request.model))
 
 
-def _not_held(judgement: Judgement[Settings]) -> set[str]:
+def _not_held(request: Request) -> set[str]:
     """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
-    return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
+    return {control.key for control in settle(request)[1] if control.enforceability == "unsupported"}
 
 
 def _pinned(call: Call, pins: Pins) -> Call:

@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from xpuruntime.engines.base import Judgement, Request
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.aliasing import GuardedCall
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program import Call
@@ -33,8 +33,7 @@ class TorchModel(LoadedModel):
     Parameters
     ----------
     request : Request
-    judgement : Judgement
-        With the settings and controls of the plan.
+    settings : Settings
     module : torch.nn.Module
         As placed, uncompiled.
     guard : GuardedCall
@@ -47,7 +46,7 @@ class TorchModel(LoadedModel):
     def __init__(
         self,
         request: Request,
-        judgement: Judgement[Settings],
+        settings: Settings,
         *,
         module: Any,
         guard: GuardedCall,
@@ -58,8 +57,7 @@ class TorchModel(LoadedModel):
         import torch
 
         self.request = request
-        self.settings = judgement.settings
-        self.controls = judgement.controls
+        self.settings = settings
         self.module = module
         self.device = request.device
         self.pins = pins
